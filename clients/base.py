@@ -1,0 +1,426 @@
+"""The node half of every method: local training, written once over a leading node axis.
+
+A method subclasses ``Client`` and says *what* is optimised: which parts of the model travel, the loss, what is remembered
+between rounds, what is sent back. It never loops over nodes, opens a loader, moves a tensor to a device or names an engine.
+On a device the stack has one node (B = 1); in simulation an engine may train many virtual nodes as one stack.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map
+
+from clients.losses import cross_entropy
+from clients.site import Site
+from clients.stack import Batch, LocalWork, Plan, Stack, draw_batches, draw_dropout
+from contrafed import codec, registry
+from models.base import Features, SplitModel
+
+PARTS = ("encoder", "projector", "classifier")
+Tensors = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+# How many examples an evaluation takes at a time, over all nodes of a stack.
+EVALUATION_BATCH = 1024
+
+
+class DeadlineError(Exception):
+    """The round's time limit passed while this node was training."""
+
+
+class LocalError(Exception):
+    """Local training failed; the message names node, round and step."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of a node half that has none of its own beside the local work."""
+
+    local: LocalWork
+
+
+@dataclass
+class Update:
+    """What one node's local work produced."""
+
+    tensors: Tensors  # the declared upload
+    num_examples: int
+    metrics: dict[str, float]  # means over the examples seen in training
+    memory: Tensors  # committed only if the update succeeded
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training in which some parts of the model learn and the others are frozen."""
+
+    work: LocalWork
+    parts: tuple[str, ...] = PARTS
+    purpose: str = "batches"
+
+
+class Client(NumPyClient):
+    """One node, or a stack of B nodes, of a federation.
+
+    To a plain Flower user this is a ``NumPyClient`` for one node: ``get_parameters``, ``fit`` and ``evaluate`` speak lists
+    of arrays in the order of ``names("down")`` and ``names("up")``. The engines call ``update`` with B nodes.
+
+    Subclasses set ``Config`` (in their module), ``shared`` and ``upload``, and override ``loss`` and, where needed,
+    ``constants``, ``fresh_memory``, ``before_step``, ``phases``, ``start`` and ``finish``.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = PARTS  # the parts of the model that travel; the others stay on the node
+    upload: ClassVar[Literal["model", "delta"]] = "model"  # send the trained tensors, or their change
+
+    def __init__(self, site: Site, nodes: Sequence[int], memories: Sequence[Tensors] | None = None) -> None:
+        """Stand for ``nodes`` (partition ids); ``memories`` is what each remembers, empty for a node's first time."""
+        self.site = site
+        self.model: SplitModel = site.model
+        self.hyper: Any = site.hyper
+        self.nodes = list(nodes)
+        self.memories: list[Tensors] = list(memories) if memories is not None else [{} for _ in nodes]
+        self.server_round = 0
+
+    # ---------------------------------------------------------------------------------------------- what a method declares
+
+    @classmethod
+    def messages(cls, model: SplitModel) -> tuple[Shapes, Shapes]:
+        """Return the names and shapes of every tensor a node receives and sends. Nothing else ever crosses."""
+        travels = {n: tuple(p.shape) for n, p in model.named_parameters() if n.split(".", 1)[0] in cls.shared}
+        return (
+            {f"model/{name}": shape for name, shape in travels.items()},
+            {f"{cls.upload}/{name}": shape for name, shape in travels.items()},
+        )
+
+    @classmethod
+    def remembers(cls, model: SplitModel) -> bool:
+        """Whether a node keeps anything between rounds."""
+        personal = any(name.split(".", 1)[0] not in cls.shared for name, _ in model.named_parameters())
+        return personal or cls.fresh_memory is not Client.fresh_memory
+
+    def fresh_memory(self, received: Tensors) -> Tensors:
+        """Return what a node remembers before its first round, given what it ``received``; personal parts are added."""
+        return {}
+
+    def phases(self, stack: Stack) -> Iterator[Phase]:
+        """Yield the phases of a round's local work; by default one, in which everything learns."""
+        yield Phase(self.hyper.local)
+
+    def start(self, stack: Stack) -> None:
+        """Prepare the stack before its first step; ``stack.params`` hold the received shared and own personal parts."""
+
+    def constants(self, stack: Stack, batch: Batch) -> Tensors:
+        """Return what the loss treats as constant in this step, each with a leading B; runs without gradients."""
+        return {}
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Return one node's named losses for a batch (no B axis); ``"loss"`` is the one that is minimised."""
+        return {"loss": self.task_loss(self.forward(params, batch), batch)}
+
+    def before_step(self, stack: Stack) -> None:
+        """Observe ``stack.params`` just before the optimiser changes them (gradients are in place)."""
+
+    def finish(self, stack: Stack) -> Tensors:
+        """Return what is sent back, each with a leading B, and write ``stack.memory``."""
+        trained = {n: v for n, v in stack.params.items() if n.split(".", 1)[0] in self.shared}
+        if self.upload == "model":
+            return {f"model/{n}": v for n, v in trained.items()}
+        return {f"delta/{n}": v - stack.received[f"model/{n}"] for n, v in trained.items()}
+
+    # ------------------------------------------------------------------------------------------------- tools for a method
+
+    def task_loss(self, features: Features, batch: Batch) -> Tensor:
+        """Mean cross-entropy of one node's batch."""
+        return cross_entropy(features.logits, batch.y, batch.mask)
+
+    def forward(self, params: Tensors, batch: Batch) -> Features:
+        """Run one node's model on its batch, with the step's dropout; for use inside ``loss``."""
+        inputs = (batch.x, batch.dropout) if self.model.dropout else (batch.x,)
+        features: Features = functional_call(self.model, params, inputs)
+        return features
+
+    def embed(self, params: Tensors, x: Tensor) -> Tensor:
+        """Representations z (B, b, D) of images x (B, b, C, H, W) under models ``params`` (B, ...), in evaluation mode."""
+
+        def one(params: Tensors, x: Tensor) -> Tensor:
+            z: Tensor = functional_call(self.model, params, (x,)).z
+            return z
+
+        return self._over_nodes(one, params, x)
+
+    def embed_each(self, params: Tensors, x: Tensor) -> Tensor:
+        """Representations (B, M, b, D) of images x (B, b, C, H, W) under M models per node, ``params`` (B, M, ...)."""
+        count = next(iter(params.values())).shape[1]
+        if x.shape[0] == 1:
+            rows = [self.embed({n: v[:, m] for n, v in params.items()}, x) for m in range(count)]
+            return torch.stack(rows, dim=1)
+        flat = {n: v.flatten(0, 1) for n, v in params.items()}
+        z = self.embed(flat, x.repeat_interleave(count, dim=0))
+        return z.unflatten(0, (x.shape[0], count))
+
+    @staticmethod
+    def global_model(stack: Stack) -> Tensors:
+        """The received shared tensors, by model name."""
+        return {n.removeprefix("model/"): v for n, v in stack.received.items() if n.startswith("model/")}
+
+    @staticmethod
+    def _over_nodes(function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function`` for every node: under ``vmap``, or directly for a lone node."""
+        if len(next(iter(args[0].values()))) == 1:
+            out = function(*tree_map(lambda t: t[0], args))
+            return tree_map(lambda t: t.unsqueeze(0), out)
+        return vmap(function)(*args)
+
+    # ------------------------------------------------------------------------------------------------------ local training
+
+    def update(self, received: Sequence[Tensors], server_round: int, deadline: float | None = None) -> list[Update]:
+        """Train the stack's nodes and return their updates, in the order of ``self.nodes``.
+
+        ``received[k]`` are the declared tensors for node k; none is written to. ``deadline`` is a ``time.monotonic()``
+        moment that is checked between steps. Raises ``DeadlineError`` or ``LocalError``.
+        """
+        examples = [self.site.federation.partition.train(node) for node in self.nodes]
+        steps = [self.work_of(len(indices)) for indices in examples]
+        order = sorted(range(len(self.nodes)), key=lambda k: -steps[k])
+        stack = self._open([received[k] for k in order], [self.memories[k] for k in order], order, server_round)
+        totals: dict[str, Tensor] = {}
+        seen = torch.zeros(len(stack), dtype=self.site.dtype, device=self.site.device)
+        try:
+            self.start(stack)
+            for phase in self.phases(stack):
+                self._train(stack, phase, [examples[k] for k in order], totals, seen, deadline)
+            tensors = self.finish(stack)
+        except DeadlineError:
+            raise
+        except Exception as error:
+            where = f"node {', '.join(map(str, stack.nodes))}, round {server_round}, step {stack.step}"
+            raise LocalError(f"{where}: {type(error).__name__}: {error}") from error
+        for name in self._personal():
+            stack.memory[f"personal/{name}"] = stack.params[name]
+        means = {name: (total / seen.clamp_min(1)).tolist() for name, total in totals.items()}
+        updates: list[Update] = [None] * len(order)  # type: ignore[list-item]
+        alone = len(order) == 1
+        for row, k in enumerate(order):
+            # A row of a stack is a view that would keep the whole stack alive: memory outlives the round, so copy it.
+            memory = {n: v[row] if alone else v[row].clone() for n, v in stack.memory.items()}
+            updates[k] = Update(
+                {n: v[row].detach() for n, v in tensors.items()},
+                len(examples[k]),
+                {name: values[row] for name, values in means.items()},
+                {n: v.detach() for n, v in memory.items()},
+            )
+        return updates
+
+    def work_of(self, examples: int) -> int:
+        """Return how many steps a node with so many examples takes in a round: what scheduling goes by."""
+        return int(self.hyper.local.steps(examples))
+
+    def _personal(self) -> list[str]:
+        return [n for n in self.site.initial if n.split(".", 1)[0] not in self.shared]
+
+    def _open(
+        self, received: list[Tensors], memories: list[Tensors], order: list[int], server_round: int
+    ) -> Stack:
+        """Stack what the nodes received and remember."""
+        device, dtype = self.site.device, self.site.dtype
+
+        def place(tensor: Tensor) -> Tensor:
+            return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+        def join(rows: Sequence[Tensor]) -> Tensor:
+            if all(row is rows[0] for row in rows):  # a broadcast: one tensor seen B times, not B copies
+                return place(rows[0]).expand(len(rows), *rows[0].shape)
+            return torch.stack([place(row) for row in rows])
+
+        constants = {name: join([tensors[name] for tensors in received]) for name in received[0]}
+        remembered = []
+        for tensors, memory in zip(received, memories, strict=True):
+            if not memory:
+                memory = {f"personal/{n}": self.site.initial[n] for n in self._personal()}
+                memory |= self.fresh_memory({n: place(v) for n, v in tensors.items()})
+            remembered.append(memory)
+        # torch.stack copies, so writing to the stack's memory in place leaves the committed one as it was.
+        memory = {name: torch.stack([place(m[name]) for m in remembered]) for name in remembered[0]}
+        params = {}
+        for name in self.site.initial:
+            source = constants.get(f"model/{name}")
+            params[name] = (memory[f"personal/{name}"] if source is None else source).clone()
+        nodes = [self.nodes[k] for k in order]
+        sizes = torch.tensor([len(self.site.federation.partition.train(n)) for n in nodes], device=device)
+        return Stack(nodes, server_round, params, constants, memory, sizes)
+
+    def _train(
+        self,
+        stack: Stack,
+        phase: Phase,
+        examples: list[np.ndarray],
+        totals: dict[str, Tensor],
+        seen: Tensor,
+        deadline: float | None,
+    ) -> None:
+        """Run one phase; nodes leave the stack when their steps are done."""
+        site, work, rounds = self.site, phase.work, stack.server_round
+        batches = [
+            draw_batches(work, indices, site.seed, phase.purpose, rounds, node)
+            for indices, node in zip(examples, stack.nodes, strict=True)
+        ]
+        plan = Plan.draw(batches, site.device, site.dtype)
+        dropout = None
+        if self.model.dropout:
+            width = self.model.embedding_size
+            dropout = [
+                draw_dropout(self.model.dropout, sum(map(len, rows)), width, site.seed, phase.purpose, rounds, node)
+                for rows, node in zip(batches, stack.nodes, strict=True)
+            ]
+        trained = [n for n in stack.params if n.split(".", 1)[0] in phase.parts]
+        optimizer: torch.optim.Optimizer | None = None
+        part = stack
+        for step in range(max(plan.steps, default=0)):
+            if deadline is not None and time.monotonic() > deadline:
+                raise DeadlineError
+            alive = sum(steps > step for steps in plan.steps)
+            if optimizer is None or alive < len(part):
+                part, optimizer = self._shrink(stack, alive, trained, work, optimizer)
+            stack.step = part.step = step
+            batch = self._batch(plan, step, alive, dropout)
+            with torch.no_grad():
+                constants = self.constants(part, batch)
+            losses = self._over_nodes(self.loss, part.params, batch, constants)
+            optimizer.zero_grad(set_to_none=True)
+            losses["loss"].sum().backward()
+            with torch.no_grad():
+                if work.clip_norm is not None:
+                    _clip([part.params[n] for n in trained], work.clip_norm)
+                self.before_step(part)
+                optimizer.step()
+                count = batch.mask.sum(1)
+                seen[:alive] += count
+                for name, value in losses.items():
+                    if name not in totals:
+                        totals[name] = torch.zeros_like(seen)
+                    totals[name][:alive] += value.detach() * count
+
+    @staticmethod
+    def _shrink(
+        stack: Stack, alive: int, trained: list[str], work: LocalWork, old: torch.optim.Optimizer | None
+    ) -> tuple[Stack, torch.optim.Optimizer]:
+        """Keep the first ``alive`` nodes: leaves over the same storage, and the optimiser's state cut alike."""
+        part = stack.first(alive) if alive < len(stack) else Stack(**vars(stack))
+        # A detached view shares storage, so in-place steps are seen in the whole stack.
+        part.params = {n: v.detach().requires_grad_(n in trained) for n, v in part.params.items()}
+        new = work.optimizer_for([part.params[n] for n in trained], stack.server_round)
+        if old is not None:
+            olds = old.param_groups[0]["params"]
+            for before, after in zip(olds, new.param_groups[0]["params"], strict=True):
+                state = old.state.get(before, {})
+                new.state[after] = {
+                    k: v[:alive].clone() if isinstance(v, Tensor) and v.dim() == before.dim() and v.dim() > 0 else v
+                    for k, v in state.items()
+                }
+        return part, new
+
+    def _batch(self, plan: Plan, step: int, alive: int, dropout: list[Tensor] | None) -> Batch:
+        """Gather one step's minibatches; a lone node's short batch is short, a stack's is padded and masked."""
+        width = plan.sizes[step] if plan.sizes is not None else plan.index.shape[2]
+        index, mask = plan.index[:alive, step, :width], plan.mask[:alive, step, :width]
+        factors = mask.new_ones(alive)
+        if dropout is not None:
+            rows = []
+            for node in range(alive):
+                lengths = plan.lengths[node]
+                start = sum(lengths[:step])
+                mine = dropout[node][start : start + lengths[step]]
+                rows.append(torch.nn.functional.pad(mine, (0, 0, 0, width - len(mine)), value=1.0))
+            factors = torch.stack(rows).to(mask)
+        return Batch(self.site.images(index), self.site.labels(index), mask, factors)
+
+    # ---------------------------------------------------------------------------------------------------------- evaluation
+
+    def node_model(self, received: Tensors, memory: Tensors) -> Tensors:
+        """Return the model a node is judged by: what it received, and its own personal parts."""
+        model = {}
+        for name, initial in self.site.initial.items():
+            own = memory.get(f"personal/{name}", initial)
+            model[name] = received.get(f"model/{name}", own).to(self.site.device, self.site.dtype)
+        return model
+
+    @torch.no_grad()
+    def score(self, received: Sequence[Tensors], split: Literal["train", "test"]) -> list[tuple[float, float, int]]:
+        """Return (mean loss, accuracy, examples) of each node's model on its own part of the data; reads only."""
+        results = []
+        for node, tensors, memory in zip(self.nodes, received, self.memories, strict=True):
+            part = self.site.federation.partition
+            index = part.test(node) if split == "test" else part.train(node)
+            model = self.node_model(tensors, memory)
+            results.append(score(self.site, model, index))
+        return results
+
+    # ------------------------------------------------------------------------------------------------ Flower's NumPyClient
+
+    def names(self, direction: Literal["down", "up"]) -> list[str]:
+        """The order of the arrays that ``fit`` takes (down) and returns (up)."""
+        down, up = self.messages(self.model)
+        return list(down if direction == "down" else up)
+
+    def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:  # type: ignore[override]
+        """Return the initial shared tensors, in the order of ``names("down")``; tables that start empty are zeros."""
+        down, _ = self.messages(self.model)
+        initial = {f"model/{n}": v for n, v in self.site.initial.items()}
+        return codec.to_list(down, {n: initial.get(n, torch.zeros(shape)) for n, shape in down.items()})
+
+    def fit(
+        self, parameters: list[np.ndarray], config: Mapping[str, Any], deadline: float | None = None
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """Train this one node and return its arrays, its number of training examples and its metrics.
+
+        ``config["server-round"]`` is the 1-based round; without it the client counts its own calls.
+        """
+        self.server_round = int(config.get("server-round", self.server_round + 1))
+        received = codec.from_list(self.names("down"), parameters)
+        (update,) = self.update([received], self.server_round, deadline)
+        self.memories = [update.memory]
+        return codec.to_list(self.names("up"), update.tensors), update.num_examples, dict(update.metrics)
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Score this one node's model on its own ``config["split"]`` (test by default): loss, examples, accuracy."""
+        received = codec.from_list(self.names("down"), parameters)
+        ((loss, accuracy, count),) = self.score([received], config.get("split", "test"))
+        return loss, count, {"accuracy": accuracy}
+
+
+def score(site: Site, model: Tensors, index: np.ndarray) -> tuple[float, float, int]:
+    """Return (mean cross-entropy, accuracy, examples) of one model on the examples ``index``; (0, 0, 0) for none."""
+    if len(index) == 0:
+        return 0.0, 0.0, 0
+    losses, correct = 0.0, 0
+    with torch.no_grad():
+        for start in range(0, len(index), EVALUATION_BATCH):
+            rows = torch.from_numpy(index[start : start + EVALUATION_BATCH]).to(site.device)
+            y = site.labels(rows)
+            logits = functional_call(site.model, model, (site.images(rows),)).logits
+            losses += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
+            correct += int((logits.argmax(1) == y).sum())
+    return losses / len(index), correct / len(index), len(index)
+
+
+def _clip(params: list[Tensor], limit: float) -> None:
+    """Scale each node's gradient so that its norm over all tensors is at most ``limit``."""
+    grads = [p.grad for p in params if p.grad is not None]
+    square = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
+    factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
+    for grad in grads:
+        grad.mul_(factor.view(-1, *[1] * (grad.dim() - 1)))
+
+
+def find_client(settings: Mapping[str, Any]) -> tuple[type[Client], type]:
+    """Return the client class and config dataclass of ``strategy=NAME``, from ``clients/NAME.py``."""
+    module = registry.find("clients", "strategy", settings)
+    return registry.only_subclass(module, Client), getattr(module, "Config", Config)

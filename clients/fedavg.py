@@ -1,0 +1,7 @@
+"""FedAvg, the node half: plain local training of the whole model (METHODS section 6)."""
+
+from clients.base import Client
+
+
+class FedAvgClient(Client):
+    """Cross-entropy on the node's own data; nothing is remembered. Source: McMahan et al. 2017, Algorithm 1."""

@@ -1,0 +1,36 @@
+"""FedProx, the node half: FedAvg's loss plus a pull towards the received model (METHODS section 9)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from clients.base import Client, Tensors
+from clients.stack import Batch, LocalWork, Stack
+from contrafed.config import Range
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half."""
+
+    local: LocalWork
+    proximal_weight: Annotated[float, Range(ge=0)]  # mu
+
+
+class FedProxClient(Client):
+    """Cross-entropy + (mu/2) |w - W|^2, W the model received this round.
+
+    Source: Li et al. 2020, Equation 2. Deviation: the gamma-inexact stopping rule for stragglers is left out.
+    """
+
+    def constants(self, stack: Stack, batch: Batch) -> Tensors:
+        """The received model."""
+        return self.global_model(stack)
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Cross-entropy and the proximal term, over every tensor of the model."""
+        task = self.task_loss(self.forward(params, batch), batch)
+        distance = torch.stack([(params[n] - w).square().sum() for n, w in constants.items()]).sum()
+        return {"loss": task + self.hyper.proximal_weight / 2 * distance, "task": task}

@@ -1,0 +1,46 @@
+"""Losses that methods share. Each is for one node; a stack of nodes calls them under ``vmap``.
+
+A batch may be padded: ``mask`` (b,) is 1 for a real example and 0 for padding, and every mean is over the real ones.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Below this norm a vector counts as zero and has cosine 0 with everything (METHODS: section 0.1).
+EPSILON = 1e-8
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``values`` (b,) over the examples whose ``mask`` (b,) is 1; 0 when there is none."""
+    return (values * mask).sum() / mask.sum().clamp_min(1)
+
+
+def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Mean cross-entropy of ``logits`` (b, C) against labels ``y`` (b,)."""
+    return masked_mean(F.cross_entropy(logits, y, reduction="none"), mask)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine along the last axis; a zero vector has cosine 0, with zero gradient, with everything."""
+    return (unit(a) * unit(b)).sum(-1)
+
+
+def unit(a: Tensor) -> Tensor:
+    """``a / max(|a|, 1e-8)`` along the last axis, with a finite gradient at 0."""
+    # The norm's own gradient at 0 is NaN; clamping the square before the root keeps it 0.
+    return a * a.square().sum(-1, keepdim=True).clamp_min(EPSILON**2).rsqrt()
+
+
+def contrast(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """``-log(sum_pos e^s / (sum_pos e^s + sum_neg e^s))`` per example, from ``scores`` (b, J) and two masks (b, J).
+
+    Returns (b,). Written as ``log(1 + e^(logsumexp(neg) - logsumexp(pos)))``, which is exactly 0, with zero gradient, when
+    no score is negative. At least one score of each example must be positive.
+    """
+    # A large finite number rather than -inf: the gradient of logsumexp over nothing but -inf is NaN.
+    low = torch.finfo(scores.dtype).min / 4
+    difference = torch.logsumexp(scores.masked_fill(~negative, low), dim=-1) - torch.logsumexp(
+        scores.masked_fill(~positive, low), dim=-1
+    )
+    return torch.logaddexp(torch.zeros_like(difference), difference)

@@ -1,0 +1,52 @@
+"""MOON, the node half: pull the representation to the global model's, push it from the node's previous one."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clients.base import Client, Tensors
+from clients.losses import cosine, masked_mean
+from clients.stack import Batch, LocalWork, Stack
+from contrafed.config import Range
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half."""
+
+    local: LocalWork
+    contrast_weight: Annotated[float, Range(ge=0)]  # mu
+    temperature: Annotated[float, Range(gt=0)]  # tau
+
+
+class MoonClient(Client):
+    """Cross-entropy + mu * log(1 + e^((cos(z, z_prev) - cos(z, z_glob)) / tau)).
+
+    Source: Li et al. 2021 (MOON), Equation 3, with one previous model. Remembers the node's last local model; before a
+    node's first round that is the received model, for which the loss is ln 2 and its gradient 0 (METHODS section 18).
+    """
+
+    def fresh_memory(self, received: Tensors) -> Tensors:
+        """The received model stands in for the previous local one."""
+        return {f"previous/{n.removeprefix('model/')}": v for n, v in received.items() if n.startswith("model/")}
+
+    def constants(self, stack: Stack, batch: Batch) -> Tensors:
+        """Representations of the batch under the global and the previous local model, each (B, b, D)."""
+        previous = {n: stack.memory[f"previous/{n}"] for n in stack.params}
+        return {"global": self.embed(self.global_model(stack), batch.x), "previous": self.embed(previous, batch.x)}
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Cross-entropy and the model-contrastive term."""
+        features = self.forward(params, batch)
+        task = self.task_loss(features, batch)
+        pull, push = cosine(features.z, constants["global"]), cosine(features.z, constants["previous"])
+        contrast = masked_mean(F.softplus((push - pull) / self.hyper.temperature), batch.mask)
+        return {"loss": task + self.hyper.contrast_weight * contrast, "task": task, "contrast": contrast}
+
+    def finish(self, stack: Stack) -> Tensors:
+        """Remember the trained model and send it."""
+        for name, value in stack.params.items():
+            stack.memory[f"previous/{name}"] = value
+        return super().finish(stack)

@@ -1,0 +1,117 @@
+"""PMFL, the node half: model contrast against the node's own recent iterates (METHODS section 4)."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from clients.base import Client, Tensors
+from clients.losses import contrast, cosine, masked_mean
+from clients.stack import Batch, LocalWork, Stack
+from contrafed.config import Range
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half; the paper's symbol beside each."""
+
+    local: LocalWork
+    contrast_weight: Annotated[float, Range(ge=0)]  # lambda; 0 is the ablation w/o MCT
+    temperature: Annotated[float, Range(gt=0)]  # tau
+    buffer_size: Annotated[int, Range(ge=0)]  # N
+    buffer_scope: Literal["across", "within"]  # whether the buffer spans rounds
+    threshold: Literal["previous", "literal", "current", "node", "constant"]  # mu
+    threshold_value: Annotated[float, Range(ge=-1, le=1)]  # mu for threshold=constant
+
+
+class PMFLClient(Client):
+    """Cross-entropy + lambda * l_con, the contrast of Equation 5.
+
+    With z the batch's representation under the model in training, Z under the received model and z_j under the N buffered
+    iterates, ``l_con = -log(pos / (pos + neg))``, pos = e^(cos(z,Z)/tau) + sum over {j: cos(z,z_j) >= mu} e^(cos(z,z_j)/tau)
+    and neg the same sum over the other j. The sorting is per example, redone at each step, and carries no gradient.
+    The buffer holds the iterates that the last N steps started from, across the rounds in which the node took part.
+
+    Deviation: the paper's threshold mu = cos(z_k^{tE}, Z^t) is 1 by its own definition of w_k^{tE}; ``threshold`` selects
+    the reading. ``previous`` (default) takes the node's last local model for z_k^{tE}, and 1 in its first round;
+    ``literal`` is 1; ``current`` is cos(z, Z); ``node`` averages ``previous`` over the batch; ``constant`` is a number.
+    """
+
+    def fresh_memory(self, received: Tensors) -> Tensors:
+        """An empty ring of N models, the number of iterates ever pushed into it, and a previous local model."""
+        if not self.hyper.contrast_weight:
+            return {}
+        model = {n.removeprefix("model/"): v for n, v in received.items() if n.startswith("model/")}
+        size = self.hyper.buffer_size
+        ring = {f"buffer/{n}": v.new_zeros(size, *v.shape) for n, v in model.items()} if size else {}
+        previous = {f"previous/{n}": v for n, v in model.items()} if self._needs_previous else {}
+        pushed = torch.zeros((), dtype=torch.int64, device=self.site.device)
+        return ring | previous | {"pushed": pushed, "rounds": pushed}
+
+    @property
+    def _needs_previous(self) -> bool:
+        return self.hyper.threshold in ("previous", "node")
+
+    def start(self, stack: Stack) -> None:
+        """Empty the buffer where it does not span rounds."""
+        if self.hyper.contrast_weight and self.hyper.buffer_scope == "within":
+            stack.memory["pushed"].zero_()
+
+    def constants(self, stack: Stack, batch: Batch) -> Tensors:
+        """Frozen representations: Z (B, b, D), history (B, N, b, D), which of it exists (B, N), and mu (B, b)."""
+        if not self.hyper.contrast_weight or not self.hyper.buffer_size:
+            return {}
+        memory = stack.memory
+        history = self.embed_each({n: memory[f"buffer/{n}"] for n in stack.params}, batch.x)
+        anchor = self.embed(self.global_model(stack), batch.x)
+        slots = torch.arange(self.hyper.buffer_size, device=anchor.device)
+        exists = slots < memory["pushed"].unsqueeze(1)
+        mu = torch.ones_like(batch.mask)
+        if self.hyper.threshold == "constant":
+            mu = mu * self.hyper.threshold_value
+        elif self._needs_previous:
+            mu = cosine(self.embed({n: memory[f"previous/{n}"] for n in stack.params}, batch.x), anchor)
+            if self.hyper.threshold == "node":
+                mean = (mu * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
+                mu = mean.expand_as(mu)
+            mu = torch.where(memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
+        return {"anchor": anchor, "history": history, "exists": exists, "mu": mu}
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Cross-entropy and the contrast; without a buffer the contrast is identically 0."""
+        features = self.forward(params, batch)
+        task = self.task_loss(features, batch)
+        if not constants:
+            return {"loss": task}
+        to_anchor = cosine(features.z, constants["anchor"])  # (b,)
+        to_history = cosine(features.z, constants["history"]).transpose(0, 1)  # (b, N)
+        mu = to_anchor if self.hyper.threshold == "current" else constants["mu"]
+        near = to_history.detach() >= mu.detach().unsqueeze(1)
+        exists = constants["exists"].expand_as(near)
+        always, never = torch.ones_like(near[:, :1]), torch.zeros_like(near[:, :1])
+        scores = torch.cat([to_anchor.unsqueeze(1), to_history], dim=1) / self.hyper.temperature
+        positive = torch.cat([always, near & exists], dim=1)
+        negative = torch.cat([never, ~near & exists], dim=1)
+        l_con = masked_mean(contrast(scores, positive, negative), batch.mask)
+        return {"loss": task + self.hyper.contrast_weight * l_con, "task": task, "contrast": l_con}
+
+    def before_step(self, stack: Stack) -> None:
+        """Push the iterate that this step starts from."""
+        if not self.hyper.contrast_weight or not self.hyper.buffer_size:
+            return
+        slot = stack.memory["pushed"] % self.hyper.buffer_size
+        rows = torch.arange(len(stack), device=slot.device)
+        for name, value in stack.params.items():
+            stack.memory[f"buffer/{name}"][rows, slot] = value.detach()
+        stack.memory["pushed"] += 1
+
+    def finish(self, stack: Stack) -> Tensors:
+        """Remember the last local model and send the change Delta = w_end - W."""
+        if self.hyper.contrast_weight:
+            stack.memory["rounds"] += 1
+            if self._needs_previous:
+                stack.memory |= {f"previous/{n}": v for n, v in stack.params.items()}
+        return super().finish(stack)
+
+    upload = "delta"

@@ -1,0 +1,103 @@
+"""What a process holds to run nodes of one experiment: the data, the model's shape, and the method's node half."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contrafed.config import build
+from models.base import SplitModel, build_model
+from partitions.federation import Federation, load_federation
+
+# What a node needs to know of the configuration; the rest stays on the server.
+NODE_KEYS = ("seed", "num_nodes", "strategy", "dataset", "partition", "model")
+
+
+def node_settings(config: Mapping[str, Any]) -> str:
+    """Return the part of the composed configuration that nodes receive, as JSON."""
+    return json.dumps({key: config[key] for key in NODE_KEYS}, sort_keys=True)
+
+
+class Site:
+    """The data set on its device, the partition, the model, and the hyper-parameters of the node half.
+
+    One per process and experiment; nodes are index ranges into it. The model's own parameters serve only as a template:
+    every computation passes its parameters in.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        federation: Federation | None = None,
+        model: SplitModel | None = None,
+    ) -> None:
+        from clients.base import find_client  # the base class refers to Site
+
+        self.settings = settings
+        self.seed: int = settings["seed"]
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.federation = federation or load_federation(settings)
+        self.client_class, config_class = find_client(settings["strategy"])
+        own = {key: value for key, value in settings["strategy"].items() if key in config_class.__dataclass_fields__}
+        self.hyper: Any = build(config_class, own, "strategy")
+        data = self.federation.data
+        self.model = model or make_model(settings, self.federation)
+        self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
+        self.initial: dict[str, Tensor] = dict(self.model.named_parameters())
+        self.x, self.y = data.x.to(self.device), data.y.to(self.device)
+        # (x/255 - mean) / std as one multiplication and one addition.
+        mean = torch.tensor(data.mean, dtype=dtype, device=self.device).view(-1, 1, 1)
+        std = torch.tensor(data.std, dtype=dtype, device=self.device).view(-1, 1, 1)
+        self.scale, self.shift = 1 / (255 * std), -mean / std
+
+    def images(self, index: Tensor) -> Tensor:
+        """Return normalised images (..., C, H, W) of the examples ``index`` (...)."""
+        flat = self.x.index_select(0, index.reshape(-1))
+        return (flat.to(self.dtype) * self.scale + self.shift).reshape(*index.shape, *self.x.shape[1:])
+
+    def labels(self, index: Tensor) -> Tensor:
+        """Return labels (...) of the examples ``index`` (...)."""
+        return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+def make_model(settings: Mapping[str, Any], federation: Federation) -> SplitModel:
+    """Build the model for a federation's images, its initial weights drawn from the seed."""
+    data = federation.data
+    _, channels, height, width = data.x.shape
+    return build_model(settings["model"], channels, (height, width), data.num_classes, settings["seed"])
+
+
+def default_device() -> str:
+    """Return ``cuda`` where this process sees an accelerator, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@lru_cache(maxsize=1)
+def site_for(settings: str) -> Site:
+    """Return this process's ``Site`` for the JSON that a message brought, made once and kept until another is asked for."""
+    if settings in _installed:
+        return _installed[settings]
+    return Site(json.loads(settings), device=default_device())
+
+
+_installed: dict[str, Site] = {}
+
+
+def install(settings: str, site: Site) -> None:
+    """Let ``site_for(settings)`` return ``site``: an engine's way to choose the device and to share data by reference."""
+    uninstall()
+    _installed[settings] = site
+
+
+def uninstall() -> None:
+    """Forget every site, so that its memory is free for the next run."""
+    _installed.clear()
+    site_for.cache_clear()
+

@@ -1,0 +1,151 @@
+"""A stack of nodes in training: everything carries a leading node axis B."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contrafed.config import Range
+from contrafed.errors import UserError
+from contrafed.randomness import generator, torch_generator
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What a node does in a round: how long, in which batches, with which optimiser.
+
+    Exactly one of ``epochs`` (shuffled passes; the short last batch of each is kept) and ``iterations`` (minibatch steps
+    through successive shuffled passes, every batch of the full size, or of all examples of a smaller node) is set.
+    """
+
+    epochs: Annotated[int, Range(ge=0)] | None
+    iterations: Annotated[int, Range(ge=0)] | None
+    batch_size: Annotated[int, Range(ge=1)]
+    optimizer: Literal["sgd", "adam"]
+    lr: Annotated[float, Range(gt=0)]
+    lr_decay: Annotated[float, Range(gt=0, le=1)]
+    momentum: Annotated[float, Range(ge=0, lt=1)]
+    weight_decay: Annotated[float, Range(ge=0)]
+    clip_norm: Annotated[float, Range(gt=0)] | None
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.iterations is None):
+            raise UserError(
+                "exactly one of strategy.local.epochs and strategy.local.iterations must be set, "
+                f"got epochs={self.epochs} iterations={self.iterations}"
+            )
+
+    def steps(self, examples: int) -> int:
+        """Return the number of optimiser steps of a node with so many examples."""
+        if self.iterations is not None:
+            return self.iterations
+        assert self.epochs is not None
+        return self.epochs * math.ceil(examples / self.batch_size)
+
+    def batches(self, examples: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """Return the node's batches of this round: arrays of indices drawn from ``examples`` (n,)."""
+        if self.epochs is not None:
+            orders = [rng.permutation(examples) for _ in range(self.epochs)]
+            return [order[i : i + self.batch_size] for order in orders for i in range(0, len(order), self.batch_size)]
+        assert self.iterations is not None
+        size = min(self.batch_size, len(examples))
+        passes = math.ceil(self.iterations / (len(examples) // size))
+        whole = len(examples) // size * size
+        orders = [rng.permutation(examples)[:whole] for _ in range(passes)]
+        return list(np.concatenate(orders).reshape(-1, size)[: self.iterations]) if orders else []
+
+    def optimizer_for(self, parameters: Sequence[Tensor], server_round: int) -> torch.optim.Optimizer:
+        """Return the optimiser over stacked parameters; SGD and Adam act element by element, so stacking is exact."""
+        lr = self.lr * self.lr_decay ** (server_round - 1)
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class Batch(NamedTuple):
+    """One minibatch of every node in the stack; inside a loss, of one node (without B)."""
+
+    x: Tensor  # (B, b, C, H, W) normalised images
+    y: Tensor  # (B, b) labels
+    mask: Tensor  # (B, b) 1 for an example, 0 for padding
+    dropout: Tensor  # (B, b, D) factors 0 or 1/(1-p) on the representation; (B,) unused ones for a model without dropout
+
+
+@dataclass
+class Plan:
+    """Which examples each node of the stack sees at each step."""
+
+    steps: list[int]  # per node, descending
+    lengths: list[list[int]]  # batch sizes per node and step
+    index: Tensor  # (B, S, b) int64 on the device
+    mask: Tensor  # (B, S, b)
+
+    @property
+    def sizes(self) -> list[int] | None:
+        """The batch sizes of a lone node, which needs no padding; None for a stack."""
+        return self.lengths[0] if len(self.lengths) == 1 else None
+
+    @classmethod
+    def draw(cls, batches: list[list[np.ndarray]], device: torch.device, dtype: torch.dtype) -> "Plan":
+        """Lay out the batches of B nodes as padded tensors."""
+        lengths = [[len(batch) for batch in rows] for rows in batches]
+        steps = [len(rows) for rows in batches]
+        width = max((length for row in lengths for length in row), default=1)
+        index = np.zeros((len(batches), max(steps, default=0), width), dtype=np.int64)
+        mask = np.zeros(index.shape, dtype=np.float32)
+        for node, rows in enumerate(batches):
+            for step, batch in enumerate(rows):
+                index[node, step, : len(batch)] = batch
+                mask[node, step, : len(batch)] = 1
+        return cls(steps, lengths, torch.from_numpy(index).to(device), torch.from_numpy(mask).to(device, dtype))
+
+
+@dataclass
+class Stack:
+    """B nodes that train together, sorted by how many steps they take, longest first.
+
+    ``params`` are trained in place; ``received`` are constants of the round; ``memory`` is what the nodes will remember
+    and is written in place. Names are the model's tensor names in ``params`` and message names in ``received``.
+    """
+
+    nodes: list[int]
+    server_round: int
+    params: dict[str, Tensor]
+    received: dict[str, Tensor]
+    memory: dict[str, Tensor]
+    num_examples: Tensor  # (B,)
+    step: int = 0
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def first(self, count: int) -> "Stack":
+        """Return the first ``count`` nodes as views: writing to them in place writes to this stack."""
+        if count == len(self):
+            return self
+        cut = {name: value[:count] for name, value in self.params.items()}
+        received = {name: value[:count] for name, value in self.received.items()}
+        memory = {name: value[:count] for name, value in self.memory.items()}
+        return replace(
+            self,
+            nodes=self.nodes[:count],
+            params=cut,
+            received=received,
+            memory=memory,
+            num_examples=self.num_examples[:count],
+        )
+
+
+def draw_batches(work: LocalWork, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int) -> list[np.ndarray]:
+    """Return a node's batches of a round, a pure function of (seed, purpose, round, node)."""
+    return work.batches(examples, generator(seed, purpose, server_round, node))
+
+
+def draw_dropout(rate: float, count: int, width: int, seed: int, purpose: str, server_round: int, node: int) -> Tensor:
+    """Return dropout factors (count, width) for all examples that a node sees in a round, in the order it sees them."""
+    rng = torch_generator(seed, f"{purpose} dropout", server_round, node)
+    return (torch.rand(count, width, generator=rng) >= rate).float() / (1 - rate)

@@ -1,0 +1,123 @@
+"""The command line's overrides, checked for every job of a sweep before the first starts."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from contrafed import registry
+from contrafed.errors import UserError, unknown
+from contrafed.settings import GROUPS, check
+
+CHOICE_GROUPS = (*GROUPS, "experiment")
+
+
+def jobs(overrides: list[str], multirun: bool) -> list[list[str]]:
+    """Expand the overrides of a command line into those of each job; raises ``UserError`` for one that cannot be read."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise UserError(f"cannot read the command line: {_first_line(error)}") from error
+    columns = []
+    for override in parsed:
+        values = _values(override)
+        if len(values) > 1 and not multirun:
+            raise UserError(f"{override.input_line} lists several values: add -m to run them all")
+        columns.append(values)
+    return [list(row) for row in itertools.product(*columns)]
+
+
+def check_jobs(overrides: list[str], multirun: bool) -> list[list[str]]:
+    """Check every job's whole configuration and return the jobs' overrides; raises ``UserError`` for the first fault."""
+    from omegaconf import OmegaConf
+
+    expanded = jobs(overrides, multirun)
+    for number, job in enumerate(expanded):
+        try:
+            check(OmegaConf.to_container(compose_job(job), resolve=True))  # type: ignore[arg-type]
+        except UserError as error:
+            if len(expanded) == 1:
+                raise
+            raise UserError(f"job {number} ({' '.join(job)}): {error}") from error
+    return expanded
+
+
+def compose_job(overrides: list[str]) -> DictConfig:
+    """Compose one job's configuration, with one clear line for an unknown choice or key."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    choosing = [o for o in parsed if o.key_or_group in CHOICE_GROUPS]
+    for override in choosing:
+        names = registry.choices(override.key_or_group)
+        value = override.value()
+        if value is not None and value not in names:
+            raise unknown(override.key_or_group, str(value), names)
+    try:
+        chosen = _compose([str(o.input_line) for o in choosing])
+        for override in parsed:
+            if override not in choosing and not override.key_or_group.startswith("hydra"):
+                _check_key(chosen, override)
+        return _compose(overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"cannot compose the configuration: {_first_line(error)}") from error
+
+
+def help_text() -> str:
+    """Return what ``--help`` prints: the top-level keys, then every group's choices with a line on each."""
+    defaults = OmegaConf.load(registry.CONF / "config.yaml")
+    chosen = {k: v for item in defaults.pop("defaults") if isinstance(item, DictConfig) for k, v in item.items()}  # type: ignore[union-attr]
+    lines = [
+        "Contrafed: contrastive and personalised federated learning on Flower.",
+        "",
+        "  python main.py strategy=pmfl participation=markovian       one run",
+        "  python main.py -m strategy=fedavg,moon,pmfl seed=0,1,2     a sweep: every combination",
+        "  python main.py strategy=pmfl --cfg job                     show the composed configuration",
+        "",
+        "Keys (key=value):",
+    ]
+    for line in (registry.CONF / "config.yaml").read_text(encoding="utf-8").splitlines():
+        key, _, comment = line.partition("#")
+        if comment and key and not key.startswith(" ") and key.split(":")[0] not in ("hydra", "defaults"):
+            lines.append(f"  {key.strip().replace(': ', '='):<38} {comment.strip()}")
+    for group in CHOICE_GROUPS:
+        lines += ["", f"{group}= (default: {chosen.get(group)})"]
+        lines += [f"  {name:<20} {text}" for name, text in registry.choices(group).items()]
+    lines += ["", "A choice's own keys and defaults are in conf/GROUP/CHOICE.yaml; set them as GROUP.KEY=VALUE."]
+    return "\n".join(lines)
+
+
+def _values(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(version_base="1.3", config_dir=str(Path(registry.CONF).resolve())):
+        return compose("config", overrides=overrides)
+
+
+def _check_key(config: DictConfig, override: Override) -> None:
+    """Raise for a key that no YAML declares, naming the nearest one beside it."""
+    here: Any = config
+    walked: list[str] = []
+    for part in override.key_or_group.split("."):
+        if not isinstance(here, DictConfig) or part not in here:
+            where = ".".join(walked)
+            names = [str(k) for k in here] if isinstance(here, DictConfig) else []
+            raise unknown(f"key '{override.key_or_group}':" + (f" {where} has no" if where else ""), part, names)
+        here = here._get_node(part)
+        if not isinstance(here, DictConfig):
+            here = None if here is None else here
+        walked.append(part)
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,96 @@
+"""Between tensors and Flower's records: one codec for every method and every engine.
+
+Flower's ``Array`` holds bytes made by ``numpy.save``. Between our own workers those bytes are never needed, so a message
+carries ``TensorArray``, an ``Array`` that serialises itself only when it leaves for a real device.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from torch import Tensor
+
+# Ray hands arrays over as read-only views of shared memory. We never write to what was received, so the reminder that
+# writing to such a tensor is undefined has nothing to tell the user.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+
+
+class TensorArray(Array):
+    """A Flower ``Array`` around a tensor, with the bytes made on demand."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.__dict__.update(tensor=tensor.detach(), dtype=dtype, shape=tuple(tensor.shape), stype="numpy.ndarray")
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The wire form: the bytes of a ``.npy`` file."""
+        buffer = BytesIO()
+        np.save(buffer, self.numpy(), allow_pickle=False)
+        return buffer.getvalue()
+
+    def numpy(self) -> np.ndarray:
+        """Return the values; a view, not a copy, for a tensor on the CPU."""
+        tensor: Tensor = self.__dict__["tensor"]
+        return tensor.cpu().numpy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled as a NumPy array so that Ray shares the memory instead of copying it.
+        return _from_numpy, (np.ascontiguousarray(self.numpy()),)
+
+
+# Flower writes the class name into the wire form and the receiver looks it up: there this is a plain Array.
+TensorArray.__qualname__ = Array.__qualname__
+
+
+def _from_numpy(values: np.ndarray) -> TensorArray:
+    return TensorArray(torch.from_numpy(values))
+
+
+def to_tensor(array: Array) -> Tensor:
+    """Return the tensor of a Flower ``Array``; shares memory where it can, so never write to it."""
+    if isinstance(array, TensorArray):
+        tensor: Tensor = array.__dict__["tensor"]
+        return tensor
+    return torch.from_numpy(array.numpy())
+
+
+def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Return named tensors as an ``ArrayRecord``."""
+    record = ArrayRecord()
+    for name, tensor in tensors.items():
+        record[name] = TensorArray(tensor)
+    return record
+
+
+def from_record(record: Mapping[str, Array]) -> dict[str, Tensor]:
+    """Return an ``ArrayRecord`` as named tensors."""
+    return {name: to_tensor(array) for name, array in record.items()}
+
+
+def state_of(content: RecordDict, name: str) -> dict[str, Tensor]:
+    """Return the tensors of one array record of a message or a node's state; empty when there is none."""
+    record = content.get(name)
+    return from_record(record) if isinstance(record, ArrayRecord) else {}
+
+
+def config_of(message: Message) -> dict[str, Any]:
+    """Return the scalars that came with a message."""
+    record = message.content.get(CONFIG)
+    return dict(record) if isinstance(record, ConfigRecord) else {}
+
+
+def to_list(names: Iterable[str], tensors: Mapping[str, Tensor]) -> list[np.ndarray]:
+    """Return tensors as a NumPyClient's list, in the order of the method's declared names."""
+    return [tensors[name].detach().cpu().numpy() for name in names]
+
+
+def from_list(names: Iterable[str], values: Iterable[np.ndarray]) -> dict[str, Tensor]:
+    """Return a NumPyClient's list as named tensors; raises ``ValueError`` when the two differ in length."""
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in zip(names, values, strict=True)}

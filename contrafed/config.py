@@ -1,0 +1,131 @@
+"""Typed configuration: a dataclass states names, types and ranges; every default is in a YAML file under conf/.
+
+A method, model, data set, partition or participation pattern declares a dataclass beside its code:
+
+    @dataclass(frozen=True)
+    class Config:
+        temperature: Annotated[float, Range(gt=0)]
+        scope: Literal["across", "within"]
+        max_nodes: int | None
+
+and ``build(Config, mapping, "strategy")`` turns the composed YAML into it or raises one clear ``UserError``.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from contrafed.errors import UserError, unknown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, for ``Annotated[float, Range(gt=0, le=1)]``."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def check(self, value: float, where: str) -> None:
+        """Raise ``UserError`` when ``value`` is outside."""
+        inside = (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+        if not inside:
+            raise UserError(f"{where} must be {self}, got {value}")
+
+    def __str__(self) -> str:
+        signs = ((">=", self.ge), (">", self.gt), ("<=", self.le), ("<", self.lt))
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in signs if bound is not None)
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset[str] = frozenset()) -> T:
+    """Return ``cls(**values)`` after checking names, types and ranges.
+
+    ``where`` is the config path that errors name (``strategy`` gives ``strategy.temperature``); keys in ``ignore`` belong
+    to somebody else. Raises ``UserError`` on an unknown or missing key, a wrong type, or a value out of range.
+    """
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields and key not in ignore:
+            raise unknown(f"key {where}.{key}: there is no", str(key), fields)
+    missing = [name for name in fields if name not in values]
+    if missing:
+        raise UserError(f"{where}.{missing[0]} is missing")
+    return cls(**{name: convert(hint, values[name], f"{where}.{name}") for name, hint in fields.items()})
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """Return ``value`` as the type ``hint``, or raise ``UserError`` naming ``where``."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        value = convert(args[0], value, where)
+        for rule in args[1:]:
+            if isinstance(rule, Range) and isinstance(value, (int, float)):
+                rule.check(value, where)
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        options = [option for option in args if option is not type(None)]
+        failures: list[UserError] = []
+        for option in options:
+            try:
+                return convert(option, value, where)
+            except UserError as error:
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        raise UserError(f"{where} must be {_name(hint)}, got {value!r}")
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{where} is {value!r}; choices: {', '.join(map(str, args))}")
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, typing.Sequence):
+            raise UserError(f"{where} must be a list, got {value!r}")
+        return tuple(convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where} must be a group of keys, got {value!r}")
+        return build(hint, value, where)  # type: ignore[arg-type]
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    # Scientific notation without a dot (1e-3) is a string in YAML 1.1.
+    if hint is float and isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if hint is Any:
+        return value
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise UserError(f"{where} must be {_name(hint)}, got {value!r}")
+    if hint is float and not math.isfinite(value):
+        raise UserError(f"{where} must be finite, got {value}")
+    return value
+
+
+def _name(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if hint in words:
+        return words[hint]
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _name(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_name(arg) for arg in args)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, args))
+    return str(getattr(hint, "__name__", hint))

@@ -1,0 +1,19 @@
+"""The one exception that stands for a user's mistake."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in what the user asked for, said in one line.
+
+    The command line prints it without a traceback and exits with status 2; ``contrafed.run`` raises it.
+    """
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """Return the error for a name that does not exist: what was wrong, the nearest name, and the names that exist."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f", did you mean '{near[0]}'?" if near else ";"
+    return UserError(f"unknown {kind} '{name}'{hint} choices: {', '.join(names)}")

@@ -1,0 +1,47 @@
+"""One run from a composed configuration: ``run(cfg) -> summary``, for notebooks and for ``main.py``."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from contrafed import registry
+from contrafed.reporting import claim_folder, quiet_libraries
+from contrafed.settings import check, engine_config
+
+
+def compose(*overrides: str) -> DictConfig:
+    """Compose a configuration as the command line does: ``compose("strategy=moon", "num_rounds=10")``."""
+    from contrafed.cli import compose_job
+
+    return compose_job(list(overrides))
+
+
+def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str, Any]:
+    """Run one experiment and return its summary (what ``summary.json`` holds), with the run's folder under ``"folder"``.
+
+    ``unique``: when ``output_dir`` already holds a run, take ``output_dir-2`` and so on; otherwise that is an error.
+    Raises ``UserError`` for anything wrong with the configuration or the data, before a folder is made where it can.
+    """
+    config: dict[str, Any] = (
+        OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else dict(cfg)  # type: ignore[assignment]
+    )
+    quiet_libraries(bool(config.get("verbose", False)))
+    check(config)
+    # After quiet_libraries, which sets what Flower and Ray read when they are imported.
+    from clients.site import node_settings
+    from partitions.federation import load_federation
+    from simulation.engine import Job
+    from strategies.server_app import app as server_app
+
+    federation = load_federation(config)  # before a folder is made: a mistake in the data leaves none behind
+    text = OmegaConf.to_yaml(OmegaConf.create(config))
+    folder = claim_folder(Path(config["output_dir"]), unique=unique)
+    payload = json.dumps({**config, "folder": str(folder), "text": text})
+    engine = registry.find("simulation", "engine", config["engine"])
+    job = Job(server_app, config, node_settings(config), payload, federation)
+    engine.run(engine_config(config["engine"]), job)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return {**summary, "folder": str(folder)}

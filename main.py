@@ -1,0 +1,84 @@
+"""The command line: one run, or a sweep with ``-m``.
+
+    python main.py strategy=pmfl participation=markovian
+    python main.py -m strategy=fedavg,moon,pmfl participation=bernoulli,markovian,cyclic seed=0,1
+
+``--help`` lists every choice. Exit status: 0 all runs finished, 1 a run failed, 2 a mistake in what was asked for, 130 Ctrl-C.
+"""
+
+import signal
+import sys
+import traceback
+from types import FrameType
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from contrafed.cli import check_jobs, help_text
+from contrafed.errors import UserError
+from contrafed.reporting import print_summary, quiet_libraries
+
+failed: list[str] = []
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def job(cfg: DictConfig) -> None:
+    """Run one job. A failing job is reported and the sweep goes on; Ctrl-C ends it."""
+    from contrafed.run import run
+
+    hydra_config = HydraConfig.get()
+    sweeping = hydra_config.mode == RunMode.MULTIRUN
+    name = " ".join(hydra_config.overrides.task)
+    if sweeping:
+        print(f"\n[job {hydra_config.job.num}] {name}", flush=True)
+    named_by_user = any(o.startswith("output_dir=") for o in hydra_config.overrides.task)
+    cfg.output_dir = hydra_config.runtime.output_dir
+    try:
+        summary = run(cfg, unique=not named_by_user)
+    except UserError as error:
+        failed.append(name)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    except Exception:
+        failed.append(name)
+        traceback.print_exc()
+    else:
+        print_summary(summary, summary["folder"])
+
+
+def main() -> int:
+    """Check every job, run them, and return the exit status."""
+    arguments = sys.argv[1:]
+    if any(a in ("-h", "--help") for a in arguments):
+        print(help_text())
+        return 0
+    overrides = [a for a in arguments if not a.startswith("-")]
+    multirun = any(a in ("-m", "--multirun") for a in arguments)
+    quiet_libraries("verbose=true" in (o.lower() for o in overrides))
+    # A polite kill ends a run as Ctrl-C does: with everything so far written.
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        check_jobs(overrides, multirun)
+        job()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: what was finished is in the run's folder", file=sys.stderr)
+        return 130
+    finally:
+        from simulation.ray import stop_ray
+
+        stop_ray()
+    if failed and multirun:
+        print(f"error: {len(failed)} job(s) failed: {'; '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

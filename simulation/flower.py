@@ -1,0 +1,48 @@
+"""engine=flower: Flower's own simulation runtime, unmodified; the proof that nothing depends on our Grid."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Annotated
+
+from clients.client_app import app
+from clients.site import Site, default_device, install, uninstall
+from contrafed.config import Range
+from simulation.engine import Job
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the engine."""
+
+    cpus_per_node: Annotated[float, Range(gt=0)]
+    gpus_per_node: Annotated[float, Range(ge=0)]
+    round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
+    max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+
+
+def run(config: Config, job: Job) -> None:
+    """Run a job in Flower's simulation runtime, one CPU per ClientApp by default."""
+    from flwr.simulation import run_simulation
+
+    import strategies.server_app as server
+    from simulation.ray import stop_ray
+
+    stop_ray()  # Flower starts its own with its own resources
+    install(job.node_settings, Site(job.settings, device=default_device(), federation=job.federation))
+    server.pending_config = job.run_config  # this entry of Flower's takes no run config
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            run_simulation(
+                server_app=job.server_app,
+                client_app=app,
+                num_supernodes=job.num_nodes,
+                backend_config={
+                    "client_resources": {"num_cpus": config.cpus_per_node, "num_gpus": config.gpus_per_node},
+                    "init_args": {"include_dashboard": False, "log_to_driver": bool(job.settings["verbose"])},
+                },
+                verbose_logging=bool(job.settings["verbose"]),
+            )
+    finally:
+        server.pending_config = None
+        uninstall()

@@ -1,0 +1,142 @@
+"""A ``flwr.serverapp.Grid`` whose nodes are virtual: node k has the id 1000 + k, always the same and always online."""
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import numpy as np
+from flwr.app import Message, MessageType, RecordDict
+from flwr.app.metadata import validate_message_type
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from simulation.worker import FIRST_NODE_ID, RUN_ID, BatchRunner, identify
+
+
+class VirtualGrid(Grid):
+    """What the engines of ours share: ids, validation, and replies in request order whoever answers first.
+
+    ``push_messages`` queues, ``pull_messages`` runs what is queued; ``send_and_receive`` does both. Replies never raise:
+    a failed node answers with an error, a node that ran out of time does not answer.
+    """
+
+    def __init__(self, num_nodes: int) -> None:
+        identify()
+        self.num_nodes = num_nodes
+        self._run = Run.create_empty(RUN_ID)
+        self._count = itertools.count(1)
+        self._queue: list[Message] = []
+        self._replies: dict[str, Message] = {}
+
+    @property
+    def node_ids(self) -> np.ndarray:
+        """Flower's node id of every partition (K,): the shortcut that saves a query message per node."""
+        return np.arange(FIRST_NODE_ID, FIRST_NODE_ID + self.num_nodes)
+
+    @abstractmethod
+    def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
+        """Run ``messages`` and return their replies in the same order, None for those that ran out of time."""
+
+    def set_run(self, run: Run) -> None:
+        """Set the run this grid belongs to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run this grid belongs to."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Make a message (Flower's older way; ``Message(...)`` is the newer)."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All node ids, ascending."""
+        return cast(list[int], self.node_ids.tolist())
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages and return the ids given to them; raises ``ValueError`` for a malformed one."""
+        ids = []
+        for message in messages:
+            self._check(message)
+            identifier = f"{self._run.run_id}-{next(self._count)}"
+            message.metadata.__dict__["_message_id"] = identifier
+            self._queue.append(message)
+            ids.append(identifier)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Run what is queued and return the replies to ``message_ids`` that exist, each once, in that order."""
+        self._work(None)
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Run ``messages`` and return their replies in request order; fewer when ``timeout`` (seconds) ran out."""
+        ids = list(self.push_messages(messages))
+        self._work(timeout)
+        return [self._replies.pop(i) for i in ids if i in self._replies]
+
+    def close(self) -> None:
+        """Give back what the grid holds."""
+
+    def _work(self, timeout: float | None) -> None:
+        queue, self._queue = self._queue, []
+        if not queue:
+            return
+        for message, reply in zip(queue, self.execute(queue, timeout), strict=True):
+            if reply is not None:
+                self._replies[message.metadata.message_id] = reply
+
+    def _check(self, message: Message) -> None:
+        meta = message.metadata
+        faults = {
+            "it already has an id": meta.message_id != "",
+            "it is a reply": meta.reply_to_message_id != "",
+            "its time to live is not positive": meta.ttl <= 0,
+            "it was already delivered": meta.delivered_at != "",
+            "it is not from the server": meta.src_node_id != SUPERLINK_NODE_ID,
+            f"there is no node {meta.dst_node_id}": not 0 <= meta.dst_node_id - FIRST_NODE_ID < self.num_nodes,
+            "it belongs to another run": meta.run_id != self._run.run_id,
+            "it has no content": not message.has_content(),
+            f"'{meta.message_type}' is no message type": not validate_message_type(meta.message_type),
+        }
+        for fault, present in faults.items():
+            if present:
+                raise ValueError(f"invalid message: {fault}")
+
+
+class LocalGrid(VirtualGrid):
+    """The grid in this process: no Ray, one node (or one stack) after another."""
+
+    def __init__(self, num_nodes: int, stack_size: int) -> None:
+        super().__init__(num_nodes)
+        self.runner = BatchRunner(num_nodes, stack_size)
+        self.states: dict[int, RecordDict] = {}  # only of nodes that remember something
+
+    def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
+        """Run the messages here; a node's state is committed only when its training succeeded."""
+        # Nodes share the broadcast's records: each gets its own shallow copy, so that a client cannot reach its
+        # neighbours' through it.
+        copies = [isolated(message) for message in messages]
+        nodes = [message.metadata.dst_node_id for message in messages]
+        results = self.runner.run(copies, [self.states.get(node) for node in nodes], timeout)
+        for message, node, result in zip(messages, nodes, results, strict=True):
+            if result is not None and result[1] and message.metadata.message_type == MessageType.TRAIN:
+                self.states[node] = result[1]
+        return [None if result is None else result[0] for result in results]
+
+    def close(self) -> None:
+        """Forget the nodes' states."""
+        self.states.clear()
+
+
+def isolated(message: Message) -> Message:
+    """Return the message around copies of its records; the tensors themselves are shared and never written to."""
+    content = RecordDict()
+    for name, record in message.content.items():
+        content[name] = record.copy()
+    return Message(content=content, metadata=message.metadata)

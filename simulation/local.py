@@ -1,0 +1,37 @@
+"""engine=local: everything in this process; imports no Ray."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from clients.site import Site, default_device, install, uninstall
+from contrafed.config import Range
+from simulation.engine import Job, stack_size_for
+from simulation.grid import LocalGrid
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the engine."""
+
+    device: str | None  # null: cuda where there is one, else cpu
+    stack_size: Annotated[int, Range(ge=1)] | None  # nodes trained together; null: 1 on a CPU, as many as fit on a GPU
+    round_timeout: Annotated[float, Range(gt=0)] | None  # seconds; checked between steps
+    max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+
+
+def run(config: Config, job: Job) -> None:
+    """Run a job against virtual nodes in this process."""
+    device = config.device or default_device()
+    threads = torch.get_num_threads()
+    # One thread, as every worker of the other engines has: numbers must not depend on the number of cores.
+    torch.set_num_threads(1)
+    grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes))
+    try:
+        install(job.node_settings, Site(job.settings, device=device, federation=job.federation))
+        job.serve(grid)
+    finally:
+        grid.close()
+        uninstall()
+        torch.set_num_threads(threads)

@@ -1,0 +1,251 @@
+"""engine=ray: virtual nodes on persistent Ray workers, on one machine or a cluster.
+
+The driver sends each worker one batch of messages a round. The broadcast goes into the object store once and every worker
+reads it in place. What nodes remember are objects that the driver owns by reference but never opens: they outlive the worker
+that made them, spill to disk when the store is full, and any worker can take a node over.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+
+from clients.site import Site, default_device, install, uninstall
+from contrafed import codec
+from contrafed.config import Range
+from contrafed.errors import UserError
+from partitions.federation import Federation
+from simulation.engine import Job, stack_size_for
+from simulation.grid import VirtualGrid
+from simulation.worker import BatchRunner, identify
+
+# A worker checks its time limit between steps; one that is this many seconds late hangs and is replaced.
+GRACE = 60.0
+# A message whose workers died this often is given up: together with its batch, again, and alone.
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the engine."""
+
+    address: str | None  # null: start Ray here; auto: join the running cluster
+    workers: Annotated[int, Range(ge=1)] | None  # null: one per GPU, or one per core without a GPU
+    cpus_per_worker: Annotated[float, Range(gt=0)]
+    gpus_per_worker: Annotated[float, Range(ge=0)] | None  # null: 1 where there are GPUs, else 0
+    stack_size: Annotated[int, Range(ge=1)] | None  # nodes trained together; null: 1 on a CPU, as many as fit on a GPU
+    round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
+    max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+
+
+def run(config: Config, job: Job) -> None:
+    """Run a job against virtual nodes on Ray workers; Ray itself stays up for the next job of a sweep."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    grid = None
+    try:
+        site = Site(job.settings, device=default_device(), federation=job.federation)
+        install(job.node_settings, site)
+        start_ray(config.address, bool(job.settings["verbose"]))
+        grid = RayGrid(config, site, job.node_settings)
+        job.serve(grid)
+    finally:
+        if grid is not None:
+            grid.close()
+        uninstall()
+        torch.set_num_threads(threads)
+
+
+def start_ray(address: str | None, verbose: bool) -> None:
+    """Start Ray in this process, or join a cluster; does nothing when it is already there."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    level = "info" if verbose else "error"
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=verbose, logging_level=level) if (
+            address is None
+        ) else ray.init(address=address, log_to_driver=verbose, logging_level=level)
+    except ConnectionError as error:
+        raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
+
+
+def stop_ray() -> None:
+    """Stop the Ray that ``start_ray`` started, if any."""
+    import sys
+
+    if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
+        ray.shutdown()
+
+
+class Worker:
+    """One persistent worker process: the data set on its device and a ``BatchRunner``."""
+
+    def __init__(self, shared: Mapping[str, Any], node_settings: str, settings: Mapping[str, Any], stack_size: int | None) -> None:
+        torch.set_num_threads(1)
+        identify()
+        data = replace(shared["data"], **{k: torch.from_numpy(v) for k, v in shared["tensors"].items()})
+        federation = Federation(data, shared["partition"])
+        device = default_device()
+        install(node_settings, Site(settings, device=device, federation=federation))
+        self.runner = BatchRunner(settings["num_nodes"], stack_size_for(stack_size, device, settings["num_nodes"]))
+
+    def ready(self) -> str:
+        """Answer once the worker is up; returns its device."""
+        return default_device()
+
+    def run(
+        self, records: list[ArrayRecord], jobs: list[tuple[Message, dict[str, int]]], states: list[Any], timeout: float | None
+    ) -> Any:
+        """Run a batch: each message comes without its array records, which are named by their place in ``records``.
+
+        Returns the replies, followed, for nodes that remember, by one new state per message.
+        """
+        import ray
+
+        messages = []
+        for message, places in jobs:
+            for name, place in places.items():
+                message.content[name] = records[place]
+            messages.append(message)
+        held = [None if ref is None else ray.get(ref) for ref in states] if states else [None] * len(messages)
+        results = self.runner.run(messages, held, timeout)
+        replies = [None if result is None else result[0] for result in results]
+        if not states:
+            return replies
+        return [replies, *[None if result is None else result[1] for result in results]]
+
+
+class RayGrid(VirtualGrid):
+    """The grid over Ray workers."""
+
+    def __init__(self, config: Config, site: Site, node_settings: str) -> None:
+        import ray
+
+        super().__init__(site.settings["num_nodes"])
+        self.ray = ray
+        resources = ray.cluster_resources()
+        gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
+        per_worker = config.gpus_per_worker if config.gpus_per_worker is not None else (1.0 if gpus else 0.0)
+        count = config.workers or (max(1, int(gpus / per_worker)) if per_worker else max(1, int(cpus / config.cpus_per_worker)))
+        if count * config.cpus_per_worker > cpus or count * per_worker > gpus:
+            raise UserError(
+                f"engine.workers={count} needs {count * config.cpus_per_worker:g} CPUs and {count * per_worker:g} GPUs, "
+                f"Ray has {cpus} and {gpus}; lower engine.workers, engine.cpus_per_worker or engine.gpus_per_worker"
+            )
+        data = site.federation.data
+        tensors = {name: getattr(data, name).cpu().numpy() for name in ("x", "y", "test")}
+        empty = replace(data, **{name: torch.empty(0) for name in tensors})
+        shared = {"data": empty, "tensors": tensors, "partition": site.federation.partition}
+        self._arguments = (ray.put(shared), node_settings, dict(site.settings), config.stack_size)
+        self._actor = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
+        self.stateful = site.client_class.remembers(site.model)
+        self.memory: dict[int, Any] = {}  # node id -> reference to its state
+        self.workers = [self._spawn() for _ in range(count)]
+        ray.get([worker.ready.remote() for worker in self.workers])  # a worker that cannot start says why here
+
+    def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
+        """Give each worker one batch, longest first; replace workers that die and run their messages again."""
+        ray = self.ray
+        ends = None if timeout is None else time.monotonic() + timeout
+        records, places = _distinct_records(messages)
+        shared = ray.put(records)
+        replies: list[Message | None] = [None] * len(messages)
+        attempts = [0] * len(messages)
+        pending: dict[Any, tuple[int, list[int], list[Any]]] = {}
+
+        def submit(worker: int, rows: list[int]) -> None:
+            left = None if ends is None else max(ends - time.monotonic(), 0.0)
+            jobs = [(_without_arrays(messages[i]), places[i]) for i in rows]
+            states = [self.memory.get(messages[i].metadata.dst_node_id) for i in rows] if self.stateful else []
+            method = self.workers[worker].run.options(num_returns=1 + len(states))
+            refs = method.remote(shared, jobs, states, left)
+            refs = refs if self.stateful else [refs]
+            pending[refs[0]] = (worker, rows, refs[1:])
+
+        for worker, rows in enumerate(_balanced([_cost(m) for m in messages], len(self.workers))):
+            if rows:
+                submit(worker, rows)
+        while pending:
+            patience = None if ends is None else max(ends - time.monotonic(), 0.0) + GRACE
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=patience)
+            if not ready:  # these workers hang: their nodes have not answered in time
+                for worker, _, _ in pending.values():
+                    ray.kill(self.workers[worker])
+                    self.workers[worker] = self._spawn()
+                break
+            worker, rows, states = pending.pop(ready[0])
+            try:
+                batch = ray.get(ready[0])
+            except (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+                self.workers[worker] = self._spawn()
+                for i in rows:
+                    attempts[i] += 1
+                if attempts[rows[0]] >= ATTEMPTS:
+                    for i in rows:
+                        replies[i] = Message(Error(ErrorCode.CLIENT_APP_CRASHED, str(error)), reply_to=messages[i])
+                elif attempts[rows[0]] == ATTEMPTS - 1:
+                    for i in rows:
+                        submit(worker, [i])
+                else:
+                    submit(worker, rows)
+                continue
+            for place, (i, reply) in enumerate(zip(rows, batch, strict=True)):
+                replies[i] = reply
+                trained = messages[i].metadata.message_type == MessageType.TRAIN
+                if self.stateful and trained and reply is not None and not reply.has_error():
+                    self.memory[messages[i].metadata.dst_node_id] = states[place]
+        return replies
+
+    def close(self) -> None:
+        """End the workers and let go of what the nodes remember."""
+        self.memory.clear()
+        for worker in self.workers:
+            self.ray.kill(worker)
+        self.workers = []
+        self._arguments = ()  # type: ignore[assignment]
+
+    def _spawn(self) -> Any:
+        return self._actor.remote(*self._arguments)
+
+
+def _cost(message: Message) -> float:
+    return float(codec.config_of(message).get("cost", 1))
+
+
+def _balanced(costs: Sequence[float], workers: int) -> list[list[int]]:
+    """Deal tasks to workers, longest first to the least loaded; within a worker in request order."""
+    loads, rows = np.zeros(workers), [[] for _ in range(workers)]  # type: ignore[var-annotated]
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        worker = int(loads.argmin())
+        loads[worker] += costs[i]
+        rows[worker].append(i)
+    return [sorted(part) for part in rows]
+
+
+def _distinct_records(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[dict[str, int]]]:
+    """Return the array records of all messages, each once, and per message the place of its own among them."""
+    records: list[ArrayRecord] = []
+    place_of: dict[int, int] = {}
+    places = []
+    for message in messages:
+        mine = {}
+        for name, record in message.content.items():
+            if isinstance(record, ArrayRecord):
+                if id(record) not in place_of:
+                    place_of[id(record)] = len(records)
+                    records.append(record)
+                mine[name] = place_of[id(record)]
+        places.append(mine)
+    return records, places
+
+
+def _without_arrays(message: Message) -> Message:
+    rest = RecordDict({n: r for n, r in message.content.items() if not isinstance(r, ArrayRecord)})
+    return Message(content=rest, metadata=message.metadata)

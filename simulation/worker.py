@@ -1,0 +1,98 @@
+"""Running a batch of messages on one worker: stacking, isolation of a faulty node, transactional node state."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode, SUPERLINK_NODE_ID
+from flwr.supercore.task_identity import TaskIdentity
+
+from clients.base import DeadlineError, LocalError
+from clients.client_app import app, run_stack
+from contrafed import codec
+
+# Flower asks for the number of nodes in every node's config; nothing of ours reads it.
+RUN_ID = 1
+FIRST_NODE_ID = 1000
+
+
+def identify() -> None:
+    """Tell Flower which task this process runs; without it no message can be made."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SUPERLINK_NODE_ID
+
+
+def context_of(message: Message, state: RecordDict | None, num_nodes: int) -> Context:
+    """Return a node's context with a copy of its state, so that a failed update leaves the state as it was."""
+    node_id = message.metadata.dst_node_id
+    return Context(
+        run_id=RUN_ID,
+        node_id=node_id,
+        node_config={"partition-id": node_id - FIRST_NODE_ID, "num-partitions": num_nodes},
+        state=state.copy() if state is not None else RecordDict(),
+        run_config={},
+    )
+
+
+class BatchRunner:
+    """Runs batches of messages in this process, ``stack_size`` nodes at a time."""
+
+    def __init__(self, num_nodes: int, stack_size: int) -> None:
+        self.num_nodes = num_nodes
+        self.stack_size = stack_size
+
+    def run(
+        self, messages: Sequence[Message], states: Sequence[RecordDict | None], timeout: float | None
+    ) -> list[tuple[Message, RecordDict | None] | None]:
+        """Return (reply, new state) per message; the state is None unless the update succeeded, and the whole entry is
+        None for a node that did not finish within ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        results: list[tuple[Message, RecordDict | None] | None] = [None] * len(messages)
+        stackable = [i for i, m in enumerate(messages) if m.metadata.message_type == MessageType.TRAIN]
+        # Nodes with like amounts of work share a stack, so that few rows idle.
+        stackable.sort(key=lambda i: -float(codec.config_of(messages[i]).get("cost", 0)))
+        todo = [stackable[i : i + self.stack_size] for i in range(0, len(stackable), self.stack_size)]
+        todo.reverse()
+        while todo:
+            rows = todo.pop()
+            try:
+                results_of_stack = self._stack([messages[i] for i in rows], [states[i] for i in rows], deadline)
+            except DeadlineError:
+                break
+            except torch.OutOfMemoryError:
+                if len(rows) == 1:
+                    raise
+                # The stack does not fit: halve it now and from here on.
+                self.stack_size = max(1, len(rows) // 2)
+                torch.cuda.empty_cache()
+                todo += [rows[self.stack_size :], rows[: self.stack_size]]
+                continue
+            except LocalError as error:
+                if len(rows) > 1:  # run its nodes alone, so that only the faulty one fails
+                    todo += [[row] for row in reversed(rows)]
+                else:
+                    results[rows[0]] = _failed(messages[rows[0]], error), None
+                continue
+            for i, result in zip(rows, results_of_stack, strict=True):
+                results[i] = result
+        for i, message in enumerate(messages):
+            if message.metadata.message_type != MessageType.TRAIN:
+                context = context_of(message, states[i], self.num_nodes)
+                try:
+                    results[i] = app(message, context), context.state
+                except Exception as error:
+                    results[i] = _failed(message, error), None
+        return results
+
+    def _stack(
+        self, messages: list[Message], states: list[RecordDict | None], deadline: float | None
+    ) -> list[tuple[Message, RecordDict | None] | None]:
+        contexts = [context_of(m, s, self.num_nodes) for m, s in zip(messages, states, strict=True)]
+        replies = run_stack(messages, contexts, deadline)
+        return [(reply, context.state) for reply, context in zip(replies, contexts, strict=True)]
+
+
+def _failed(message: Message, error: Exception) -> Message:
+    reason = str(error) if isinstance(error, LocalError) else f"{type(error).__name__}: {error}"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -1,0 +1,397 @@
+"""The server half of every method: who trains, which replies count, and the rule that turns them into the next model.
+
+A method subclasses ``FederatedStrategy`` and writes ``aggregate``: a few lines of tensor algebra over the replies.
+Everything else (participation, messages, validation, bookkeeping, Flower's interface) is here.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from clients.base import Client, Shapes, find_client
+from contrafed import codec, registry
+from contrafed.config import build
+from models.base import SplitModel
+from partitions.participation.base import Participation
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Population:
+    """What the server knows of all K nodes; a node's index in these arrays is its partition id."""
+
+    sizes: np.ndarray  # (K,) training examples
+    node_ids: np.ndarray  # (K,) Flower's node ids
+    partition_of: dict[int, int] | None = None  # node id -> partition id, made on first use
+
+    @property
+    def num_nodes(self) -> int:
+        """K."""
+        return len(self.sizes)
+
+    @property
+    def num_holders(self) -> int:
+        """How many nodes hold any data; a node without never takes part and is not counted by any rule."""
+        return int(np.count_nonzero(self.sizes))
+
+    def partition(self, node_id: int) -> int | None:
+        """Return the partition id behind a Flower node id, or None for a stranger."""
+        first = int(self.node_ids[0])
+        near = node_id - first
+        if 0 <= near < self.num_nodes and self.node_ids[near] == node_id:
+            return near
+        if self.partition_of is None:
+            self.partition_of = {int(n): k for k, n in enumerate(self.node_ids)}
+        return self.partition_of.get(node_id)
+
+
+@dataclass
+class Reply:
+    """One node's valid reply."""
+
+    node: int
+    tensors: Tensors
+    num_examples: int
+    metrics: dict[str, float]
+
+
+class Replies(Sequence[Reply]):
+    """The valid replies of a round, sorted by partition id so that sums do not depend on who answered first."""
+
+    def __init__(self, replies: Iterable[Reply]) -> None:
+        self._replies = sorted(replies, key=lambda reply: reply.node)
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._replies[index]
+
+    @property
+    def nodes(self) -> np.ndarray:
+        """Partition ids (m,)."""
+        return np.array([reply.node for reply in self._replies], dtype=np.int64)
+
+    @property
+    def num_examples(self) -> np.ndarray:
+        """Training examples per reply (m,), float64."""
+        return np.array([reply.num_examples for reply in self._replies], dtype=np.float64)
+
+    def weighted_sum(self, group: str, weights: np.ndarray) -> Tensors:
+        """Return ``sum_k weights[k] * tensor_k`` for every tensor of ``group``, accumulated in float64.
+
+        ``weights`` is (m,); names come without their group. Raises ``ValueError`` without replies.
+        """
+        if not self._replies:
+            raise ValueError("no replies to sum")
+        prefix = f"{group}/"
+        totals = {}
+        for name, first in self._replies[0].tensors.items():
+            if name.startswith(prefix):
+                total = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
+                for reply, weight in zip(self._replies, weights, strict=True):
+                    total.add_(reply.tensors[name], alpha=float(weight))
+                totals[name.removeprefix(prefix)] = total
+        return totals
+
+    def mean(self, group: str, weights: np.ndarray) -> Tensors:
+        """Return the weighted mean of every tensor of ``group`` in float64; the weights are normalised here."""
+        return self.weighted_sum(group, weights / weights.sum())
+
+
+@dataclass
+class Round:
+    """What happened in a round, for the log."""
+
+    server_round: int
+    participants: np.ndarray  # partition ids that were asked to train
+    metrics: dict[str, float] = field(default_factory=dict)  # means over replies, weighted by examples
+    evaluation: dict[str, float] | None = None  # of the global model, on the server
+    rejected: Counter[str] = field(default_factory=Counter)  # cause -> replies
+    failures: list[str] = field(default_factory=list)  # what failed nodes said
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    node_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (nodes, values)
+    node_evaluation: dict[str, float] | None = None
+
+
+class FederatedStrategy(Strategy):
+    """A Flower ``Strategy`` whose subclasses only state the server rule.
+
+    Subclasses set ``Config`` in their module and override ``aggregate``; ``setup`` prepares server state. Everything a
+    strategy carries from round to round lives in ``self.state`` (named tensors and arrays), ready for a checkpoint.
+    """
+
+    Config: ClassVar[type]
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        client_class: type[Client],
+        model: SplitModel,
+        population: Population,
+        participation: Participation,
+        settings: str,
+        num_rounds: int,
+        max_norm: float | None = None,
+        work_of: Callable[[int], int] | None = None,
+    ) -> None:
+        """Prepare a run of ``num_rounds`` rounds; ``settings`` is the JSON that nodes receive.
+
+        ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. ``work_of`` tells how many steps a node
+        with so many examples takes, by which engines balance their workers.
+        """
+        self.config = config
+        self.down, self.up = client_class.messages(model)
+        self.population = population
+        self.participation = participation
+        self.settings = settings
+        self.num_rounds = num_rounds
+        self.max_norm = max_norm
+        self.work_of = work_of or (lambda examples: 1)
+        self.state: dict[str, Any] = {}
+        self.model: Tensors = {}
+        self.round = Round(0, np.zeros(0, dtype=np.int64))
+        self._sent: list[tuple[Message, int]] = []
+        self.setup()
+
+    # ---------------------------------------------------------------------------------------------- what a method declares
+
+    def setup(self) -> None:
+        """Prepare ``self.state`` before the first round."""
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Return the next global model from this round's ``model`` and valid ``replies``.
+
+        Called every round, also with no reply at all. Both are float32 tensors by name; the result may be float64 and is
+        stored as float32. ``self.round.server_round`` is the 1-based round.
+        """
+        raise NotImplementedError
+
+    def download(self, model: Tensors, node: int) -> Tensors | None:
+        """Return tensors that are sent to this node only, or None when every node receives the same."""
+        return None
+
+    def broadcast(self, model: Tensors) -> Tensors:
+        """Return what every node receives: the shared tensors of the model."""
+        return {name: model[name.removeprefix("model/")] for name in self.down if name.startswith("model/")}
+
+    # --------------------------------------------------------------------------------------------------- Flower's interface
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Write one message per node that was selected, is available and holds data."""
+        nodes = self.participation.participants(server_round)
+        nodes = nodes[self.population.sizes[nodes] > 0]
+        self.model = codec.from_record(arrays)
+        self.round = Round(server_round, nodes)
+        shared = codec.to_record(self.broadcast(self.model))
+        size = sum(4 * math.prod(shape) for shape in self.down.values())
+        self._sent = []
+        for node in nodes.tolist():
+            own = self.download(self.model, node)
+            record = shared
+            if own is not None:
+                record = shared.copy()
+                record.update(codec.to_record(own))
+            cost = self.work_of(int(self.population.sizes[node]))
+            scalars = ConfigRecord(
+                {**config, "server-round": server_round, "settings": self.settings, "cost": cost}
+            )
+            content = RecordDict({codec.ARRAYS: record, codec.CONFIG: scalars})
+            message = Message(content, int(self.population.node_ids[node]), MessageType.TRAIN, group_id=str(server_round))
+            self._sent.append((message, node))
+            self.round.bytes_down += size
+        return [message for message, _ in self._sent]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check every reply, then apply the method's rule to the good ones."""
+        good = Replies(self._valid(replies))
+        model = self.aggregate(self.model, good)
+        self.model = {name: model[name].to(old.dtype) for name, old in self.model.items()}
+        if len(good):
+            weights = good.num_examples / good.num_examples.sum()
+            names = good[0].metrics
+            self.round.metrics = {n: float(sum(w * r.metrics[n] for w, r in zip(weights, good, strict=True))) for n in names}
+        self._sent = []
+        return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask every node that holds a test part to score its model; a read-only message."""
+        nodes = config.get("nodes")
+        if not isinstance(nodes, list):
+            return []
+        record = codec.to_record(self.broadcast(codec.from_record(arrays)))
+        scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
+        content = RecordDict({codec.ARRAYS: record, codec.CONFIG: scalars})
+        self._sent = [
+            (Message(content, int(self.population.node_ids[n]), MessageType.EVALUATE, group_id=str(server_round)), int(n))
+            for n in nodes
+        ]
+        return [message for message, _ in self._sent]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the nodes' scores: by examples, plainly, their standard deviation, and the worst tenth."""
+        asked = self._asked()
+        rows = []
+        for reply in replies:
+            node = asked.get(reply.metadata.reply_to_message_id)
+            if node is None or reply.has_error():
+                self.round.rejected["evaluation failed"] += 1
+                continue
+            scores = reply.content[codec.METRICS]
+            count = int(scores["num-examples"])  # type: ignore[arg-type]
+            if count:
+                rows.append((node, float(scores["accuracy"]), float(scores["loss"]), count))  # type: ignore[arg-type]
+        self._sent = []
+        if not rows:
+            return None
+        nodes, accuracy, loss, count = (np.array(column) for column in zip(*sorted(rows), strict=True))
+        worst = np.sort(accuracy)[: max(1, len(accuracy) // 10)]
+        self.round.node_metrics["accuracy"] = (nodes, accuracy)
+        self.round.node_evaluation = {
+            "accuracy": float(np.average(accuracy, weights=count)),
+            "accuracy_mean": float(accuracy.mean()),
+            "accuracy_std": float(accuracy.std()),
+            "accuracy_worst_decile": float(worst.mean()),
+            "loss": float(np.average(loss, weights=count)),
+        }
+        return MetricRecord(dict(self.round.node_evaluation))
+
+    def summary(self) -> None:
+        """Nothing to log: the run folder holds the configuration."""
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        on_round: Callable[[Round, ArrayRecord], None] | None = None,
+    ) -> Result:
+        """Run the rounds: Flower's own loop, with ``on_round`` called after each (round 0 is the initial model).
+
+        Overridden because Flower's has no hook between rounds, on which logging and checkpoints depend.
+        """
+        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        result, arrays = Result(), initial_arrays
+        result.arrays = arrays
+        for server_round in range(num_rounds + 1):
+            began = time.perf_counter()
+            if server_round > 0:
+                messages = self.configure_train(server_round, arrays, train_config, grid)
+                replies = grid.send_and_receive(messages, timeout=timeout)
+                new, metrics = self.aggregate_train(server_round, replies)
+                arrays = result.arrays = new if new is not None else arrays
+                if metrics is not None:
+                    result.train_metrics_clientapp[server_round] = metrics
+            if evaluate_fn is not None and (scores := evaluate_fn(server_round, arrays)) is not None:
+                self.round.evaluation = {name: float(value) for name, value in scores.items()}  # type: ignore[arg-type]
+                result.evaluate_metrics_serverapp[server_round] = scores
+                asking = list(self.configure_evaluate(server_round, arrays, evaluate_config, grid))
+                if asking:
+                    replies = grid.send_and_receive(asking, timeout=timeout)
+                    if (summary := self.aggregate_evaluate(server_round, replies)) is not None:
+                        result.evaluate_metrics_clientapp[server_round] = summary
+            self.round.seconds = time.perf_counter() - began
+            if on_round is not None:
+                on_round(self.round, arrays)
+        return result
+
+    # -------------------------------------------------------------------------------------------------------------- replies
+
+    def _asked(self) -> dict[str, int]:
+        """Message id -> partition id; ids exist once the Grid has taken the messages."""
+        return {message.metadata.message_id: node for message, node in self._sent}
+
+    def _valid(self, replies: Iterable[Message]) -> Iterator[Reply]:
+        """Yield the replies that count; count the others by cause. A failed node is an absent node."""
+        asked = self._asked()
+        for message in replies:
+            # Errors that Flower itself makes come "from node 1", so the request's id says whose they are.
+            node = asked.pop(message.metadata.reply_to_message_id, None)
+            if node is None:
+                self.round.rejected["not asked for"] += 1
+            elif message.has_error():
+                self.round.rejected["failed"] += 1
+                self.round.failures.append(f"node {node}: {message.error.reason}")
+            else:
+                try:
+                    reply = self._check(node, message)
+                except ValueError as error:
+                    self.round.rejected[str(error)] += 1
+                    self.round.failures.append(f"node {node}: {error}")
+                else:
+                    self.round.bytes_up += sum(t.numel() * t.element_size() for t in reply.tensors.values())
+                    yield reply
+        if asked:
+            self.round.rejected["no answer"] += len(asked)
+
+    def _check(self, node: int, message: Message) -> Reply:
+        """Return a reply's content, or raise ``ValueError`` with the cause; shapes are checked before bytes are read."""
+        arrays, metrics = message.content.get(codec.ARRAYS), message.content.get(codec.METRICS)
+        if not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
+            raise ValueError("malformed content")
+        if set(arrays) != set(self.up):
+            raise ValueError("wrong tensor names")
+        for name, shape in self.up.items():
+            if tuple(arrays[name].shape) != shape:
+                raise ValueError("wrong shape")
+            if arrays[name].dtype not in ("float32", "float64"):
+                raise ValueError("wrong dtype")
+        count = metrics.get("num-examples")
+        if not isinstance(count, int) or count <= 0:
+            raise ValueError("no examples")
+        tensors = {name: codec.to_tensor(arrays[name]) for name in self.up}
+        if any(tuple(t.shape) != self.up[name] for name, t in tensors.items()):
+            raise ValueError("wrong shape")
+        square = torch.stack([t.double().square().sum() for t in tensors.values()]).sum()
+        if not torch.isfinite(square):
+            raise ValueError("not finite")
+        if self.max_norm is not None and float(square) > self.max_norm**2:
+            raise ValueError("norm too large")
+        others = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
+        return Reply(node, tensors, count, others)
+
+
+def find_strategy(settings: Mapping[str, Any]) -> tuple[type[FederatedStrategy], type]:
+    """Return the strategy class and config dataclass of ``strategy=NAME``, from ``strategies/NAME.py``."""
+    module = registry.find("strategies", "strategy", settings)
+    return registry.only_subclass(module, FederatedStrategy), module.Config
+
+
+def make_config(settings: Mapping[str, Any]) -> Any:
+    """Check the whole ``strategy`` group and return the server half's config.
+
+    Its keys are those of the node half and of the server half together; anything else is an error.
+    """
+    _, client_config = find_client(settings)
+    _, server_config = find_strategy(settings)
+    client_fields, server_fields = set(client_config.__dataclass_fields__), set(server_config.__dataclass_fields__)
+    ignore = registry.COMMON_KEYS
+    build(client_config, settings, "strategy", ignore=ignore | server_fields)
+    return build(server_config, settings, "strategy", ignore=ignore | client_fields)
+
+
+__all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Shapes", "find_strategy", "make_config"]

@@ -1,0 +1,37 @@
+"""FedAU, the server half: each participant weighs as much as its past absences were long (METHODS section 27)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from contrafed.config import Range
+from strategies.base import FederatedStrategy, Replies, Tensors
+from strategies.intervals import Intervals
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    server_lr: Annotated[float, Range(gt=0)]  # eta_g
+    cutoff: Annotated[int, Range(ge=1)]  # K in the paper, C in PMFL's
+
+
+class FedAU(FederatedStrategy):
+    """W += (eta_g / K) sum_k omega_k Delta_k, K the number of all nodes, omega_k the mean of node k's past intervals.
+
+    Source: Wang and Ji 2024, Algorithms 1 and 2, with the weights of the authors' code: the interval that ends with this
+    participation counts from the next one on, and a first participation weighs 1.
+    """
+
+    def setup(self) -> None:
+        """Start every node's clock."""
+        self.intervals = Intervals(self.population.num_nodes, self.config.cutoff, True, self.state)
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """The weighted step; every node's clock ticks, also in a round without replies."""
+        weights = self.intervals.tick(replies.nodes)
+        self.round.node_metrics["weight"] = (replies.nodes, weights)
+        if not len(replies):
+            return model
+        step = replies.weighted_sum("delta", weights * self.config.server_lr / self.population.num_holders)
+        return {name: value + step[name] for name, value in model.items()}

@@ -1,0 +1,82 @@
+"""PMFL, the server half: weights by participation interval, and a share of the historical global models."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+
+from contrafed.config import Range
+from strategies.base import FederatedStrategy, Replies, Tensors
+from strategies.intervals import Intervals
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    server_lr: Annotated[float, Range(gt=0)]  # eta_g
+    adaptive_weights: bool  # AWC; false is the ablation w/o AWC
+    cutoff: Annotated[int, Range(ge=1)]  # C
+    interval_lag: bool  # FedAU's weights: the interval that ends now counts from the next participation on
+    normalize: Literal["all_nodes", "participants", "weights", "none"]  # what the weighted sum is divided by
+    history_size: Annotated[int, Range(ge=0)]  # H, the current model included; 0 (or 1) is the ablation w/o HGM
+    history_warmup: Literal["available", "wait", "pad"]  # before H - 1 older models exist
+    sign: Literal["descend", "paper"]  # paper: the minus that Equations 9 and 10 print
+
+
+class PMFL(FederatedStrategy):
+    """U = W + (eta_g / K) sum_k x_k Delta_k;  W' = (1 - psi_t) U + psi_t mean(the last H - 1 older global models).
+
+    x_k is the mean participation interval of node k (AWC), K the number of all nodes, psi_t = 1/2 - t / (2 (T - 1)) for
+    t = 0 .. T-1 (Equations 8-11, Algorithm 2; METHODS sections 4.1-4.5). Deviations: plus where Equation 9 prints a minus,
+    since Delta points downhill, and 1/K, without which the printed step is about K times too long. Without AWC every
+    x_k is 1 and the sum is divided by the number of participants, which is FedAvg's step.
+    """
+
+    def setup(self) -> None:
+        """Start every node's clock with an empty history."""
+        self.intervals = Intervals(self.population.num_nodes, self.config.cutoff, self.config.interval_lag, self.state)
+        self.state["history"] = []  # older global models, newest first
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """The weighted step mixed with the history; both also pass in a round without replies."""
+        weights = self.intervals.tick(replies.nodes)
+        if not self.config.adaptive_weights:
+            weights = np.ones(len(replies))
+        self.round.node_metrics["weight"] = (replies.nodes, weights)
+        updated = model
+        if len(replies):
+            rate = self.config.server_lr * (1 if self.config.sign == "descend" else -1)
+            step = replies.weighted_sum("delta", weights * rate / self._divisor(weights))
+            updated = {name: value + step[name] for name, value in model.items()}
+        return self._mix(model, updated)
+
+    def _divisor(self, weights: np.ndarray) -> float:
+        if not self.config.adaptive_weights:
+            return len(weights)
+        return {
+            "all_nodes": float(self.population.num_holders),
+            "participants": float(len(weights)),
+            "weights": float(weights.sum()),
+            "none": 1.0,
+        }[self.config.normalize]
+
+    def _mix(self, model: Tensors, updated: Tensors) -> Tensors:
+        """Blend ``updated`` with the older models, then remember ``model`` as the newest of them."""
+        older, wanted = self.state["history"], self.config.history_size - 1
+        if wanted < 1:
+            return updated
+        if self.config.history_warmup == "pad":
+            older = older + [older[-1] if older else model] * (wanted - len(older))
+        ready = len(older) >= (wanted if self.config.history_warmup == "wait" else 1)
+        last = max(self.num_rounds - 1, 1)
+        psi = 0.5 - (self.round.server_round - 1) / (2 * last) if self.num_rounds > 1 else 0.0
+        mixed = updated
+        if ready and psi > 0:
+            mixed = {
+                name: (1 - psi) * value.double() + psi * torch.stack([old[name] for old in older]).double().mean(0)
+                for name, value in updated.items()
+            }
+        self.state["history"] = [model, *self.state["history"]][:wanted]
+        return mixed

@@ -1,0 +1,220 @@
+"""The ServerApp: one run of a method against whatever Grid it is given; the same object in every engine and for ``flwr run``."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from clients.base import EVALUATION_BATCH, Tensors, score
+from clients.site import Site, node_settings, site_for
+from contrafed import codec
+from contrafed.errors import UserError
+from contrafed.reporting import Progress, RunRecorder, versions
+from contrafed.settings import engine_config
+from partitions.participation.base import make_participation
+from strategies.base import FederatedStrategy, Population, Round, find_strategy, make_config
+
+# Set by engine=flower, whose entry point takes no run config.
+pending_config: str | None = None
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment whose composed configuration is ``run_config["config"]`` (JSON)."""
+    serve(grid, json.loads(str(context.run_config.get("config") or pending_config)))
+
+
+def serve(grid: Grid, config: Mapping[str, Any]) -> None:
+    """Train for ``num_rounds`` rounds and leave the run folder ``config["folder"]`` complete.
+
+    Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again.
+    """
+    folder = Path(config["folder"])
+    settings = node_settings(config)
+    site = site_for(settings)
+    partition = site.federation.partition
+    population = discover(grid, partition.sizes, settings)
+    participation = make_participation(
+        config["participation"], partition.class_proportions, config["num_nodes"], config["seed"]
+    )
+    engine = engine_config(config["engine"])
+    strategy_class, _ = find_strategy(config["strategy"])
+    strategy = strategy_class(
+        make_config(config["strategy"]),
+        client_class=site.client_class,
+        model=site.model,
+        population=population,
+        participation=participation,
+        settings=settings,
+        num_rounds=config["num_rounds"],
+        max_norm=engine.max_norm,
+        work_of=site.client_class(site, []).work_of,
+    )
+    initial = initial_model(site, config["init_from"])
+    recorder = RunRecorder(folder, config["text"])
+    recorder.partition(partition.class_counts())
+    began, status, last = time.perf_counter(), "failed", initial
+    title = f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
+    try:
+        with Progress(config["num_rounds"], title) as progress:
+            log = Log(recorder, progress, strategy, config)
+
+            def on_round(done: Round, arrays: ArrayRecord) -> None:
+                nonlocal last
+                last = codec.from_record(arrays)
+                log.write(done)
+
+            nodes = np.flatnonzero([len(partition.test(n)) for n in range(population.num_nodes)]) if config["eval_nodes"] else []
+            strategy.start(
+                grid,
+                codec.to_record(initial),
+                num_rounds=config["num_rounds"],
+                timeout=engine.round_timeout,
+                evaluate_config=ConfigRecord({"nodes": [int(n) for n in nodes]}),
+                evaluate_fn=lambda r, arrays: evaluate(site, config, r, codec.from_record(arrays)),
+                on_round=on_round,
+            )
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        recorder.save_model(last, {"strategy": config["strategy"]["name"], "seed": str(config["seed"])})
+        recorder.finish(status, {**facts(config, site), "seconds": time.perf_counter() - began})
+        recorder.close()
+
+
+class Log:
+    """Turns each finished round into rows of the run folder and a step of the progress bar."""
+
+    def __init__(
+        self, recorder: RunRecorder, progress: Progress, strategy: FederatedStrategy, config: Mapping[str, Any]
+    ) -> None:
+        self.recorder, self.progress, self.strategy = recorder, progress, strategy
+        self.num_nodes: int = config["num_nodes"]
+        self.warned = False
+
+    def write(self, done: Round) -> None:
+        """Record one round and flush."""
+        put, t = self.recorder.metric, done.server_round
+        for name, value in (done.evaluation or {}).items():
+            split, metric = name.split("/")
+            put(t, "global", split, metric, value)
+        personal = set(self.strategy.down) != {f"model/{n}" for n in self.strategy.model}
+        for name, value in (done.node_evaluation or {}).items():
+            put(t, *(("personal", "test") if personal else ("global", "nodes")), name, value)
+        if t > 0:
+            for name, value in done.metrics.items():
+                put(t, "global", "fit", name, value)
+            self.recorder.participants(t, done.participants, self.num_nodes)
+            failed = done.rejected["failed"] + done.rejected["no answer"]
+            put(t, "global", "system", "bytes_down", done.bytes_down)
+            put(t, "global", "system", "bytes_up", done.bytes_up)
+            put(t, "global", "system", "failures", failed)
+            put(t, "global", "system", "replies_rejected", done.rejected.total() - failed)
+            for name, (ids, values) in done.node_metrics.items():
+                self.recorder.nodes(t, ids, name, values)
+            self.recorder.time(t, done.seconds)
+        self.recorder.flush()
+        scores = done.evaluation or {}
+        self.progress.update(t, len(done.participants), scores.get("test/accuracy"), scores.get("test/loss"))
+        if done.failures and not self.warned:
+            self.warned = True
+            self.progress.note(f"round {t}: {len(done.failures)} replies did not count; the first: {done.failures[0]}")
+
+
+def discover(grid: Grid, sizes: np.ndarray, settings: str) -> Population:
+    """Learn which Flower node holds which partition, waiting until every node is there.
+
+    Our own Grid knows; otherwise a query message asks each node, since ids are random there.
+    """
+    known = getattr(grid, "node_ids", None)
+    if known is not None:
+        return Population(sizes, known)
+    wanted = len(sizes)
+    while len(ids := sorted(grid.get_node_ids())) < wanted:
+        time.sleep(0.05)
+    content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings})})
+    node_ids = np.full(wanted, -1, dtype=object)
+    for reply in grid.send_and_receive([Message(content, node, MessageType.QUERY) for node in ids]):
+        if reply.has_error():
+            raise UserError(f"node {reply.metadata.src_node_id} could not be asked for its partition: {reply.error.reason}")
+        node_ids[int(reply.content[codec.METRICS]["partition-id"])] = reply.metadata.src_node_id  # type: ignore[arg-type]
+    return Population(sizes, node_ids)
+
+
+def initial_model(site: Site, path: str | None) -> Tensors:
+    """Return the initial global model: drawn from the seed, or read from a safetensors file of the same shapes."""
+    if path is None:
+        return {name: value.detach().cpu() for name, value in site.initial.items()}
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        loaded = load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"init_from: {path} is no safetensors file ({error})") from error
+    for name, value in site.initial.items():
+        if name not in loaded or loaded[name].shape != value.shape:
+            found = f"shape {tuple(loaded[name].shape)}" if name in loaded else "none"
+            raise UserError(f"init_from: {path} does not fit: {name} needs shape {tuple(value.shape)}, found {found}")
+    return {name: loaded[name] for name in site.initial}
+
+
+def evaluate(site: Site, config: Mapping[str, Any], server_round: int, model: Tensors) -> MetricRecord | None:
+    """Score the global model on the central test set and, if asked for, on all training examples.
+
+    Without a central test set (merged splits) the union of the nodes' test parts stands in. None between evaluations.
+    """
+    if server_round % config["eval_every"] and server_round != config["num_rounds"]:
+        return None
+    federation = site.federation
+    index = federation.central_test
+    if not len(index):
+        index = np.concatenate([federation.partition.test(n) for n in range(federation.num_nodes)])
+    parts = {"test": index}
+    if config["eval_train"]:
+        parts["train"] = np.concatenate([federation.partition.train(n) for n in range(federation.num_nodes)])
+    scores = {}
+    placed = {name: value.to(site.device, site.dtype) for name, value in model.items()}
+    for split, rows in parts.items():
+        loss, accuracy = evaluate_in_parallel(site, placed, rows)
+        scores[f"{split}/accuracy"], scores[f"{split}/loss"] = accuracy, loss
+    return MetricRecord(scores)
+
+
+def evaluate_in_parallel(site: Site, model: Tensors, index: np.ndarray) -> tuple[float, float]:
+    """Return (mean loss, accuracy) over ``index``, in fixed shards so that the result does not depend on the cores."""
+    shards = [index[i : i + EVALUATION_BATCH] for i in range(0, len(index), EVALUATION_BATCH)]
+    workers = len(os.sched_getaffinity(0)) if site.device.type == "cpu" and hasattr(os, "sched_getaffinity") else 1
+    with ThreadPoolExecutor(workers) as pool:
+        results = list(pool.map(lambda rows: score(site, model, rows), shards))
+    total = max(len(index), 1)
+    return sum(loss * n for loss, _, n in results) / total, sum(round(acc * n) for _, acc, n in results) / total
+
+
+def facts(config: Mapping[str, Any], site: Site) -> dict[str, Any]:
+    """Return what identifies a run, for its summary."""
+    return {
+        "method": config["strategy"]["name"],
+        "dataset": config["dataset"]["name"],
+        "partition": config["partition"]["name"],
+        "participation": config["participation"]["name"],
+        "model": config["model"]["name"],
+        "engine": config["engine"]["name"],
+        "seed": config["seed"],
+        "num_nodes": config["num_nodes"],
+        "num_rounds": config["num_rounds"],
+        "parameters": sum(value.numel() for value in site.initial.values()),
+        "device": str(site.device),
+        "versions": versions(),
+    }
