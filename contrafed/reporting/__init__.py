@@ -1,0 +1,7 @@
+"""What a run shows and leaves. Importing this is cheap: plotting and logging libraries load when they are used."""
+
+from contrafed.reporting.console import Progress, print_summary, quiet_libraries
+from contrafed.reporting.folder import claim_folder
+from contrafed.reporting.recorder import RunRecorder, versions
+
+__all__ = ["Progress", "RunRecorder", "claim_folder", "print_summary", "quiet_libraries", "versions"]

@@ -1,0 +1,132 @@
+"""What a run shows in the terminal."""
+
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+# How many lines a run prints where there is no terminal, about.
+PLAIN_LINES = 20
+
+
+class Progress:
+    """A live bar with round, accuracy, loss, participants, rounds/s and ETA; plain lines where stdout is no terminal."""
+
+    def __init__(self, total_rounds: int, title: str) -> None:
+        self.total = total_rounds
+        self.title = title
+        self.live = sys.stdout.isatty()
+        self._accuracy: float | None = None
+        self._loss: float | None = None
+        self._began = self._drawn = time.monotonic()
+        self._next = 0.0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> "Progress":
+        self._began = time.monotonic()
+        if self.live:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            print(self.title)
+            self._bar = Bar(
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[numbers]}"),
+                TimeElapsedColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(),
+                auto_refresh=False,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.total, numbers="")
+        else:
+            print(f"{self.title}: {self.total} rounds", flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.refresh()
+            self._bar.stop()
+
+    def update(self, server_round: int, participants: int, accuracy: float | None, loss: float | None) -> None:
+        """Show a finished round; between evaluations (None) the last accuracy and loss stay."""
+        self._accuracy = self._accuracy if accuracy is None else accuracy
+        self._loss = self._loss if loss is None else loss
+        now = time.monotonic()
+        last = server_round >= self.total
+        if self._bar is not None:
+            if last or now - self._drawn > 0.12:  # redrawing costs more than a short round does
+                self._drawn = now
+                self._bar.update(self._task, completed=server_round, numbers=self._numbers(server_round, participants))
+                self._bar.refresh()
+        elif last or (accuracy is not None and server_round >= self._next):
+            self._next = server_round + self.total / PLAIN_LINES
+            left = (now - self._began) / max(server_round, 1) * (self.total - server_round)
+            eta = "" if last or server_round == 0 else f"  ETA {left:.0f} s"
+            print(f"round {server_round:>{len(str(self.total))}}/{self.total}  {self._numbers(server_round, participants)}{eta}")
+            sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        """Print a line without disturbing the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
+
+    def _numbers(self, server_round: int, participants: int) -> str:
+        accuracy = "   -  " if self._accuracy is None else f"{100 * self._accuracy:5.2f}%"
+        loss = "  -  " if self._loss is None else f"{self._loss:.4f}"
+        rate = server_round / max(time.monotonic() - self._began, 1e-9)
+        return f"accuracy {accuracy}  loss {loss}  participants {participants:>3}  {rate:5.1f} rounds/s"
+
+
+def quiet_libraries(verbose: bool) -> None:
+    """Keep Flower, Ray and their like from talking, and from calling out; call before they are imported.
+
+    What the user set in the environment stays as it is.
+    """
+    for name, value in {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_enable_metrics_collection": "0",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }.items():
+        os.environ.setdefault(name, value)
+    level = logging.INFO if verbose else logging.ERROR
+    for library in ("flwr", "ray", "datasets", "httpx", "matplotlib", "tensorboard"):
+        logging.getLogger(library).setLevel(level)
+    if not verbose:
+        warnings.filterwarnings("ignore", module=r"(ray|flwr|tensorboard|google)\b")
+
+
+def print_summary(summary: Mapping[str, Any], folder: str) -> None:
+    """Print the end of a run in a few lines."""
+
+    def percent(key: str) -> str:
+        value = summary.get(key)
+        return "-" if value is None else f"{100 * value:.2f}%"
+
+    mega = 1 / 2**20
+    lines = [
+        f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "
+        f"mean of the best five {percent('accuracy_top5_mean')}",
+        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s ({summary['seconds_per_round']:.3f} s a round), "
+        f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down",
+    ]
+    if summary.get("personal_accuracy_mean") is not None:
+        lines.insert(1, f"personal: {percent('personal_accuracy_mean')} +- {percent('personal_accuracy_std')} over nodes")
+    if summary["failures"] or summary["replies_rejected"]:
+        lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")
+    print("\n".join([*lines, f"everything is in {folder}"]), flush=True)

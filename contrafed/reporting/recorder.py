@@ -1,0 +1,182 @@
+"""What a run leaves: tidy CSV files, TensorBoard events, figures, a summary, and the model."""
+
+import importlib.metadata
+import json
+import math
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from contrafed.reporting.series import ema, top_k_mean
+
+SCOPES = ("global", "personal")
+# train and test: the model scored on training examples, or on the test set (global) or own test parts (personal);
+# nodes: the global model on the nodes' own test parts; fit: what nodes report while training; system: counts and bytes.
+SPLITS = ("train", "test", "nodes", "fit", "system")
+
+# At most so many nodes are rows of the participation figure.
+SHOWN_NODES = 200
+
+
+class RunRecorder:
+    """Writes a run's folder as the run goes; rows are buffered and written once a round by ``flush``.
+
+    ``metrics.csv`` holds no wall-clock time, so that the same seed gives the same bytes; times are in ``times.csv``.
+    """
+
+    def __init__(self, folder: Path, config_text: str) -> None:
+        self.folder = folder
+        self.began = time.perf_counter()
+        (folder / "config.yaml").write_text(config_text, encoding="utf-8")
+        self._files = {
+            "metrics": (folder / "metrics.csv").open("w", encoding="utf-8", newline=""),
+            "nodes": (folder / "nodes.csv").open("w", encoding="utf-8", newline=""),
+            "times": (folder / "times.csv").open("w", encoding="utf-8", newline=""),
+        }
+        headers = {"metrics": "round,scope,split,metric,value", "nodes": "round,node,metric,value", "times": "round,seconds"}
+        self._rows: dict[str, list[str]] = {name: [header] for name, header in headers.items()}
+        self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
+        self._sums: dict[str, float] = defaultdict(float)
+        self._seen: list[tuple[int, np.ndarray]] = []  # per round: count, and the shown nodes that took part
+        self._shown = np.zeros(0, dtype=np.int64)
+        self._class_counts: np.ndarray | None = None
+        self._events: Any = None
+        self._rounds = 0
+        self.flush()
+
+    def metric(self, server_round: int, scope: str, split: str, name: str, value: float) -> None:
+        """Record one value; ``scope`` and ``split`` as listed at the top of this module, else ``ValueError``."""
+        if scope not in SCOPES or split not in SPLITS:
+            raise ValueError(f"unknown scope '{scope}' or split '{split}'")
+        text = str(int(value)) if isinstance(value, int | np.integer) else repr(float(value))
+        self._rows["metrics"].append(f"{server_round},{scope},{split},{name},{text}")
+        if split == "system":
+            self._sums[name] += value
+        else:
+            self._curves[scope, split, name].append((server_round, float(value)))
+        if self._events is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(self.folder / "tensorboard"))
+        self._events.add_scalar(f"{scope}/{split}/{name}", value, server_round)
+
+    def nodes(self, server_round: int, ids: Iterable[int], name: str, values: Iterable[float]) -> None:
+        """Record one value for each of several nodes."""
+        self._rows["nodes"] += [
+            f"{server_round},{node},{name},{float(value)!r}" for node, value in zip(ids, values, strict=True)
+        ]
+
+    def participants(self, server_round: int, ids: np.ndarray, num_nodes: int) -> None:
+        """Record who took part; for the figure only up to 200 evenly chosen nodes are kept apart."""
+        self._rounds = server_round
+        self.metric(server_round, "global", "system", "participants", len(ids))
+        if not len(self._shown):
+            self._shown = np.unique(np.linspace(0, num_nodes - 1, min(num_nodes, SHOWN_NODES)).astype(np.int64))
+        self._seen.append((len(ids), np.flatnonzero(np.isin(self._shown, ids))))
+
+    def partition(self, class_counts: np.ndarray) -> None:
+        """Keep the partition (K, C) for its figure."""
+        self._class_counts = class_counts
+
+    def time(self, server_round: int, seconds: float) -> None:
+        """Record how long a round took."""
+        self._rows["times"].append(f"{server_round},{seconds:.6f}")
+
+    def flush(self) -> None:
+        """Write and flush what was recorded, so that a killed run leaves everything up to here."""
+        for name, rows in self._rows.items():
+            if rows:
+                file = self._files[name]
+                file.write("\n".join(rows) + "\n")
+                file.flush()
+                rows.clear()
+
+    def save_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        """Write ``model.safetensors``."""
+        from safetensors.torch import save_file
+
+        ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(ready, str(self.folder / "model.safetensors"), metadata=dict(metadata))
+
+    def finish(self, status: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """Write ``summary.json`` and the figures from whatever was recorded; returns the summary.
+
+        ``status`` is finished, interrupted or failed. The initial model's evaluation (round 0) is in no number but the
+        final one of a run without rounds.
+        """
+        self.flush()
+        summary: dict[str, Any] = {"status": status, **extra, "rounds": self._rounds}
+        summary |= self._curve_summary("test", "")
+        if self._points("global", "train", "accuracy"):
+            summary |= self._curve_summary("train", "train_")
+        for name, key in (("accuracy", "personal_accuracy_mean"), ("accuracy_std", "personal_accuracy_std")):
+            points = self._points("personal", "test", name)
+            if points:
+                summary[key] = points[-1]
+        seconds = float(extra.get("seconds", time.perf_counter() - self.began))
+        summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self._rounds, 1)
+        for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
+            summary[name] = int(self._sums[name])
+        text = json.dumps(_strict(summary), indent=2, allow_nan=False)
+        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        self._draw()
+        return summary
+
+    def close(self) -> None:
+        """Close every file."""
+        self.flush()
+        for file in self._files.values():
+            file.close()
+        if self._events is not None:
+            self._events.close()
+
+    def _points(self, scope: str, split: str, name: str) -> list[float]:
+        return [value for t, value in self._curves.get((scope, split, name), []) if t > 0]
+
+    def _curve_summary(self, split: str, prefix: str) -> dict[str, float]:
+        points = self._points("global", split, "accuracy")
+        nothing = float("nan")
+        return {
+            f"{prefix}accuracy_final": points[-1] if points else nothing,
+            f"{prefix}accuracy_best": max(points, default=nothing),
+            f"{prefix}accuracy_top5_mean": top_k_mean(points),
+            f"{prefix}accuracy_ema": ema(points)[-1] if points else nothing,
+        }
+
+    def _draw(self) -> None:
+        from contrafed.reporting import figures
+
+        if self._curves:
+            figures.accuracy_figure(self.folder / "accuracy.png", dict(self._curves))
+        if self._seen:
+            figures.participation_figure(self.folder / "participation.png", self._seen, self._shown)
+        if self._class_counts is not None:
+            figures.partition_figure(self.folder / "partition.png", self._class_counts)
+
+
+def _strict(value: Any) -> Any:
+    """Return ``value`` as strict JSON can hold it: NaN and infinities become null."""
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a run depends on; imports none of the packages."""
+    found = {"python": platform.python_version()}
+    for name in ("contrafed", "flwr", "ray", "torch", "torchvision", "numpy"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,113 @@
+"""Split networks: encoder -> projector -> classifier, with the features in between named."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from contrafed import registry
+from contrafed.config import build
+from contrafed.errors import UserError
+from contrafed.randomness import torch_generator
+
+SMALLEST = 8  # pixels a side
+
+
+class Features(NamedTuple):
+    """What a model computes for b images."""
+
+    logits: Tensor  # (b, C)
+    z: Tensor  # (b, D) input of the classifier: the representation that contrastive losses compare
+    levels: tuple[Tensor, ...]  # (b, C_l) pooled outputs of the encoder's stages, lowest first; empty unless asked for
+
+
+class Stages(nn.Module):
+    """An encoder as a list of stages; ``heads[l]`` is what a stage ends with after the output that a level pools.
+
+    Stage l maps its input to a pre-activation; its level is the global average pool of that (FedRCL compares features
+    before the last ReLU of a stage); then its ``tail`` (an activation, a pool, a flattening) leads to stage l+1.
+    """
+
+    def __init__(self, stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.stages, self.tails = nn.ModuleList(stages), nn.ModuleList(tails)
+
+    def forward(self, x: Tensor, levels: list[Tensor] | None = None) -> Tensor:
+        """Return the last stage's output, appending every stage's pooled features to ``levels`` if given."""
+        for stage, tail in zip(self.stages, self.tails, strict=True):
+            x = stage(x)
+            if levels is not None:
+                levels.append(x if x.dim() == 2 else x.mean((2, 3)))
+            x = tail(x)
+        return x
+
+
+class SplitModel(nn.Module):
+    """A network whose tensors are named ``encoder.*``, ``projector.*`` and ``classifier.*``; it has no buffers.
+
+    Usable under ``torch.func.functional_call`` and ``vmap``: no in-place operation, no random draw, no branch on data.
+    """
+
+    def __init__(self, encoder: Stages, projector: nn.Module, classifier: nn.Linear, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.encoder, self.projector, self.classifier = encoder, projector, classifier
+        self.embedding_size = classifier.in_features  # D
+        self.num_classes = classifier.out_features
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, dropout_mask: Tensor | None = None, with_levels: bool = False) -> Features:
+        """Return the features of images x (b, C, H, W).
+
+        ``dropout_mask`` (b, D), 0 or 1/(1-p), multiplies z on its way into the classifier; None is evaluation mode.
+        """
+        levels: list[Tensor] | None = [] if with_levels else None
+        z = self.projector(self.encoder(x, levels))
+        logits = self.classifier(z if dropout_mask is None else z * dropout_mask)
+        return Features(logits, z, tuple(levels or ()))
+
+
+def projector_of(width: int, projection: Sequence[int]) -> tuple[nn.Module, int]:
+    """Return an MLP projector of the given layer widths, ReLU between them, and its output width."""
+    if not projection:
+        return nn.Identity(), width
+    layers: list[nn.Module] = []
+    for i, size in enumerate(projection):
+        layers += ([nn.ReLU()] if i else []) + [nn.Linear(width, size)]
+        width = size
+    return nn.Sequential(*layers), width
+
+
+def features_of(encoder: nn.Module, in_channels: int, image_size: tuple[int, int]) -> int:
+    """Return how many features an encoder makes of an image, by running one."""
+    with torch.no_grad():
+        return int(encoder(torch.zeros(1, in_channels, *image_size)).shape[1])
+
+
+def build_model(
+    settings: Mapping[str, Any], in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int
+) -> SplitModel:
+    """Build ``model=NAME`` for images of a size; the initial weights are a pure function of ``seed``.
+
+    Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels.
+    """
+    if min(image_size) < SMALLEST or in_channels not in (1, 3):
+        raise UserError(
+            f"model={settings['name']} takes images of at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, "
+            f"got {image_size[0]}x{image_size[1]} with {in_channels}"
+        )
+    module, config = _configured(settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_generator(seed, "model init").initial_seed())
+        model: SplitModel = module.build(config, in_channels, image_size, num_classes)
+    return model
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` for a wrong key, type or value; builds nothing."""
+    _configured(settings)
+
+
+def _configured(settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    module = registry.find("models", "model", settings)
+    return module, build(module.Config, settings, "model", ignore=registry.COMMON_KEYS)

@@ -1,0 +1,41 @@
+"""cnn_pmfl: PMFL's network, two 3x3 convolutions and two or three fully connected layers (METHODS section 4.7)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import nn
+
+from contrafed.config import Range
+from models.base import SplitModel, Stages, features_of
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the model."""
+
+    channels: Annotated[int, Range(ge=1)]
+    hidden: tuple[Annotated[int, Range(ge=1)], ...]
+
+
+def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
+    """Encoder: the convolutions; projector: the hidden layers with their ReLU; classifier: the last layer.
+
+    z is the input of the last layer, after the ReLU. Weights of convolutions and hidden layers are Kaiming-normal, as in
+    the FedAU code whose layer counts the paper shares.
+    """
+    first = nn.Conv2d(in_channels, config.channels, 3, padding=1)
+    second = nn.Conv2d(config.channels, config.channels, 3, padding=1)
+    tails = [
+        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+    ]
+    encoder = Stages([first, second], tails)
+    width = features_of(encoder, in_channels, image_size)
+    layers: list[nn.Module] = []
+    for size in config.hidden:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        width = size
+    for layer in (first, second, *layers):
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return SplitModel(encoder, nn.Sequential(*layers), nn.Linear(width, num_classes))

@@ -1,0 +1,27 @@
+"""digits: scikit-learn's bundled 1,797 real images of handwritten digits, 8x8; needs no network."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from contrafed.config import Range
+from partitions.images import ImageData, make_images, stratified_split
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the data set."""
+
+    test_fraction: Annotated[float, Range(gt=0, lt=1)]
+    split_seed: Annotated[int, Range(ge=0)]
+
+
+def load(config: Config, name: str) -> ImageData:
+    """Return the images, their grey levels 0..16 stretched to 0..255, with a stratified test split."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    x = np.rint(raw.images * (255 / 16)).astype(np.uint8)
+    y = raw.target.astype(np.int64)
+    return make_images(x, y, stratified_split(y, config.test_fraction, config.split_seed))

@@ -1,0 +1,68 @@
+"""npz: people's own images from one NumPy file."""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+
+from contrafed.config import Range
+from contrafed.errors import UserError
+from partitions.images import ImageData, make_images, stratified_split
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the data set."""
+
+    path: str | None
+    num_classes: Annotated[int, Range(ge=2)] | None
+    test_fraction: Annotated[float, Range(gt=0, lt=1)]
+    split_seed: Annotated[int, Range(ge=0)]
+
+
+def load(config: Config, name: str) -> ImageData:
+    """Return the images of arrays ``x`` (N,H,W) or (N,H,W,C), uint8 or float in [0,1], ``y`` (N,) and, if there,
+    ``split`` (N,), 0 for train and 1 for test; without it a stratified split is drawn. Raises ``UserError``.
+    """
+    path = Path(str(config.path)).expanduser()
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [key for key in ("x", "y") if key not in file]
+            if missing:
+                raise UserError(f"{path} has no array '{missing[0]}'; it holds: {', '.join(file.files) or 'nothing'}")
+            x, y = file["x"], file["y"]
+            split = file["split"] if "split" in file else None
+    except FileNotFoundError:
+        raise UserError(f"dataset.path: there is no file {path}") from None
+    except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
+    if config.num_classes is None and len(y) and int(y.max()) > 10 * len(np.unique(y)) + 1000:
+        raise UserError(f"{path}: the largest label is {int(y.max())} though only {len(np.unique(y))} occur; labels count from 0")
+    if split is None:
+        test = stratified_split(y, config.test_fraction, config.split_seed)
+    elif not np.isin(split, (0, 1)).all():
+        raise UserError(f"{path}: split must be 0 (train) or 1 (test), found {np.unique(split)[:5].tolist()}")
+    else:
+        test = np.asarray(split).astype(bool)
+    try:
+        return make_images(_as_bytes(x, path), y, test, config.num_classes)
+    except UserError as error:
+        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
+
+
+def _as_bytes(x: np.ndarray, path: Path) -> np.ndarray:
+    """Return uint8 images, floats in [0,1] rounded to the nearest of 256 levels."""
+    if x.dtype == np.uint8:
+        return x
+    if not np.issubdtype(x.dtype, np.floating):
+        raise UserError(f"{path}: x must be uint8, or float in [0, 1], got {x.dtype}")
+    bad = int(np.count_nonzero(~np.isfinite(x)))
+    if bad:
+        raise UserError(f"{path}: {bad} pixels of x are NaN or infinite")
+    if x.size and (x.min() < 0 or x.max() > 1):
+        raise UserError(f"{path}: float pixels must be in [0, 1], found {x.min():g}..{x.max():g}")
+    return np.rint(x * 255).astype(np.uint8)

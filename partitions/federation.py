@@ -1,0 +1,35 @@
+"""A data set and who holds which part of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partitions.images import ImageData, load_images
+from partitions.partition import Partition, make_partition
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The images, and each node's index arrays into them."""
+
+    data: ImageData
+    partition: Partition
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are (K)."""
+        return self.partition.num_nodes
+
+    @property
+    def central_test(self) -> np.ndarray:
+        """Indices of the central test split; empty when the splits were merged."""
+        return np.flatnonzero(self.data.test.numpy())
+
+
+def load_federation(settings: Mapping[str, Any]) -> Federation:
+    """Load and partition what ``settings`` (keys dataset, partition, num_nodes, seed) describe. Raises ``UserError``."""
+    data = load_images(settings["dataset"])
+    merged = bool(settings["dataset"]["merge_splits"])
+    return Federation(data, make_partition(settings["partition"], data, settings["num_nodes"], settings["seed"], merged))

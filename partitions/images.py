@@ -1,0 +1,120 @@
+"""Image data as tensors: the whole data set sits on a worker's device as uint8; nodes are index arrays into it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contrafed import registry
+from contrafed.config import build, convert
+from contrafed.errors import UserError
+from contrafed.randomness import generator
+
+SMALLEST = 8  # pixels a side; the smallest image that every model takes
+
+# Keys that every data set has beside its own.
+SHARED_KEYS = registry.COMMON_KEYS | {"merge_splits"}
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A labelled image set with a central test split."""
+
+    x: Tensor  # (N, C, H, W) uint8
+    y: Tensor  # (N,) int64 labels 0..num_classes-1
+    test: Tensor  # (N,) bool, True: central test split
+    mean: tuple[float, ...]  # per channel of x/255, over the training part
+    std: tuple[float, ...]
+    num_classes: int
+    owner: np.ndarray | None  # (N,) the node each example comes from, where the data set knows
+
+
+def make_images(
+    x: np.ndarray,
+    y: np.ndarray,
+    test: np.ndarray,
+    num_classes: int | None = None,
+    owner: np.ndarray | None = None,
+) -> ImageData:
+    """Return checked ``ImageData`` from ``x`` (N,H,W) or (N,H,W,C) uint8, ``y`` (N,) integers and ``test`` (N,) bool.
+
+    Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels, for lengths that differ, labels
+    out of range, or an empty training part.
+    """
+    if x.ndim == 3:
+        x = x[..., None]
+    if x.ndim != 4 or x.dtype != np.uint8:
+        raise UserError(f"images must be uint8 (N,H,W) or (N,H,W,C), got {x.dtype} {x.shape}")
+    count, height, width, channels = x.shape
+    if min(height, width) < SMALLEST or channels not in (1, 3):
+        raise UserError(
+            f"images must be at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, got {height}x{width} with {channels}"
+        )
+    if len(y) != count or len(test) != count:
+        raise UserError(f"{count} images, {len(y)} labels and {len(test)} split marks do not match")
+    if count == 0 or test.all():
+        raise UserError("the training split is empty")
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise UserError(f"labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
+    low, high = int(y.min()), int(y.max())
+    classes = num_classes if num_classes is not None else high + 1
+    if low < 0 or high >= classes:
+        raise UserError(f"labels must be in 0..{classes - 1}, found {low}..{high}")
+    if classes < 2:
+        raise UserError(f"there must be at least 2 classes, found {classes}")
+    mean, std = _moments(x[~test])
+    images = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
+    labels = torch.from_numpy(y.astype(np.int64))
+    return ImageData(images, labels, torch.from_numpy(test.astype(bool)), mean, std, classes, owner)
+
+
+def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return per-channel mean and standard deviation of x/255, from integer counts, so exact and small in memory."""
+    means, stds = [], []
+    for channel in range(x.shape[-1]):
+        counts = np.bincount(x[..., channel].reshape(-1), minlength=256)
+        levels = np.arange(256) / 255
+        mean = float((counts * levels).sum() / counts.sum())
+        variance = float((counts * (levels - mean) ** 2).sum() / counts.sum())
+        means.append(mean)
+        stds.append(max(variance**0.5, 1e-3))  # a constant channel must not divide by zero
+    return tuple(means), tuple(stds)
+
+
+def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarray:
+    """Return (N,) bool, True for about ``test_fraction`` of each class, drawn from ``seed`` alone."""
+    rng = generator(seed, "test split")
+    test = np.zeros(len(y), dtype=bool)
+    for label in np.unique(y):
+        members = rng.permutation(np.flatnonzero(y == label))
+        test[members[: round(test_fraction * len(members))]] = True
+    return test
+
+
+def load_images(settings: Mapping[str, Any]) -> ImageData:
+    """Load the data set of the ``dataset`` group; ``merge_splits`` leaves no central test split (FedCRL's protocol)."""
+    module, config = _configured(settings)
+    data: ImageData = module.load(config, str(settings["name"]))
+    if settings["merge_splits"]:
+        data = replace(data, test=torch.zeros_like(data.test))
+    return data
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` for a wrong key, type or value, or a file that is not there; loads no data."""
+    _, config = _configured(settings)
+    if hasattr(config, "path"):
+        if config.path is None:
+            raise UserError(f"dataset={settings['name']} needs dataset.path")
+        if not Path(config.path).expanduser().exists():
+            raise UserError(f"dataset.path: there is nothing at {config.path}")
+
+
+def _configured(settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    module = registry.find("partitions.datasets", "dataset", settings)
+    convert(bool, settings.get("merge_splits"), "dataset.merge_splits")
+    return module, build(module.Config, settings, "dataset", ignore=SHARED_KEYS)

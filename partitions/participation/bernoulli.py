@@ -1,0 +1,28 @@
+"""bernoulli: node k is available with probability p_k, independently in every round."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from contrafed.randomness import generator
+from partitions.participation.base import Heterogeneous, Participation, probabilities
+
+
+@dataclass(frozen=True)
+class Config(Heterogeneous):
+    """Settings of the pattern: those of the probabilities."""
+
+
+class Bernoulli(Participation):
+    """A_k^t ~ Bernoulli(p_k). Source: PMFL section VI, METHODS section 4.6."""
+
+    everyone = False
+
+    def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
+        """Draw the probabilities."""
+        self.probabilities = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
+
+    def available(self, server_round: int) -> np.ndarray:
+        """Return which nodes are available, (K,) bool."""
+        return generator(self.seed, "availability", server_round - 1).random(self.num_nodes) < self.probabilities

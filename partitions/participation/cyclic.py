@@ -1,0 +1,43 @@
+"""cyclic: node k is available for the first share p_k of a cycle that starts at its own random offset."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from contrafed.config import Range
+from contrafed.randomness import generator
+from partitions.participation.base import Heterogeneous, Participation, probabilities
+
+
+@dataclass(frozen=True)
+class Config(Heterogeneous):
+    """Settings of the pattern."""
+
+    period: Annotated[int, Range(ge=1)]
+    variant: Literal["pmfl", "fedau"]
+
+
+class Cyclic(Participation):
+    """A_k^t = 1 iff (t - o_k) mod period < period p_k. Source: PMFL section VI, METHODS section 4.6.
+
+    ``variant: fedau`` has max(1, round(period p_k)) active rounds and at least one idle one.
+    """
+
+    everyone = False
+
+    def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
+        """Draw the probabilities and the offsets."""
+        self.probabilities = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
+        period = self.config.period
+        self.offsets = generator(self.seed, "availability offsets").integers(0, period, self.num_nodes)
+        if self.config.variant == "pmfl":
+            # Rounded first: 100 * 0.07 is a little more than 7 in floating point.
+            self.active = np.ceil(np.round(period * self.probabilities, 9)).astype(np.int64)
+        else:
+            self.active = np.clip(np.rint(period * self.probabilities).astype(np.int64), 1, max(period - 1, 1))
+
+    def available(self, server_round: int) -> np.ndarray:
+        """Return which nodes are available, (K,) bool."""
+        return (server_round - 1 - self.offsets) % self.config.period < self.active

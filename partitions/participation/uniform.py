@@ -1,0 +1,14 @@
+"""uniform: everyone is available, and the server takes a fixed number or fraction, without replacement."""
+
+from dataclasses import dataclass
+
+from partitions.participation.base import Participation
+
+
+@dataclass(frozen=True)
+class Config:
+    """No settings of its own; how many is the server's ``select``."""
+
+
+class Uniform(Participation):
+    """Everyone is available; ``select`` does the rest."""

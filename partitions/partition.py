@@ -1,0 +1,218 @@
+"""Who holds which examples: every node an index array into the data set, a pure function of the seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from contrafed import registry
+from contrafed.config import Range, build
+from contrafed.errors import UserError
+from contrafed.randomness import generator
+from partitions.images import ImageData
+
+
+@dataclass(frozen=True)
+class Common:
+    """Settings that every partition has."""
+
+    min_node_size: Annotated[int, Range(ge=0)]
+    max_redraws: Annotated[int, Range(ge=0)]
+    on_small: Literal["error", "move", "drop"]
+    test_fraction: Annotated[float, Range(ge=0, lt=1)] | None
+    keep_fraction: Annotated[float, Range(gt=0, le=1)]
+    scarce_nodes: Annotated[int, Range(ge=0)]
+    scarce_fraction: Annotated[float, Range(gt=0, le=1)]
+
+
+COMMON_KEYS = registry.COMMON_KEYS | set(Common.__dataclass_fields__)
+
+
+class Partition:
+    """Explicit index arrays, one training part and one test part per node."""
+
+    def __init__(self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> None:
+        """Take K index arrays of each part, and the labels ``y`` (N,) they index."""
+        self.num_nodes = len(train)
+        self.num_classes = num_classes
+        self._y = y
+        self._train, self._train_ends = _packed(train)
+        self._test, self._test_ends = _packed(test)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training examples per node (K,)."""
+        return np.diff(self._train_ends)
+
+    def train(self, node: int) -> np.ndarray:
+        """Return a node's training examples, int64 indices."""
+        return self._train[self._train_ends[node] : self._train_ends[node + 1]]
+
+    def test(self, node: int) -> np.ndarray:
+        """Return a node's own held-out examples, int64 indices; may be empty."""
+        return self._test[self._test_ends[node] : self._test_ends[node + 1]]
+
+    def class_counts(self) -> np.ndarray:
+        """Return training examples per node and class (K, C), int64."""
+        return self._counts
+
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        node = np.repeat(np.arange(self.num_nodes), self.sizes)
+        flat = node * self.num_classes + self._y[self._train]
+        return np.bincount(flat, minlength=self.num_nodes * self.num_classes).reshape(self.num_nodes, -1)
+
+    def class_proportions(self) -> np.ndarray:
+        """Return each node's class proportions (K, C), rows summing to 1; zeros for an empty node."""
+        counts = self.class_counts()
+        return counts / np.maximum(counts.sum(1, keepdims=True), 1)
+
+
+def _packed(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    values = np.concatenate(parts) if parts else np.zeros(0)
+    return values.astype(np.int64), ends
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a partitioner draws from: the training examples of a data set and a generator of its own."""
+
+    y: np.ndarray  # (n,) labels of the training examples
+    num_classes: int
+    num_nodes: int
+    rng: np.random.Generator
+    owner: np.ndarray | None  # (n,) natural node of each
+
+    def by_class(self) -> list[np.ndarray]:
+        """Return, for each class, its examples (positions in ``y``) in shuffled order."""
+        return [self.rng.permutation(np.flatnonzero(self.y == c)) for c in range(self.num_classes)]
+
+
+def make_partition(
+    settings: Mapping[str, Any], data: ImageData, num_nodes: int, seed: int, merged: bool = False
+) -> Partition:
+    """Draw the partition of the ``partition`` group over the training examples of ``data``.
+
+    Redraws until every node has ``min_node_size`` examples, at most ``max_redraws`` times; then ``on_small`` decides.
+    ``merged``: train and test were merged, so nodes hold out a test part of their own. Raises ``UserError``.
+    """
+    module, config, common = _configured(settings, num_nodes)
+    pool = np.flatnonzero(~data.test.numpy())
+    y = data.y.numpy()
+    if hasattr(module, "lazy"):
+        lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
+        return lazy
+    if num_nodes > len(pool):
+        raise UserError(
+            f"{num_nodes} nodes cannot share {len(pool)} training examples; lower num_nodes, or use partition=sampled"
+        )
+    owner = data.owner[pool] if data.owner is not None else None
+    needed = max(common.min_node_size, 0)
+    if needed * num_nodes > len(pool):
+        raise UserError(
+            f"{num_nodes} nodes of at least {needed} examples need {needed * num_nodes}, the training split has {len(pool)}; "
+            "lower num_nodes or partition.min_node_size"
+        )
+    name = str(settings["name"])
+    best: list[np.ndarray] | None = None
+    for attempt in range(common.max_redraws + 1):
+        rng = generator(seed, f"partition {name}", attempt)
+        parts = module.split(config, Draw(y[pool], data.num_classes, num_nodes, rng, owner))
+        if best is None or min(map(len, parts)) > min(map(len, best)):
+            best = parts
+        if min(map(len, parts)) >= needed or not getattr(module, "RANDOM_SIZES", True):
+            break
+    assert best is not None
+    rng = generator(seed, f"partition {name} small")
+    parts = [pool[part] for part in _enough(best, needed, common, rng)]
+    fraction = common.test_fraction if common.test_fraction is not None else (0.25 if merged else 0.0)
+    train, test = _hold_out(parts, fraction, generator(seed, f"partition {name} test"))
+    train = _scarce(train, y, common, generator(seed, f"partition {name} scarce"))
+    return Partition(train, test, y, data.num_classes)
+
+
+def check_settings(settings: Mapping[str, Any], num_nodes: int) -> None:
+    """Raise ``UserError`` for a wrong key, type or value, or a file that is not there; loads no data."""
+    _, config, _ = _configured(settings, num_nodes)
+    if hasattr(config, "path"):
+        if config.path is None:
+            raise UserError(f"partition={settings['name']} needs partition.path")
+        if not Path(config.path).expanduser().is_file():
+            raise UserError(f"partition.path: there is no file {config.path}")
+
+
+def _configured(settings: Mapping[str, Any], num_nodes: int) -> tuple[Any, Any, Common]:
+    module = registry.find("partitions.partitioners", "partition", settings)
+    own = {key: value for key, value in settings.items() if key in Common.__dataclass_fields__}
+    common = build(Common, own, "partition")
+    if common.scarce_nodes > num_nodes:
+        raise UserError(f"partition.scarce_nodes={common.scarce_nodes} is more than num_nodes={num_nodes}")
+    return module, build(module.Config, settings, "partition", ignore=COMMON_KEYS), common
+
+
+def _enough(parts: list[np.ndarray], needed: int, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
+    """Do what ``on_small`` says about nodes with fewer than ``needed`` examples."""
+    small = [k for k, part in enumerate(parts) if len(part) < needed]
+    if not small:
+        return parts
+    if common.on_small == "error":
+        least = min(small, key=lambda k: len(parts[k]))
+        raise UserError(
+            f"after {common.max_redraws} redraws {len(small)} of {len(parts)} nodes have fewer than "
+            f"partition.min_node_size={needed} examples (node {least} has {len(parts[least])}); lower it, or set "
+            "partition.on_small=move or drop"
+        )
+    if common.on_small == "drop":
+        return [part if len(part) >= needed else part[:0] for part in parts]
+    parts = list(parts)
+    for k in small:
+        while len(parts[k]) < needed:
+            giver = max(range(len(parts)), key=lambda j: len(parts[j]))
+            give = min(needed - len(parts[k]), len(parts[giver]) - needed)
+            order = rng.permutation(parts[giver])
+            parts[k], parts[giver] = np.concatenate([parts[k], order[:give]]), order[give:]
+    return parts
+
+
+def _hold_out(
+    parts: list[np.ndarray], fraction: float, rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Shuffle each node's examples and cut off its test part; a node with any example keeps one to train on."""
+    if fraction == 0:
+        return parts, [part[:0] for part in parts]
+    train, test = [], []
+    for part in parts:
+        order = rng.permutation(part)
+        held = min(round(fraction * len(part)), max(len(part) - 1, 0))
+        test.append(order[:held])
+        train.append(order[held:])
+    return train, test
+
+
+def _scarce(parts: list[np.ndarray], y: np.ndarray, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
+    """Keep a stratified fraction of training data (FedCoSR's scarcity settings, METHODS section 2)."""
+    first_scarce = len(parts) - common.scarce_nodes
+    kept = []
+    for node, part in enumerate(parts):
+        fraction = common.keep_fraction * (common.scarce_fraction if node >= first_scarce else 1.0)
+        kept.append(part if fraction == 1 else keep_stratified(part, y, fraction, rng))
+    return kept
+
+
+def keep_stratified(part: np.ndarray, y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Return max(1, round(fraction * n_c)) examples of each class c in ``part``, and at least 2 in all where there are."""
+    chosen = []
+    for label in np.unique(y[part]):
+        members = rng.permutation(part[y[part] == label])
+        chosen.append(members[: max(1, round(fraction * len(members)))])
+    kept = np.concatenate(chosen) if chosen else part[:0]
+    if len(kept) < 2 <= len(part):
+        rest = np.setdiff1d(part, kept)
+        kept = np.concatenate([kept, rng.permutation(rest)[: 2 - len(kept)]])
+    return kept
+
+

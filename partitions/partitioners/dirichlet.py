@@ -1,0 +1,54 @@
+"""dirichlet: label skew by a Dirichlet draw, per node (PMFL) or per class (FedCRL); unequal sizes."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from contrafed.config import Range
+from partitions.partition import Draw
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the partition."""
+
+    alpha: Annotated[float, Range(gt=0)]
+    scheme: Literal["per_node", "per_class"]
+
+
+def split(config: Config, draw: Draw) -> list[np.ndarray]:
+    """Return K parts of unequal size (METHODS section 42.2, PMFL and Practical)."""
+    members = draw.by_class()
+    if config.scheme == "per_node":
+        shares = draw.rng.dirichlet(np.full(draw.num_classes, config.alpha), draw.num_nodes)  # (K, C), D_k
+        # A tiny alpha can underflow to a column of zeros: deal that class evenly.
+        totals = shares.sum(0)
+        shares = np.where(totals > 0, shares / np.where(totals > 0, totals, 1), 1 / draw.num_nodes)
+        return _deal(members, shares.T, draw.num_nodes)
+    capacity = len(draw.y) / draw.num_nodes
+    held = np.zeros(draw.num_nodes)
+    rows = []
+    for examples in members:
+        share = draw.rng.dirichlet(np.full(draw.num_nodes, config.alpha)) * (held < capacity)
+        share = share / share.sum() if share.sum() > 0 else (held < capacity) / (held < capacity).sum()
+        rows.append(share)
+        held += np.diff(_cuts(share, len(examples)))
+    return _deal(members, np.array(rows), draw.num_nodes)
+
+
+def _cuts(share: np.ndarray, count: int) -> np.ndarray:
+    """Return K+1 positions that cut ``count`` examples by rounded cumulative shares."""
+    ends = np.rint(np.cumsum(share) * count).astype(np.int64)
+    ends[-1] = count
+    return np.concatenate([[0], ends])
+
+
+def _deal(members: list[np.ndarray], shares: np.ndarray, num_nodes: int) -> list[np.ndarray]:
+    """Deal each class's examples by its row of ``shares`` (C, K)."""
+    pieces: list[list[np.ndarray]] = [[] for _ in range(num_nodes)]
+    for examples, share in zip(members, shares, strict=True):
+        cuts = _cuts(share, len(examples))
+        for node in np.flatnonzero(np.diff(cuts)):
+            pieces[node].append(examples[cuts[node] : cuts[node + 1]])
+    return [np.concatenate(piece) if piece else np.zeros(0, dtype=np.int64) for piece in pieces]
