@@ -26,7 +26,7 @@ failed: list[str] = []
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def job(cfg: DictConfig) -> None:
     """Run one job. A failing job is reported and the sweep goes on; Ctrl-C ends it."""
-    from contrafed.run import run
+    from contrafed.experiment import run
 
     hydra_config = HydraConfig.get()
     sweeping = hydra_config.mode == RunMode.MULTIRUN

@@ -13,7 +13,7 @@ __all__ = ["UserError", "compose", "run"]
 def __getattr__(name: str) -> Any:
     # Lazily: a node that imports contrafed.codec needs neither Hydra nor the engines.
     if name in ("run", "compose"):
-        from contrafed import run as module
+        from contrafed import experiment
 
-        return getattr(module, name)
+        return getattr(experiment, name)
     raise AttributeError(name)

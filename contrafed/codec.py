@@ -42,7 +42,8 @@ class TensorArray(Array):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled as a NumPy array so that Ray shares the memory instead of copying it.
-        return _from_numpy, (np.ascontiguousarray(self.numpy()),)
+        values = self.numpy()
+        return _from_numpy, (values if values.flags.c_contiguous else values.copy(),)
 
 
 # Flower writes the class name into the wire form and the receiver looks it up: there this is a plain Array.

@@ -1,5 +1,6 @@
 """Split networks: encoder -> projector -> classifier, with the features in between named."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -111,3 +112,38 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def _configured(settings: Mapping[str, Any]) -> tuple[Any, Any]:
     module = registry.find("models", "model", settings)
     return module, build(module.Config, settings, "model", ignore=registry.COMMON_KEYS)
+
+
+def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int) -> int:
+    """Return the padding of ``layers`` convolutions, each followed by a 2x2 pool: 0 where they fit, else kernel // 2."""
+    side = min(image_size)
+    for _ in range(layers):
+        side = (side - kernel + 1) // 2
+    return 0 if side >= 1 else kernel // 2
+
+
+def group_norm(channels: int, groups: int) -> nn.GroupNorm:
+    """Return a GroupNorm of ``groups`` groups, or of the largest number below it that divides ``channels``."""
+    return nn.GroupNorm(math.gcd(groups, channels), channels)
+
+
+def without_batch_norm(module: nn.Module, groups: int) -> nn.Module:
+    """Replace every BatchNorm below ``module`` by a GroupNorm and every in-place activation by one that copies.
+
+    Running statistics cannot be averaged meaningfully across nodes, and neither buffers nor in-place operations can be
+    stacked under ``vmap``.
+    """
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, group_norm(child.num_features, groups))
+        elif isinstance(getattr(child, "inplace", None), bool):
+            child.inplace = False  # type: ignore[assignment]
+        without_batch_norm(child, groups)
+    return module
+
+
+def pooled(encoder_stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> Stages:
+    """Return the stages with a global average pool after the last."""
+    ends = list(tails)
+    ends[-1] = nn.Sequential(ends[-1], nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Stages(encoder_stages, ends)

@@ -1,0 +1,43 @@
+"""cnn: two convolutions and one fully connected layer, FedCRL's network (METHODS sections 1 and 42.4)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import nn
+
+from contrafed.config import Range
+from models.base import SplitModel, Stages, features_of, fitting_padding, projector_of
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the model."""
+
+    channels: tuple[Annotated[int, Range(ge=1)], ...]
+    kernel: Annotated[int, Range(ge=1)]
+    hidden: Annotated[int, Range(ge=1)]
+    relu: bool
+    dropout: Annotated[float, Range(ge=0, lt=1)]
+    projection: tuple[Annotated[int, Range(ge=1)], ...]
+
+
+def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
+    """Encoder: convolution-ReLU-pool for each of ``channels``, then a layer of ``hidden`` units, with or without ReLU.
+
+    Convolutions are unpadded, which on CIFAR-10 gives FedCRL's 258,624 shared parameters of 259,914; images too small for
+    that are padded to keep their size.
+    """
+    padding = fitting_padding(image_size, config.kernel, len(config.channels))
+    stages: list[nn.Module] = []
+    tails: list[nn.Module] = []
+    channels = in_channels
+    for width in config.channels:
+        stages.append(nn.Conv2d(channels, width, config.kernel, padding=padding))
+        tails.append(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)))
+        channels = width
+    tails[-1] = nn.Sequential(tails[-1], nn.Flatten()) if tails else nn.Flatten()
+    flat = features_of(Stages(stages, tails), in_channels, image_size)
+    stages.append(nn.Linear(flat, config.hidden))
+    tails.append(nn.ReLU() if config.relu else nn.Identity())
+    projector, width = projector_of(config.hidden, config.projection)
+    return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes), config.dropout)

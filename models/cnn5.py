@@ -1,0 +1,42 @@
+"""cnn5: MpFedcon's network, a five-layer CNN with a two-layer projection (METHODS section 3)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import nn
+
+from contrafed.config import Range
+from models.base import SplitModel, Stages, features_of, fitting_padding, projector_of
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the model."""
+
+    channels: Annotated[int, Range(ge=1)]
+    hidden: tuple[Annotated[int, Range(ge=1)], ...]
+    projection: tuple[Annotated[int, Range(ge=1)], ...]
+
+
+def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
+    """Encoder: two 5x5 convolutions with pools, then the hidden layers, each with ReLU; projector; linear classifier.
+
+    On CIFAR-10 encoder and classifier without the projector have 307,842 parameters, the size the paper's traffic implies.
+    Images too small for unpadded convolutions are padded to keep their size.
+    """
+    padding = fitting_padding(image_size, 5, 2)
+    stages: list[nn.Module] = [
+        nn.Conv2d(in_channels, config.channels, 5, padding=padding),
+        nn.Conv2d(config.channels, config.channels, 5, padding=padding),
+    ]
+    tails: list[nn.Module] = [
+        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+    ]
+    width = features_of(Stages(stages, tails), in_channels, image_size)
+    for size in config.hidden:
+        stages.append(nn.Linear(width, size))
+        tails.append(nn.ReLU())
+        width = size
+    projector, width = projector_of(width, config.projection)
+    return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes))

@@ -1,0 +1,29 @@
+"""mlp: fully connected layers with ReLU."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+from torch import nn
+
+from contrafed.config import Range
+from models.base import SplitModel, Stages, projector_of
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the model."""
+
+    hidden: tuple[Annotated[int, Range(ge=1)], ...]
+    projection: tuple[Annotated[int, Range(ge=1)], ...]
+
+
+def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
+    """Encoder: the hidden layers, z after the last one's ReLU; MpFedcon's FEMNIST base is hidden [512, 256]."""
+    widths = (in_channels * image_size[0] * image_size[1], *config.hidden)
+    layers: list[nn.Module] = [nn.Linear(a, b) for a, b in pairwise(widths)]
+    if layers:
+        layers[0] = nn.Sequential(nn.Flatten(), layers[0])
+    encoder = Stages(layers or [nn.Flatten()], [nn.ReLU() for _ in layers] or [nn.Identity()])
+    projector, width = projector_of(widths[-1], config.projection)
+    return SplitModel(encoder, projector, nn.Linear(width, num_classes))

@@ -1,0 +1,53 @@
+"""resnet18: FedRCL's ResNet-18, 3x3 stem without pool and GroupNorm (METHODS sections 5 and 42.4)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor, nn
+
+from contrafed.config import Range
+from models.base import SplitModel, group_norm, pooled, projector_of
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the model."""
+
+    width: Annotated[int, Range(ge=1)]
+    groups: Annotated[int, Range(ge=1)]
+    projection: tuple[Annotated[int, Range(ge=1)], ...]
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut; the ReLU after the sum is left to whatever follows."""
+
+    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.norm1 = group_norm(after, groups)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norm2 = group_norm(after, groups)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), group_norm(after, groups))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum of the two paths (b, after, H', W')."""
+        y: Tensor = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
+        return y + self.shortcut(x)
+
+
+def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
+    """Encoder: conv1, conv2_x .. conv5_x with width x (1, 1, 2, 4, 8) channels; levels before each stage's last ReLU."""
+    w, groups = config.width, config.groups
+    stages: list[nn.Module] = [
+        nn.Sequential(nn.Conv2d(in_channels, w, 3, 1, 1, bias=False), group_norm(w, groups))
+    ]
+    before = w
+    for factor, stride in ((1, 1), (2, 2), (4, 2), (8, 2)):
+        after = factor * w
+        stages.append(nn.Sequential(Block(before, after, stride, groups), nn.ReLU(), Block(after, after, 1, groups)))
+        before = after
+    projector, width = projector_of(before, config.projection)
+    return SplitModel(pooled(stages, [nn.ReLU() for _ in stages]), projector, nn.Linear(width, num_classes))

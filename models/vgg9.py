@@ -1,0 +1,36 @@
+"""vgg9: six 3x3 convolutions and two hidden layers before the classifier."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import nn
+
+from contrafed.config import Range
+from models.base import SplitModel, Stages, features_of, projector_of
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the model."""
+
+    hidden: tuple[Annotated[int, Range(ge=1)], ...]
+    projection: tuple[Annotated[int, Range(ge=1)], ...]
+
+
+def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
+    """Encoder: three stages of two convolutions (32-64, 128-128, 256-256), each with a pool, then the hidden layers."""
+    stages: list[nn.Module] = []
+    tails: list[nn.Module] = []
+    before = in_channels
+    for middle, after in ((32, 64), (128, 128), (256, 256)):
+        stages.append(nn.Sequential(nn.Conv2d(before, middle, 3, 1, 1), nn.ReLU(), nn.Conv2d(middle, after, 3, 1, 1)))
+        tails.append(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)))
+        before = after
+    tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
+    width = features_of(Stages(stages, tails), in_channels, image_size)
+    for size in config.hidden:
+        stages.append(nn.Linear(width, size))
+        tails.append(nn.ReLU())
+        width = size
+    projector, width = projector_of(width, config.projection)
+    return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes))

@@ -1,0 +1,116 @@
+"""Split networks: shapes, names, parameter counts, seeds, and stacked == one by one."""
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch.func import functional_call, vmap
+
+from contrafed import registry
+from contrafed.errors import UserError
+from models.base import build_model, check_settings
+
+MODELS = sorted(registry.choices("model"))
+SMALL = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
+
+
+def settings_of(name, **changes):
+    return {**OmegaConf.to_container(OmegaConf.load(registry.CONF / "model" / f"{name}.yaml")), **changes}
+
+
+def make(name, channels=3, size=32, classes=10, seed=0, **changes):
+    return build_model(settings_of(name, **changes), channels, (size, size), classes, seed)
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32)])
+@pytest.mark.parametrize("name", MODELS)
+def test_any_image_gives_finite_logits_and_named_features(name, channels, size):
+    model = make(name, channels, size, classes=7).eval()
+    with torch.no_grad():
+        out = model(torch.randn(2, channels, size, size), with_levels=True)
+    assert out.logits.shape == (2, 7)
+    assert torch.isfinite(out.logits).all()
+    assert out.z.shape == (2, model.embedding_size)
+    assert torch.equal(model.classifier(out.z), out.logits)
+    assert len(out.levels) == len(model.encoder.stages)
+    assert all(level.dim() == 2 and len(level) == 2 for level in out.levels)
+    assert {n.split(".")[0] for n, _ in model.named_parameters()} <= {"encoder", "projector", "classifier"}
+    assert not list(model.buffers())
+
+
+def test_parameter_counts_match_the_papers():
+    fedcrl = make("cnn")
+    assert (count(fedcrl), count(fedcrl.encoder)) == (259_914, 258_624)
+    assert count(make("cnn_pmfl")) == 551_786
+    mpfedcon = make("cnn5")
+    assert count(mpfedcon.encoder) + count(mpfedcon.classifier) == 307_842
+
+
+def test_resnet_levels_have_the_stages_channels_before_the_last_relu():
+    with torch.no_grad():
+        out = make("resnet18")(torch.randn(2, 3, 32, 32), with_levels=True)
+    assert [level.shape[1] for level in out.levels] == [64, 64, 128, 256, 512]
+    assert (out.levels[-1] < 0).any()  # a pooled ReLU output could not be negative
+
+
+@pytest.mark.parametrize("name", [*SMALL, "resnet18", "squeezenet", "shufflenet", "mobilenet_v2", "vgg9"])
+def test_a_stack_of_three_equals_one_by_one(name):
+    small = {"resnet18": {"width": 4}}.get(name, {})
+    model = make(name, 1, 8, **small).double()
+    sets = [dict(make(name, 1, 8, seed=s, **small).double().named_parameters()) for s in range(3)]
+    x = torch.randn(3, 2, 1, 8, 8, dtype=torch.float64)
+
+    def loss(params, images):
+        return functional_call(model, params, (images,)).logits.square().sum()
+
+    stacked = {n: torch.stack([s[n].detach() for s in sets]).requires_grad_() for n in sets[0]}
+    vmap(loss, randomness="error")(stacked, x).sum().backward()
+    for row, params in enumerate(sets):
+        loss(params, x[row]).backward()
+        for n, p in params.items():
+            torch.testing.assert_close(stacked[n].grad[row], p.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    a, b, c = (dict(make("cnn", seed=s).named_parameters()) for s in (5, 5, 6))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(torch.equal(a[n], b[n]) for n in a)
+    assert not torch.equal(a["encoder.stages.0.weight"], c["encoder.stages.0.weight"])
+
+
+def test_kaiming_normal_where_pmfl_has_it():
+    weight = make("cnn_pmfl").projector[0].weight  # 2048 -> 256
+    assert weight.std().item() == pytest.approx((2 / 2048) ** 0.5, rel=0.02)
+    assert weight.abs().max() > 3 * weight.std()  # a uniform draw would end at 1.73 deviations
+
+
+def test_dropout_factors_reach_the_classifier_only():
+    model = make("cnn", dropout=0.3)
+    x, mask = torch.randn(2, 3, 32, 32), torch.zeros(2, 128)
+    mask[:, :64] = 1 / 0.7
+    with torch.no_grad():
+        plain, dropped = model(x), model(x, mask)
+    assert torch.equal(plain.z, dropped.z)
+    torch.testing.assert_close(dropped.logits, model.classifier(plain.z * mask))
+
+
+def test_projection_is_the_projector():
+    model = make("cnn", projection=[256, 256])
+    assert model.embedding_size == 256
+    assert count(model.projector) == 128 * 256 + 256 + 256 * 256 + 256
+
+
+def test_faults_are_one_line():
+    with pytest.raises(UserError, match="8x8 with 1 or 3 channels, got 7x7 with 1"):
+        make("cnn", 1, 7)
+    with pytest.raises(UserError, match="with 4"):
+        make("cnn", 4, 32)
+    with pytest.raises(UserError, match="model.hiden.*did you mean 'hidden'"):
+        check_settings(settings_of("cnn", hiden=3))
+    with pytest.raises(UserError, match="model.dropout must be >= 0 and < 1"):
+        check_settings(settings_of("cnn", dropout=1.0))
