@@ -224,9 +224,7 @@ class Client(NumPyClient):
     def _personal(self) -> list[str]:
         return [n for n in self.site.initial if n.split(".", 1)[0] not in self.shared]
 
-    def _open(
-        self, received: list[Tensors], memories: list[Tensors], order: list[int], server_round: int
-    ) -> Stack:
+    def _open(self, received: list[Tensors], memories: list[Tensors], order: list[int], server_round: int) -> Stack:
         """Stack what the nodes received and remember."""
         device, dtype = self.site.device, self.site.dtype
 
@@ -387,9 +385,7 @@ class Client(NumPyClient):
         self.memories = [update.memory]
         return codec.to_list(self.names("up"), update.tensors), update.num_examples, dict(update.metrics)
 
-    def evaluate(
-        self, parameters: list[np.ndarray], config: Mapping[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
+    def evaluate(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Score this one node's model on its own ``config["split"]`` (test by default): loss, examples, accuracy."""
         received = codec.from_list(self.names("down"), parameters)
         ((loss, accuracy, count),) = self.score([received], config.get("split", "test"))

@@ -100,4 +100,3 @@ def uninstall() -> None:
     """Forget every site, so that its memory is free for the next run."""
     _installed.clear()
     site_for.cache_clear()
-

@@ -72,7 +72,9 @@ class Batch(NamedTuple):
     x: Tensor  # (B, b, C, H, W) normalised images
     y: Tensor  # (B, b) labels
     mask: Tensor  # (B, b) 1 for an example, 0 for padding
-    dropout: Tensor  # (B, b, D) factors 0 or 1/(1-p) on the representation; (B,) unused ones for a model without dropout
+    dropout: (
+        Tensor  # (B, b, D) factors 0 or 1/(1-p) on the representation; (B,) unused ones for a model without dropout
+    )
 
 
 @dataclass
@@ -140,7 +142,9 @@ class Stack:
         )
 
 
-def draw_batches(work: LocalWork, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int) -> list[np.ndarray]:
+def draw_batches(
+    work: LocalWork, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int
+) -> list[np.ndarray]:
     """Return a node's batches of a round, a pure function of (seed, purpose, round, node)."""
     return work.batches(examples, generator(seed, purpose, server_round, node))
 

@@ -41,9 +41,7 @@ class Block(nn.Module):
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
     """Encoder: conv1, conv2_x .. conv5_x with width x (1, 1, 2, 4, 8) channels; levels before each stage's last ReLU."""
     w, groups = config.width, config.groups
-    stages: list[nn.Module] = [
-        nn.Sequential(nn.Conv2d(in_channels, w, 3, 1, 1, bias=False), group_norm(w, groups))
-    ]
+    stages: list[nn.Module] = [nn.Sequential(nn.Conv2d(in_channels, w, 3, 1, 1, bias=False), group_norm(w, groups))]
     before = w
     for factor, stride in ((1, 1), (2, 2), (4, 2), (8, 2)):
         after = factor * w

@@ -34,7 +34,9 @@ COMMON_KEYS = registry.COMMON_KEYS | set(Common.__dataclass_fields__)
 class Partition:
     """Explicit index arrays, one training part and one test part per node."""
 
-    def __init__(self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> None:
+    def __init__(
+        self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int
+    ) -> None:
         """Take K index arrays of each part, and the labels ``y`` (N,) they index."""
         self.num_nodes = len(train)
         self.num_classes = num_classes
@@ -106,12 +108,20 @@ def make_partition(
     if hasattr(module, "lazy"):
         lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
         return lazy
+    if hasattr(module, "explicit"):
+        train, own_test = module.explicit(config, data.test.numpy(), num_nodes)
+        if own_test is None:
+            train, own_test = _hold_out(train, _test_fraction(common, merged), generator(seed, "partition file test"))
+        train = _enough(train, common.min_node_size, common, generator(seed, "partition file small"))
+        return Partition(
+            _scarce(train, y, common, generator(seed, "partition file scarce")), own_test, y, data.num_classes
+        )
     if num_nodes > len(pool):
         raise UserError(
             f"{num_nodes} nodes cannot share {len(pool)} training examples; lower num_nodes, or use partition=sampled"
         )
     owner = data.owner[pool] if data.owner is not None else None
-    needed = max(common.min_node_size, 0)
+    needed = common.min_node_size
     if needed * num_nodes > len(pool):
         raise UserError(
             f"{num_nodes} nodes of at least {needed} examples need {needed * num_nodes}, the training split has {len(pool)}; "
@@ -129,8 +139,7 @@ def make_partition(
     assert best is not None
     rng = generator(seed, f"partition {name} small")
     parts = [pool[part] for part in _enough(best, needed, common, rng)]
-    fraction = common.test_fraction if common.test_fraction is not None else (0.25 if merged else 0.0)
-    train, test = _hold_out(parts, fraction, generator(seed, f"partition {name} test"))
+    train, test = _hold_out(parts, _test_fraction(common, merged), generator(seed, f"partition {name} test"))
     train = _scarce(train, y, common, generator(seed, f"partition {name} scarce"))
     return Partition(train, test, y, data.num_classes)
 
@@ -178,6 +187,12 @@ def _enough(parts: list[np.ndarray], needed: int, common: Common, rng: np.random
     return parts
 
 
+def _test_fraction(common: Common, merged: bool) -> float:
+    if common.test_fraction is not None:
+        return common.test_fraction
+    return 0.25 if merged else 0.0
+
+
 def _hold_out(
     parts: list[np.ndarray], fraction: float, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -214,5 +229,3 @@ def keep_stratified(part: np.ndarray, y: np.ndarray, fraction: float, rng: np.ra
         rest = np.setdiff1d(part, kept)
         kept = np.concatenate([kept, rng.permutation(rest)[: 2 - len(kept)]])
     return kept
-
-

@@ -87,7 +87,9 @@ def stop_ray() -> None:
 class Worker:
     """One persistent worker process: the data set on its device and a ``BatchRunner``."""
 
-    def __init__(self, shared: Mapping[str, Any], node_settings: str, settings: Mapping[str, Any], stack_size: int | None) -> None:
+    def __init__(
+        self, shared: Mapping[str, Any], node_settings: str, settings: Mapping[str, Any], stack_size: int | None
+    ) -> None:
         torch.set_num_threads(1)
         identify()
         data = replace(shared["data"], **{k: torch.from_numpy(v) for k, v in shared["tensors"].items()})
@@ -101,7 +103,11 @@ class Worker:
         return default_device()
 
     def run(
-        self, records: list[ArrayRecord], jobs: list[tuple[Message, dict[str, int]]], states: list[Any], timeout: float | None
+        self,
+        records: list[ArrayRecord],
+        jobs: list[tuple[Message, dict[str, int]]],
+        states: list[Any],
+        timeout: float | None,
     ) -> Any:
         """Run a batch: each message comes without its array records, which are named by their place in ``records``.
 
@@ -133,7 +139,9 @@ class RayGrid(VirtualGrid):
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         per_worker = config.gpus_per_worker if config.gpus_per_worker is not None else (1.0 if gpus else 0.0)
-        count = config.workers or (max(1, int(gpus / per_worker)) if per_worker else max(1, int(cpus / config.cpus_per_worker)))
+        count = config.workers or (
+            max(1, int(gpus / per_worker)) if per_worker else max(1, int(cpus / config.cpus_per_worker))
+        )
         if count * config.cpus_per_worker > cpus or count * per_worker > gpus:
             raise UserError(
                 f"engine.workers={count} needs {count * config.cpus_per_worker:g} CPUs and {count * per_worker:g} GPUs, "
@@ -183,7 +191,11 @@ class RayGrid(VirtualGrid):
             worker, rows, states = pending.pop(ready[0])
             try:
                 batch = ray.get(ready[0])
-            except (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+            except (
+                ray.exceptions.RayActorError,
+                ray.exceptions.WorkerCrashedError,
+                ray.exceptions.OutOfMemoryError,
+            ) as error:
                 self.workers[worker] = self._spawn()
                 for i in rows:
                     attempts[i] += 1

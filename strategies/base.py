@@ -209,11 +209,11 @@ class FederatedStrategy(Strategy):
                 record = shared.copy()
                 record.update(codec.to_record(own))
             cost = self.work_of(int(self.population.sizes[node]))
-            scalars = ConfigRecord(
-                {**config, "server-round": server_round, "settings": self.settings, "cost": cost}
-            )
+            scalars = ConfigRecord({**config, "server-round": server_round, "settings": self.settings, "cost": cost})
             content = RecordDict({codec.ARRAYS: record, codec.CONFIG: scalars})
-            message = Message(content, int(self.population.node_ids[node]), MessageType.TRAIN, group_id=str(server_round))
+            message = Message(
+                content, int(self.population.node_ids[node]), MessageType.TRAIN, group_id=str(server_round)
+            )
             self._sent.append((message, node))
             self.round.bytes_down += size
         return [message for message, _ in self._sent]
@@ -228,7 +228,9 @@ class FederatedStrategy(Strategy):
         if len(good):
             weights = good.num_examples / good.num_examples.sum()
             names = good[0].metrics
-            self.round.metrics = {n: float(sum(w * r.metrics[n] for w, r in zip(weights, good, strict=True))) for n in names}
+            self.round.metrics = {
+                n: float(sum(w * r.metrics[n] for w, r in zip(weights, good, strict=True))) for n in names
+            }
         self._sent = []
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
 
@@ -243,7 +245,10 @@ class FederatedStrategy(Strategy):
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
         content = RecordDict({codec.ARRAYS: record, codec.CONFIG: scalars})
         self._sent = [
-            (Message(content, int(self.population.node_ids[n]), MessageType.EVALUATE, group_id=str(server_round)), int(n))
+            (
+                Message(content, int(self.population.node_ids[n]), MessageType.EVALUATE, group_id=str(server_round)),
+                int(n),
+            )
             for n in nodes
         ]
         return [message for message, _ in self._sent]

@@ -63,7 +63,9 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
     recorder = RunRecorder(folder, config["text"])
     recorder.partition(partition.class_counts())
     began, status, last = time.perf_counter(), "failed", initial
-    title = f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
+    title = (
+        f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
+    )
     try:
         with Progress(config["num_rounds"], title) as progress:
             log = Log(recorder, progress, strategy, config)
@@ -73,7 +75,11 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
                 last = codec.from_record(arrays)
                 log.write(done)
 
-            nodes = np.flatnonzero([len(partition.test(n)) for n in range(population.num_nodes)]) if config["eval_nodes"] else []
+            nodes = (
+                np.flatnonzero([len(partition.test(n)) for n in range(population.num_nodes)])
+                if config["eval_nodes"]
+                else []
+            )
             strategy.start(
                 grid,
                 codec.to_record(initial),
@@ -147,7 +153,9 @@ def discover(grid: Grid, sizes: np.ndarray, settings: str) -> Population:
     node_ids = np.full(wanted, -1, dtype=object)
     for reply in grid.send_and_receive([Message(content, node, MessageType.QUERY) for node in ids]):
         if reply.has_error():
-            raise UserError(f"node {reply.metadata.src_node_id} could not be asked for its partition: {reply.error.reason}")
+            raise UserError(
+                f"node {reply.metadata.src_node_id} could not be asked for its partition: {reply.error.reason}"
+            )
         node_ids[int(reply.content[codec.METRICS]["partition-id"])] = reply.metadata.src_node_id  # type: ignore[arg-type]
     return Population(sizes, node_ids)
 

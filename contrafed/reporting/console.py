@@ -72,7 +72,9 @@ class Progress:
             self._next = server_round + self.total / PLAIN_LINES
             left = (now - self._began) / max(server_round, 1) * (self.total - server_round)
             eta = "" if last or server_round == 0 else f"  ETA {left:.0f} s"
-            print(f"round {server_round:>{len(str(self.total))}}/{self.total}  {self._numbers(server_round, participants)}{eta}")
+            print(
+                f"round {server_round:>{len(str(self.total))}}/{self.total}  {self._numbers(server_round, participants)}{eta}"
+            )
             sys.stdout.flush()
 
     def note(self, text: str) -> None:
@@ -126,7 +128,9 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down",
     ]
     if summary.get("personal_accuracy_mean") is not None:
-        lines.insert(1, f"personal: {percent('personal_accuracy_mean')} +- {percent('personal_accuracy_std')} over nodes")
+        lines.insert(
+            1, f"personal: {percent('personal_accuracy_mean')} +- {percent('personal_accuracy_std')} over nodes"
+        )
     if summary["failures"] or summary["replies_rejected"]:
         lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")
     print("\n".join([*lines, f"everything is in {folder}"]), flush=True)

@@ -39,7 +39,11 @@ class RunRecorder:
             "nodes": (folder / "nodes.csv").open("w", encoding="utf-8", newline=""),
             "times": (folder / "times.csv").open("w", encoding="utf-8", newline=""),
         }
-        headers = {"metrics": "round,scope,split,metric,value", "nodes": "round,node,metric,value", "times": "round,seconds"}
+        headers = {
+            "metrics": "round,scope,split,metric,value",
+            "nodes": "round,node,metric,value",
+            "times": "round,seconds",
+        }
         self._rows: dict[str, list[str]] = {name: [header] for name, header in headers.items()}
         self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
         self._sums: dict[str, float] = defaultdict(float)

@@ -41,7 +41,9 @@ def load(config: Config, name: str) -> ImageData:
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
     if config.num_classes is None and len(y) and int(y.max()) > 10 * len(np.unique(y)) + 1000:
-        raise UserError(f"{path}: the largest label is {int(y.max())} though only {len(np.unique(y))} occur; labels count from 0")
+        raise UserError(
+            f"{path}: the largest label is {int(y.max())} though only {len(np.unique(y))} occur; labels count from 0"
+        )
     if split is None:
         test = stratified_split(y, config.test_fraction, config.split_seed)
     elif not np.isin(split, (0, 1)).all():

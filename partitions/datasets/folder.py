@@ -1,0 +1,58 @@
+"""folder: people's own images in folders, one per class."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+
+from contrafed.config import Range
+from contrafed.errors import UserError
+from partitions.images import ImageData, make_images, stratified_split
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the data set."""
+
+    path: str | None
+    image_size: Annotated[int, Range(ge=8)]
+    grayscale: bool
+    test_fraction: Annotated[float, Range(gt=0, lt=1)]
+    split_seed: Annotated[int, Range(ge=0)]
+
+
+def load(config: Config, name: str) -> ImageData:
+    """Return the images of ``path/train/CLASS/*`` and ``path/test/CLASS/*``, or of ``path/CLASS/*`` with a stratified split.
+
+    Every image is resized to ``image_size`` squared. Raises ``UserError`` where there is no such layout.
+    """
+    root = Path(str(config.path)).expanduser()
+    if not root.is_dir():
+        raise UserError(f"dataset.path: there is no folder {root}")
+    if (root / "train").is_dir() and (root / "test").is_dir():
+        x, y, classes = _read(root / "train", config)
+        x_test, y_test, test_classes = _read(root / "test", config)
+        if not set(test_classes) <= set(classes):
+            raise UserError(f"{root}: class '{min(set(test_classes) - set(classes))}' is in test but not in train")
+        y_test = np.array([classes.index(c) for c in test_classes])[y_test]
+        test = np.repeat([False, True], [len(y), len(y_test)])
+        return make_images(np.concatenate([x, x_test]), np.concatenate([y, y_test]), test, len(classes))
+    x, y, classes = _read(root, config)
+    return make_images(x, y, stratified_split(y, config.test_fraction, config.split_seed), len(classes))
+
+
+def _read(root: Path, config: Config) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return images (N,S,S[,3]), labels (N,) and class names of an ImageFolder layout."""
+    from torchvision.datasets import ImageFolder
+
+    try:
+        found = ImageFolder(str(root))
+    except FileNotFoundError as error:
+        raise UserError(f"{root} is no folder of class folders with images: {' '.join(str(error).split())}") from error
+    size, mode = config.image_size, "L" if config.grayscale else "RGB"
+    try:
+        images = [np.asarray(image.convert(mode).resize((size, size))) for image, _ in found]
+    except OSError as error:
+        raise UserError(f"{root}: an image cannot be read ({error})") from error
+    return np.stack(images), np.array(found.targets, dtype=np.int64), list(found.classes)

@@ -1,0 +1,90 @@
+"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10, CIFAR-100 and SVHN through torchvision."""
+
+import contextlib
+import io
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contrafed.errors import UserError
+from partitions.images import ImageData, make_images
+
+# What torchvision looks for below dataset.root.
+PLACES = {
+    "mnist": "MNIST/raw",
+    "fashion_mnist": "FashionMNIST/raw",
+    "emnist": "EMNIST/raw",
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+    "svhn": "train_32x32.mat and test_32x32.mat",
+}
+
+# Seconds without an answer after which a download counts as failed.
+PATIENCE = 20.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the data set."""
+
+    root: str
+    download: bool
+
+
+def load(config: Config, name: str) -> ImageData:
+    """Return train and test images as published, downloading them where allowed and needed. Raises ``UserError``."""
+    train, test = (_open(config, name, part) for part in ("train", "test"))
+    (x, y), (x_test, y_test) = arrays(train, name), arrays(test, name)
+    split = np.repeat([False, True], [len(y), len(y_test)])
+    return make_images(np.concatenate([x, x_test]), np.concatenate([y, y_test]), split)
+
+
+def arrays(part: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return one torchvision data set as images (N,H,W[,C]) uint8 and labels (N,)."""
+    x = np.asarray(part.data)
+    y = np.asarray(part.labels if name == "svhn" else part.targets).astype(np.int64)
+    if name == "svhn":
+        x = x.transpose(0, 2, 3, 1)  # stored channels first
+    if name == "emnist":
+        x = x.swapaxes(1, 2)  # stored lying on their side
+    return x, y
+
+
+def _open(config: Config, name: str, part: str) -> Any:
+    from torchvision import datasets
+
+    root = Path(config.root).expanduser()
+    which: dict[str, Any] = {"split": part} if name == "svhn" else {"train": part == "train"}
+    make = {
+        "mnist": datasets.MNIST,
+        "fashion_mnist": datasets.FashionMNIST,
+        "emnist": datasets.EMNIST,
+        "cifar10": datasets.CIFAR10,
+        "cifar100": datasets.CIFAR100,
+        "svhn": datasets.SVHN,
+    }[name]
+    if name == "emnist":
+        which["split"] = "balanced"
+    try:
+        return make(str(root), **which)
+    except (RuntimeError, FileNotFoundError):
+        if not config.download:
+            raise UserError(
+                f"dataset={name}: not found; put {PLACES[name]} into {root}, or set dataset.download=true"
+            ) from None
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(PATIENCE)
+    print(f"downloading {name} into {root}", flush=True)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            root.mkdir(parents=True, exist_ok=True)
+            return make(str(root), download=True, **which)
+    except Exception as error:
+        raise UserError(
+            f"dataset={name}: the download failed ({type(error).__name__}); put {PLACES[name]} into {root} and run again"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,68 @@
+"""file: index lists from a file, so that published partitions can be used as they are."""
+
+import ast
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contrafed.errors import UserError
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the partition."""
+
+    path: str | None
+
+
+def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+    """Return each node's indices into the whole data set, and its own test part where the file has one.
+
+    The file holds a JSON list of index lists; or a dictionary from node to index list, in JSON or as Python text; or
+    ``{"train": ..., "test": ...}`` with either of the two inside. ``test`` (N,) marks the central test split, to which no
+    index may point. Raises ``UserError``.
+    """
+    path = Path(str(config.path)).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"partition.path: cannot read {path} ({error})") from error
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        try:
+            found = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise UserError(f"partition.path: {path} holds neither JSON nor a Python dictionary") from error
+    parts = found if isinstance(found, dict) and set(found) == {"train", "test"} else {"train": found}
+    lists = {name: _lists(value, path, num_nodes) for name, value in parts.items()}
+    every = np.concatenate([part for node_parts in lists.values() for part in node_parts])
+    if len(every) and (every.min() < 0 or every.max() >= len(test)):
+        raise UserError(f"{path}: indices must be in 0..{len(test) - 1}, found {every.min()}..{every.max()}")
+    if len(np.unique(every)) != len(every):
+        raise UserError(f"{path}: {len(every) - len(np.unique(every))} indices occur more than once")
+    central = int(test[every].sum())
+    if central:
+        raise UserError(
+            f"{path}: {central} indices point into the central test split; set dataset.merge_splits=true to partition all"
+        )
+    return lists["train"], lists.get("test")
+
+
+def _lists(found: Any, path: Path, num_nodes: int) -> list[np.ndarray]:
+    if isinstance(found, dict):
+        try:
+            found = [found[key] for key in sorted(found, key=int)]
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path}: the keys of the dictionary must be node numbers") from error
+    if not isinstance(found, list) or not all(isinstance(part, list | tuple) for part in found):
+        raise UserError(f"{path} must hold a list of index lists, one per node")
+    if len(found) != num_nodes:
+        raise UserError(f"{path} has {len(found)} nodes, num_nodes={num_nodes}")
+    parts = [np.asarray(part) if len(part) else np.zeros(0, dtype=np.int64) for part in found]
+    if not all(np.issubdtype(part.dtype, np.integer) and part.ndim == 1 for part in parts):
+        raise UserError(f"{path}: indices must be whole numbers")
+    return [part.astype(np.int64) for part in parts]

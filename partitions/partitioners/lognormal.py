@@ -1,0 +1,43 @@
+"""lognormal: a fixed number of classes per node and log-normal sizes (MpFedcon's FEMNIST)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from contrafed.config import Range
+from contrafed.errors import UserError
+from partitions.partition import Draw
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the partition."""
+
+    classes_per_node: Annotated[int, Range(ge=1)]
+    mean_size: Annotated[float, Range(gt=0)]
+    sigma: Annotated[float, Range(ge=0)]
+
+
+def split(config: Config, draw: Draw) -> list[np.ndarray]:
+    """Return K parts: S random classes each, a log-normal number of examples, in equal shares of the classes.
+
+    Where the nodes together want more of a class than there is, all of them get proportionally less of it.
+    Source: METHODS section 42.2, MpFedcon FEMNIST.
+    """
+    classes, each = draw.num_classes, config.classes_per_node
+    if each > classes:
+        raise UserError(f"partition.classes_per_node={each} is more than the {classes} classes of the data set")
+    mu = np.log(config.mean_size) - config.sigma**2 / 2  # so that the mean, not the median, is mean_size
+    sizes = draw.rng.lognormal(mu, config.sigma, draw.num_nodes)
+    wants = np.zeros((draw.num_nodes, classes))
+    for node, size in enumerate(sizes):
+        wants[node, draw.rng.choice(classes, each, replace=False)] = size / each
+    parts: list[list[np.ndarray]] = [[] for _ in range(draw.num_nodes)]
+    for label, examples in enumerate(draw.by_class()):
+        want = wants[:, label]
+        total = want.sum()
+        ends = np.rint(np.cumsum(want) * min(1.0, len(examples) / total if total else 0.0)).astype(np.int64)
+        for node in np.flatnonzero(want):
+            parts[node].append(examples[ends[node - 1] if node else 0 : ends[node]])
+    return [np.concatenate(part) for part in parts]

@@ -1,0 +1,29 @@
+"""natural: the nodes that the data come from, such as FEMNIST's writers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from contrafed.errors import UserError
+from partitions.partition import Draw
+
+
+@dataclass(frozen=True)
+class Config:
+    """No settings of its own."""
+
+
+def split(config: Config, draw: Draw) -> list[np.ndarray]:
+    """Return the examples of ``num_nodes`` owners, chosen at random among all. Raises ``UserError`` without owners."""
+    if draw.owner is None:
+        raise UserError(
+            "partition=natural needs a data set that knows who each example comes from, such as dataset=femnist"
+        )
+    owners = np.unique(draw.owner)
+    if draw.num_nodes > len(owners):
+        raise UserError(f"num_nodes={draw.num_nodes} is more than the {len(owners)} natural nodes of the data set")
+    chosen = draw.rng.choice(owners, draw.num_nodes, replace=False)
+    order = np.argsort(draw.owner, kind="stable")
+    starts = np.searchsorted(draw.owner[order], chosen, side="left")
+    ends = np.searchsorted(draw.owner[order], chosen, side="right")
+    return [order[a:b] for a, b in zip(starts, ends, strict=True)]

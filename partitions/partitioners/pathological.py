@@ -1,0 +1,76 @@
+"""pathological: each node holds a fixed number of classes (FedCRL, FedCoSR, MpFedcon)."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from contrafed.config import Range
+from contrafed.errors import UserError
+from partitions.partition import Draw
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the partition."""
+
+    classes_per_node: Annotated[int, Range(ge=1)]
+    scheme: Literal["classes", "shards"]
+    pieces: Literal["equal", "random"]
+    distinct: bool
+
+
+def split(config: Config, draw: Draw) -> list[np.ndarray]:
+    """Return K parts (METHODS section 42.2, Pathological and MpFedcon CIFAR). Raises ``UserError`` for the impossible."""
+    wanted, classes, nodes = config.classes_per_node, draw.num_classes, draw.num_nodes
+    if wanted > classes:
+        raise UserError(f"partition.classes_per_node={wanted} is more than the {classes} classes of the data set")
+    if wanted * nodes < classes:
+        raise UserError(
+            f"{nodes} nodes of {wanted} classes hold at most {wanted * nodes} of the {classes} classes; "
+            "raise num_nodes or partition.classes_per_node"
+        )
+    return _classes(config, draw) if config.scheme == "classes" else _shards(config, draw)
+
+
+def _classes(config: Config, draw: Draw) -> list[np.ndarray]:
+    """Class by class, to the first ceil(K S / C) nodes with room, in equal or random pieces."""
+    nodes, classes = draw.num_nodes, draw.num_classes
+    room = np.full(nodes, config.classes_per_node)
+    pieces: list[list[np.ndarray]] = [[] for _ in range(nodes)]
+    for label, examples in enumerate(draw.by_class()):
+        # Leave room for one holder of each class still to come.
+        holders = min(-(-nodes * config.classes_per_node // classes), int(room.sum()) - (classes - label - 1))
+        takers = np.flatnonzero(room > 0)[:holders]
+        room[takers] -= 1
+        if config.pieces == "equal":
+            parts = np.array_split(examples, len(takers))
+        else:
+            inner = max(len(examples) - 1, 0)
+            cuts = 1 + draw.rng.choice(inner, min(len(takers) - 1, inner), replace=False) if inner else []
+            parts = np.split(examples, np.sort(cuts).astype(np.int64))
+        for taker, part in zip(takers, parts, strict=False):
+            pieces[taker].append(part)
+    return [np.concatenate(p) if p else np.zeros(0, dtype=np.int64) for p in pieces]
+
+
+def _shards(config: Config, draw: Draw) -> list[np.ndarray]:
+    """K S / C shards of every class, dealt S to each node; a node may draw a class twice unless ``distinct``."""
+    nodes, classes, each = draw.num_nodes, draw.num_classes, config.classes_per_node
+    # Where K S / C is not whole, the first classes in a random order have one shard more.
+    shards = np.full(classes, nodes * each // classes)
+    shards[draw.rng.permutation(classes)[: nodes * each % classes]] += 1
+    if config.distinct:
+        room = np.full(nodes, each)
+        dealt: list[list[int]] = [[] for _ in range(nodes)]
+        for label in sorted(draw.rng.permutation(classes), key=lambda c: -shards[c]):
+            # To the nodes with most room left, ties at random: then no class is left with nobody to take it.
+            order = np.lexsort((draw.rng.random(nodes), -room))[: shards[label]]
+            room[order] -= 1
+            for node in order:
+                dealt[node].append(int(label))
+    else:
+        labels = draw.rng.permutation(np.repeat(np.arange(classes), shards))
+        dealt = labels.reshape(nodes, each).tolist()
+    stacks = [list(np.array_split(examples, max(n, 1))) for examples, n in zip(draw.by_class(), shards, strict=True)]
+    return [np.concatenate([stacks[label].pop() for label in labels]) for labels in dealt]
