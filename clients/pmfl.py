@@ -11,6 +11,10 @@ from clients.losses import contrast, cosine, masked_mean
 from clients.stack import Batch, LocalWork, Stack
 from contrafed.config import Range
 
+# Where one unit alone is active, two representations are parallel and their cosine is 1 up to rounding: this much below the
+# threshold still counts as reaching it, so that such ties do not fall differently on another device or in another stack.
+TIE = 1e-6
+
 
 @dataclass(frozen=True)
 class Config:
@@ -36,6 +40,7 @@ class PMFLClient(Client):
     Deviation: the paper's threshold mu = cos(z_k^{tE}, Z^t) is 1 by its own definition of w_k^{tE}; ``threshold`` selects
     the reading. ``previous`` (default) takes the node's last local model for z_k^{tE}, and 1 in its first round;
     ``literal`` is 1; ``current`` is cos(z, Z); ``node`` averages ``previous`` over the batch; ``constant`` is a number.
+    A similarity within 1e-6 of the threshold reaches it.
     """
 
     def fresh_memory(self, received: Tensors) -> Tensors:
@@ -87,7 +92,7 @@ class PMFLClient(Client):
         to_anchor = cosine(features.z, constants["anchor"])  # (b,)
         to_history = cosine(features.z, constants["history"]).transpose(0, 1)  # (b, N)
         mu = to_anchor if self.hyper.threshold == "current" else constants["mu"]
-        near = to_history.detach() >= mu.detach().unsqueeze(1)
+        near = to_history.detach() >= mu.detach().unsqueeze(1) - TIE
         exists = constants["exists"].expand_as(near)
         always, never = torch.ones_like(near[:, :1]), torch.zeros_like(near[:, :1])
         scores = torch.cat([to_anchor.unsqueeze(1), to_history], dim=1) / self.hyper.temperature

@@ -1,0 +1,162 @@
+"""What tests share: a whole federated run on a tiny problem, and the scalar problem of the golden values."""
+
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from clients.site import Site, install, node_settings, uninstall
+from contrafed import codec, registry
+from contrafed.cli import compose_job
+from models.base import Features
+from partitions.federation import Federation
+from partitions.images import ImageData
+from partitions.partition import Partition
+from simulation.grid import LocalGrid
+from strategies.base import Population, find_strategy, make_config
+
+METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl")
+
+
+def config_of(*overrides):
+    """The composed configuration as plain containers."""
+    return OmegaConf.to_container(compose_job(list(overrides)), resolve=True)
+
+
+def strategy_settings(name, **changes):
+    """One strategy's YAML with changes; ``local`` is merged."""
+    settings = OmegaConf.to_container(OmegaConf.load(registry.CONF / "strategy" / f"{name}.yaml"))
+    settings["local"] |= changes.pop("local", {})
+    unknown = set(changes) - set(settings)
+    assert not unknown, unknown
+    return settings | changes
+
+
+class Schedule:
+    """A participation pattern written down: one list of nodes per round."""
+
+    def __init__(self, rounds):
+        self.rounds = [np.array(sorted(nodes), dtype=np.int64) for nodes in rounds]
+
+    def participants(self, server_round):
+        return self.rounds[server_round - 1]
+
+
+class Scalar(nn.Module):
+    """One parameter w; the logits of an image are w."""
+
+    dropout, embedding_size, num_classes = 0.0, 1, 2
+
+    def __init__(self, value):
+        super().__init__()
+        self.encoder, self.classifier = nn.Module(), nn.Module()
+        self.classifier.w = nn.Parameter(torch.tensor([float(value)], dtype=torch.float64))
+
+    def forward(self, x, dropout_mask=None, with_levels=False):
+        z = self.classifier.w.expand(x.shape[0], 1)
+        return Features(z, z, ())
+
+
+class Vector(Scalar):
+    """Two parameters; the representation of every image is w, so that cosines can be set by hand."""
+
+    embedding_size = 2
+
+    def __init__(self, value):
+        nn.Module.__init__(self)
+        self.encoder, self.classifier = nn.Module(), nn.Module()
+        self.classifier.w = nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+    def forward(self, x, dropout_mask=None, with_levels=False):
+        z = self.classifier.w.expand(x.shape[0], 2)
+        return Features(z, z, ())
+
+
+def scalar_site(settings, model, targets=(0, 6, 3)):
+    """A Site in which node k holds one 'image', its target a_k, and minimises (w - a_k)^2 / 2."""
+    x = torch.tensor(targets, dtype=torch.uint8).view(-1, 1, 1, 1)
+    y = torch.zeros(len(targets), dtype=torch.int64)
+    data = ImageData(x, y, torch.zeros(len(targets), dtype=torch.bool), (0.0,), (1 / 255,), 2, None)
+    parts = [np.array([k]) for k in range(len(targets))]
+    federation = Federation(data, Partition(parts, [p[:0] for p in parts], y.numpy(), 2))
+    site = Site(settings, dtype=torch.float64, federation=federation, model=model)
+
+    class OnTargets(site.client_class):
+        def task_loss(self, features, batch):
+            return ((features.logits[:, 0] - batch.x.flatten()) ** 2 / 2).mean()
+
+    site.client_class = OnTargets
+    return site
+
+
+def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), **changes):
+    """Run a method on the golden problem (METHODS section 46) and return W after each round."""
+    strategy = strategy_settings(name, **changes)
+    strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
+    settings = {"seed": 0, "num_nodes": len(targets), "strategy": strategy, "dataset": {}, "partition": {}, "model": {}}
+    site = scalar_site(settings, Scalar(start), targets)
+    models, _ = run_strategy(site, settings, Schedule(rounds), len(rounds))
+    return [float(model["classifier.w"]) for model in models[1:]]
+
+
+def run_strategy(site, settings, participation, num_rounds, *, stack_size=1, grid=None, wrap=None):
+    """Run a method's two halves on a grid; returns the global model before and after each round, and the strategy."""
+    identity = node_settings(settings)
+    install(identity, site)
+    try:
+        grid = grid or LocalGrid(settings["num_nodes"], stack_size)
+        strategy_class, _ = find_strategy(settings["strategy"])
+        strategy = strategy_class(
+            make_config(settings["strategy"]),
+            client_class=site.client_class,
+            model=site.model,
+            population=Population(site.federation.partition.sizes, grid.node_ids),
+            participation=participation,
+            settings=identity,
+            num_rounds=num_rounds,
+        )
+        models = []
+        strategy.start(
+            wrap(grid) if wrap else grid,
+            codec.to_record(site.initial),
+            num_rounds=num_rounds,
+            timeout=None,
+            on_round=lambda done, arrays: models.append({n: t.clone() for n, t in codec.from_record(arrays).items()}),
+        )
+        return models, strategy
+    finally:
+        uninstall()
+
+
+def digits_run(name, num_rounds=3, *, nodes=8, stack_size=1, dtype=torch.float64, schedule=None, model="mlp", **changes):
+    """Run a method on digits with unequal nodes; every node takes part in every round unless ``schedule`` says else."""
+    config = config_of(f"strategy={name}", f"num_nodes={nodes}", f"model={model}", "partition.min_node_size=5")
+    if model == "mlp":
+        config["model"]["hidden"] = [16]
+    config["strategy"] = strategy_settings(name, **changes)
+    site = Site(config, dtype=dtype)
+    participation = Schedule(schedule or [range(nodes)] * num_rounds)
+    return run_strategy(site, config, participation, num_rounds, stack_size=stack_size)
+
+
+def close(a, b, tolerance=1e-9):
+    """Assert two models equal within an absolute and relative tolerance."""
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance)
+
+
+def same(a, b):
+    """Whether two models are equal bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def with_images(x, y, test=None, owner=None, num_classes=None):
+    """ImageData from arrays, unchecked."""
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    test = torch.zeros(len(y), dtype=torch.bool) if test is None else torch.as_tensor(test)
+    classes = num_classes or int(y.max()) + 1
+    return ImageData(x, y, test, (0.5,), (0.5,), classes, owner)
+
+
