@@ -36,7 +36,7 @@ def load(config: Config, name: str) -> ImageData:
             split = file["split"] if "split" in file else None
     except FileNotFoundError:
         raise UserError(f"dataset.path: there is no file {path}") from None
-    except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}")

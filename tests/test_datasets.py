@@ -1,0 +1,277 @@
+"""Data sets: their conversion to tensors, splits, and one-line refusals."""
+
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rig import config_of
+
+from contrafed.errors import UserError
+from partitions.datasets import hub_sets, torchvision_sets
+from partitions.images import check_settings, load_images, make_images, stratified_split
+
+
+def settings_of(name, **changes):
+    return config_of(f"dataset={name}")["dataset"] | changes
+
+
+def test_digits():
+    data = load_images(settings_of("digits"))
+    assert data.x.shape == (1797, 1, 8, 8)
+    assert data.x.dtype == torch.uint8
+    assert data.x.max() == 255
+    assert data.num_classes == 10
+    for part in (data.test, ~data.test):
+        share = torch.bincount(data.y[part]).double() / part.sum()
+        assert share == pytest.approx(torch.full((10,), 0.1), abs=0.01)
+    assert int(data.test.sum()) == pytest.approx(1797 / 4, abs=6)
+    again = load_images(settings_of("digits"))
+    assert torch.equal(data.test, again.test)
+    train = data.x[~data.test].double() / 255
+    assert data.mean[0] == pytest.approx(train.mean().item(), rel=1e-9)
+    assert data.std[0] == pytest.approx(train.std(unbiased=False).item(), rel=1e-9)
+
+
+def test_merged_splits_leave_no_central_test_set():
+    assert not load_images(settings_of("digits", merge_splits=True)).test.any()
+
+
+def npz(tmp_path, **arrays):
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays)
+    return str(path)
+
+
+GOOD = {"x": np.zeros((20, 8, 9, 3), dtype=np.uint8), "y": np.arange(20) % 4}
+
+
+def test_npz_keeps_pixels_labels_and_split(tmp_path):
+    rng = np.random.default_rng(0)
+    x, split = rng.integers(0, 256, (20, 8, 9, 3), dtype=np.uint8), np.arange(20) % 2
+    data = load_images(settings_of("npz", path=npz(tmp_path, x=x, y=GOOD["y"], split=split)))
+    assert torch.equal(data.x[7, 2], torch.from_numpy(x[7, :, :, 2].copy()))
+    assert data.y.tolist() == GOOD["y"].tolist()
+    assert data.test.tolist() == split.astype(bool).tolist()
+    assert data.num_classes == 4
+
+
+def test_npz_floats_are_rounded_to_bytes_and_grey_gets_a_channel(tmp_path):
+    x = np.linspace(0, 1, 10 * 64, dtype=np.float32).reshape(10, 8, 8)
+    data = load_images(settings_of("npz", path=npz(tmp_path, x=x, y=np.arange(10) % 2)))
+    assert data.x.shape == (10, 1, 8, 8)
+    assert np.abs(data.x[:, 0].numpy() / 255 - x).max() <= 0.5 / 255 + 1e-6
+
+
+def nan_pixel():
+    x = np.zeros((20, 8, 8), dtype=np.float32)
+    x[3, 1, 1] = np.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("arrays", "changes", "message"),
+    [
+        ({"x": GOOD["x"]}, {}, "has no array 'y'; it holds: x"),
+        ({"y": GOOD["y"]}, {}, "has no array 'x'; it holds: y"),
+        ({**GOOD, "y": GOOD["y"] - 1}, {}, r"labels must be in 0\.\.2, found -1\.\.2"),
+        ({**GOOD, "y": GOOD["y"] + 1}, {"num_classes": 4}, r"labels must be in 0\.\.3, found 1\.\.4"),
+        ({**GOOD, "y": GOOD["y"] * 10_000}, {}, "largest label is 30000 though only 4 occur"),
+        ({**GOOD, "y": GOOD["y"] / 2}, {}, "labels y must be whole numbers"),
+        ({**GOOD, "y": GOOD["y"][:, None]}, {}, "labels y must be whole numbers"),
+        ({**GOOD, "x": nan_pixel()}, {}, "1 pixels of x are NaN or infinite"),
+        ({**GOOD, "x": np.full((20, 8, 8), 3.0)}, {}, r"must be in \[0, 1\], found 3\.\.3"),
+        ({**GOOD, "x": np.zeros((20, 8, 8), dtype=np.int32)}, {}, "x must be uint8, or float"),
+        ({**GOOD, "x": np.zeros((20, 8), dtype=np.uint8)}, {}, r"must be uint8 \(N,H,W\)"),
+        ({**GOOD, "x": np.zeros((20, 7, 8), dtype=np.uint8)}, {}, "at least 8x8 .* got 7x8 with 1"),
+        ({**GOOD, "x": np.zeros((20, 8, 8, 4), dtype=np.uint8)}, {}, "got 8x8 with 4"),
+        ({**GOOD, "y": GOOD["y"][:19]}, {}, "20 images, 19 labels"),
+        ({**GOOD, "split": np.full(20, 2)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \[2\]"),
+        ({**GOOD, "split": np.ones(20)}, {}, "training split is empty"),
+        ({**GOOD, "y": np.zeros(20, dtype=int)}, {}, "at least 2 classes, found 1"),
+    ],
+)
+def test_npz_faults_are_one_line(tmp_path, arrays, changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        load_images(settings_of("npz", path=npz(tmp_path, **arrays), **changes))
+    assert "\n" not in str(error.value)
+    assert "data.npz" in str(error.value)
+
+
+def test_files_that_are_no_npz(tmp_path):
+    for name, content in (("text.npz", b"hello"), ("empty.npz", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match="no readable npz file"):
+            load_images(settings_of("npz", path=str(tmp_path / name)))
+    np.save(tmp_path / "bare.npy", np.zeros(3))
+    with pytest.raises(UserError, match="no readable npz file"):
+        load_images(settings_of("npz", path=str(tmp_path / "bare.npy")))
+    np.savez(tmp_path / "objects.npz", x=np.array([{}, {}], dtype=object), y=np.arange(2))
+    with pytest.raises(UserError, match="no readable npz file"):
+        load_images(settings_of("npz", path=str(tmp_path / "objects.npz")))
+
+
+def test_paths_are_checked_before_anything_is_loaded():
+    with pytest.raises(UserError, match="needs dataset.path"):
+        check_settings(settings_of("npz"))
+    with pytest.raises(UserError, match="nothing at /nowhere"):
+        check_settings(settings_of("folder", path="/nowhere"))
+    with pytest.raises(UserError, match="merge_splits must be true or false"):
+        check_settings(settings_of("digits", merge_splits=3))
+    with pytest.raises(UserError, match="did you mean 'root'"):
+        check_settings(settings_of("mnist", roots="x"))
+
+
+def images_in(folder, colours):
+    for name, colour in colours.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (12, 10), (colour, i, 0)).save(folder / name / f"{i}.png")
+
+
+def test_folders(tmp_path):
+    images_in(tmp_path / "a" / "train", {"cat": 10, "dog": 200})
+    images_in(tmp_path / "a" / "test", {"dog": 200})
+    data = load_images(settings_of("folder", path=str(tmp_path / "a"), image_size=16))
+    assert data.x.shape == (12, 3, 16, 16)
+    assert data.test.tolist() == [False] * 8 + [True] * 4
+    assert data.y[data.test].tolist() == [1] * 4
+    assert set(data.x[data.y == 1, 0].flatten().tolist()) == {200}
+    images_in(tmp_path / "b", {"cat": 10, "dog": 200})
+    plain = load_images(settings_of("folder", path=str(tmp_path / "b"), grayscale=True))
+    assert plain.x.shape == (8, 1, 32, 32)
+    assert int(plain.test.sum()) == 2
+    (tmp_path / "c").mkdir()
+    with pytest.raises(UserError, match="no folder of class folders"):
+        load_images(settings_of("folder", path=str(tmp_path / "c")))
+    images_in(tmp_path / "d" / "train", {"cat": 10, "dog": 1})
+    images_in(tmp_path / "d" / "test", {"emu": 200})
+    with pytest.raises(UserError, match="class 'emu' is in test but not in train"):
+        load_images(settings_of("folder", path=str(tmp_path / "d")))
+
+
+def idx(path, array):
+    header = struct.pack(">HBB", 0, 8, array.ndim) + b"".join(struct.pack(">I", n) for n in array.shape)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def test_mnist_files_as_published(tmp_path):
+    rng = np.random.default_rng(0)
+    x, x_test = rng.integers(0, 256, (30, 28, 28)), rng.integers(0, 256, (10, 28, 28))
+    raw = tmp_path / "MNIST" / "raw"
+    idx(raw / "train-images-idx3-ubyte", x)
+    idx(raw / "train-labels-idx1-ubyte", np.arange(30) % 10)
+    idx(raw / "t10k-images-idx3-ubyte", x_test)
+    idx(raw / "t10k-labels-idx1-ubyte", np.arange(10))
+    data = load_images(settings_of("mnist", root=str(tmp_path), download=False))
+    assert data.test.tolist() == [False] * 30 + [True] * 10
+    assert np.array_equal(data.x[:30, 0].numpy(), x)
+    assert data.y[30:].tolist() == list(range(10))
+
+
+def test_emnist_letters_stand_upright(tmp_path):
+    x = np.arange(28 * 28).reshape(1, 28, 28).repeat(10, 0) % 256
+    raw = tmp_path / "EMNIST" / "raw"
+    for part in ("train", "test"):
+        idx(raw / f"emnist-balanced-{part}-images-idx3-ubyte", x)
+        idx(raw / f"emnist-balanced-{part}-labels-idx1-ubyte", np.arange(10))
+    data = load_images(settings_of("emnist", root=str(tmp_path), download=False))
+    assert np.array_equal(data.x[0, 0].numpy(), x[0].T)
+
+
+def test_cifar_batches_as_published(tmp_path, monkeypatch):
+    from torchvision import datasets
+
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (10, 3072), dtype=np.uint8)
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        (folder / name).write_bytes(pickle.dumps({"data": rows, "labels": list(range(10))}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *a: True)
+    data = load_images(settings_of("cifar10", root=str(tmp_path), download=False))
+    assert data.x.shape == (60, 3, 32, 32)
+    assert np.array_equal(data.x[0].numpy(), rows[0].reshape(3, 32, 32))
+    assert int(data.test.sum()) == 10
+
+
+def test_svhn_channels():
+    class Part:
+        data = np.zeros((2, 3, 32, 31), dtype=np.uint8)
+        labels = np.array([0, 9])
+
+    x, y = torchvision_sets.arrays(Part, "svhn")
+    assert x.shape == (2, 32, 31, 3)
+    assert y.tolist() == [0, 9]
+
+
+@pytest.mark.parametrize("name", ["mnist", "emnist", "cifar10", "svhn"])
+def test_missing_data_say_what_to_put_where(tmp_path, name):
+    with pytest.raises(UserError, match=f"put .* into {tmp_path}, or set dataset.download=true"):
+        load_images(settings_of(name, root=str(tmp_path), download=False))
+
+
+def test_a_failed_download_is_one_line(tmp_path, monkeypatch, capfd):
+    def offline(*args, **kwargs):
+        print("a library's chatter")
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", offline)
+    with pytest.raises(UserError, match="the download failed .*; put MNIST/raw into") as error:
+        load_images(settings_of("mnist", root=str(tmp_path)))
+    assert "\n" not in str(error.value)
+    assert "chatter" not in capfd.readouterr().out
+
+
+def test_the_hub_without_a_network_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_sets, "_reachable", lambda: False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    with pytest.raises(UserError, match="dataset=cinic10: it is not cached") as error:
+        load_images(settings_of("cinic10", root=str(tmp_path)))
+    assert "\n" not in str(error.value)
+
+
+def test_hub_tables_become_images():
+    from partitions.images import SHARED_KEYS
+    from contrafed.config import build
+
+    settings = settings_of("femnist")
+    config = build(hub_sets.Config, settings, "dataset", ignore=SHARED_KEYS)
+
+    class Table:
+        def __init__(self, rows):
+            self.rows = rows
+
+        def __len__(self):
+            return len(self.rows)
+
+        def __getitem__(self, key):
+            return self.rows[key] if isinstance(key, int) else [row[key] for row in self.rows]
+
+    rows = [
+        {"image": Image.new("L", (28, 28), i), "character": i % 3, "writer_id": f"w{i % 5}"} for i in range(40)
+    ]
+    data = hub_sets.images(config, [Table(rows)])
+    assert data.x.shape == (40, 1, 28, 28)
+    assert data.x[7].unique().tolist() == [7]
+    assert data.owner.tolist() == [i % 5 for i in range(40)]
+    assert 0 < int(data.test.sum()) < 10
+    both = hub_sets.images(config, [Table(rows[:30]), Table(rows[30:])])
+    assert both.test.tolist() == [False] * 30 + [True] * 10
+
+
+def test_stratified_split_takes_the_fraction_of_every_class():
+    y = np.repeat([0, 1, 2], [40, 20, 4])
+    test = stratified_split(y, 0.25, 0)
+    assert np.bincount(y[test]).tolist() == [10, 5, 1]
+
+
+def test_a_constant_channel_does_not_divide_by_zero():
+    data = make_images(np.full((4, 8, 8), 7, dtype=np.uint8), np.array([0, 1, 0, 1]), np.zeros(4, dtype=bool))
+    assert data.std[0] > 0
