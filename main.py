@@ -6,9 +6,11 @@
 ``--help`` lists every choice. Exit status: 0 all runs finished, 1 a run failed, 2 a mistake in what was asked for, 130 Ctrl-C.
 """
 
+import contextlib
 import signal
 import sys
 import traceback
+from pathlib import Path
 from types import FrameType
 
 import hydra
@@ -20,7 +22,8 @@ from contrafed.cli import check_jobs, help_text
 from contrafed.errors import UserError
 from contrafed.reporting import print_summary, quiet_libraries
 
-failed: list[str] = []
+# Jobs that failed, and whether by a mistake in what was asked for.
+failed: list[tuple[str, bool]] = []
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -38,10 +41,12 @@ def job(cfg: DictConfig) -> None:
     try:
         summary = run(cfg, unique=not named_by_user)
     except UserError as error:
-        failed.append(name)
+        failed.append((name, True))
+        with contextlib.suppress(OSError):  # Hydra made the folder; nothing is in it
+            Path(cfg.output_dir).rmdir()
         print(f"error: {error}", file=sys.stderr, flush=True)
     except Exception:
-        failed.append(name)
+        failed.append((name, False))
         traceback.print_exc()
     else:
         print_summary(summary, summary["folder"])
@@ -59,7 +64,8 @@ def main() -> int:
     # A polite kill ends a run as Ctrl-C does: with everything so far written.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        check_jobs(overrides, multirun)
+        for config in check_jobs(overrides, multirun):
+            make_folder(str(config["output_dir"]))
         job()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -72,8 +78,16 @@ def main() -> int:
 
         stop_ray()
     if failed and multirun:
-        print(f"error: {len(failed)} job(s) failed: {'; '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+        print(f"error: {len(failed)} job(s) failed: {'; '.join(name for name, _ in failed)}", file=sys.stderr)
+    return (2 if all(mistake for _, mistake in failed) else 1) if failed else 0
+
+
+def make_folder(output_dir: str) -> None:
+    """Create a run's folder before Hydra would, whose complaint is a traceback."""
+    try:
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir: cannot write to {output_dir} ({error.strerror})") from error
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

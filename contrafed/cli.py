@@ -34,19 +34,18 @@ def jobs(overrides: list[str], multirun: bool) -> list[list[str]]:
     return [list(row) for row in itertools.product(*columns)]
 
 
-def check_jobs(overrides: list[str], multirun: bool) -> list[list[str]]:
-    """Check every job's whole configuration and return the jobs' overrides; raises ``UserError`` for the first fault."""
-    from omegaconf import OmegaConf
-
-    expanded = jobs(overrides, multirun)
+def check_jobs(overrides: list[str], multirun: bool) -> list[dict[str, Any]]:
+    """Check every job and return their configurations; raises ``UserError`` for the first fault, naming the job."""
+    expanded, configs = jobs(overrides, multirun), []
     for number, job in enumerate(expanded):
         try:
-            check(OmegaConf.to_container(compose_job(job), resolve=True))  # type: ignore[arg-type]
+            configs.append(OmegaConf.to_container(compose_job(job), resolve=True))
+            check(configs[-1])  # type: ignore[arg-type]
         except UserError as error:
             if len(expanded) == 1:
                 raise
             raise UserError(f"job {number} ({' '.join(job)}): {error}") from error
-    return expanded
+    return configs  # type: ignore[return-value]
 
 
 def compose_job(overrides: list[str]) -> DictConfig:
@@ -87,7 +86,7 @@ def help_text() -> str:
             lines.append(f"  {key.strip().replace(': ', '='):<38} {comment.strip()}")
     for group in CHOICE_GROUPS:
         lines += ["", f"{group}= (default: {chosen.get(group)})"]
-        lines += [f"  {name:<20} {text}" for name, text in registry.choices(group).items()]
+        lines += [f"  {name:<20} {text}" for name, text in registry.choices(group).items()] or ["  (none)"]
     lines += ["", "A choice's own keys and defaults are in conf/GROUP/CHOICE.yaml; set them as GROUP.KEY=VALUE."]
     return "\n".join(lines)
 
@@ -111,13 +110,11 @@ def _check_key(config: DictConfig, override: Override) -> None:
     for part in override.key_or_group.split("."):
         if not isinstance(here, DictConfig) or part not in here:
             where = ".".join(walked)
-            names = [str(k) for k in here] if isinstance(here, DictConfig) else []
-            raise unknown(f"key '{override.key_or_group}':" + (f" {where} has no" if where else ""), part, names)
+            names = [str(key) for key in here] if isinstance(here, DictConfig) else []
+            raise unknown(f"{where} key" if where else "key", part, names)
         here = here._get_node(part)
-        if not isinstance(here, DictConfig):
-            here = None if here is None else here
         walked.append(part)
 
 
 def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).split("See https://")[0].split())[:300]

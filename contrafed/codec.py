@@ -14,9 +14,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-# Ray hands arrays over as read-only views of shared memory. We never write to what was received, so the reminder that
-# writing to such a tensor is undefined has nothing to tell the user.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+# Ray hands arrays over as read-only views of shared memory. We never write to what was received, so torch's reminder that
+# this would be undefined tells the user nothing. It comes once per process: let it come here, unheard.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(bytes(4), dtype=np.float32))
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 

@@ -52,18 +52,19 @@ class Range:
 def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset[str] = frozenset()) -> T:
     """Return ``cls(**values)`` after checking names, types and ranges.
 
-    ``where`` is the config path that errors name (``strategy`` gives ``strategy.temperature``); keys in ``ignore`` belong
+    ``where`` is the config path that errors name (``strategy`` gives ``strategy.temperature``, empty is the top level); keys in ``ignore`` belong
     to somebody else. Raises ``UserError`` on an unknown or missing key, a wrong type, or a value out of range.
     """
+    prefix = f"{where}." if where else ""
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key not in fields and key not in ignore:
-            raise unknown(f"key {where}.{key}: there is no", str(key), fields)
+            raise unknown(f"{where} key" if where else "key", str(key), fields)
     missing = [name for name in fields if name not in values]
     if missing:
-        raise UserError(f"{where}.{missing[0]} is missing")
-    return cls(**{name: convert(hint, values[name], f"{where}.{name}") for name, hint in fields.items()})
+        raise UserError(f"{prefix}{missing[0]} is missing")
+    return cls(**{name: convert(hint, values[name], f"{prefix}{name}") for name, hint in fields.items()})
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:

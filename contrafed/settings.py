@@ -35,7 +35,7 @@ def check(config: Mapping[str, Any]) -> None:
     import partitions.partition
     import strategies.base
 
-    build(Top, config, "config", ignore=frozenset(GROUPS))
+    build(Top, config, "", ignore=frozenset(GROUPS))
     for group in GROUPS:
         settings = config.get(group)
         if not isinstance(settings, Mapping):

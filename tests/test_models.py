@@ -110,7 +110,7 @@ def test_faults_are_one_line():
         make("cnn", 1, 7)
     with pytest.raises(UserError, match="with 4"):
         make("cnn", 4, 32)
-    with pytest.raises(UserError, match="model.hiden.*did you mean 'hidden'"):
+    with pytest.raises(UserError, match="unknown model key .hiden., did you mean 'hidden'"):
         check_settings(settings_of("cnn", hiden=3))
     with pytest.raises(UserError, match="model.dropout must be >= 0 and < 1"):
         check_settings(settings_of("cnn", dropout=1.0))

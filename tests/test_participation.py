@@ -183,7 +183,7 @@ def test_faulty_traces_are_one_line(tmp_path, text, message):
         ("uniform", {"select": 1.5}, "got 1.5"),
         ("bernoulli", {"floor": 1.5}, "participation.floor must be >= 0 and <= 1"),
         ("bernoulli", {"scaling": "x"}, "choices: analytic, empirical, empirical_floor"),
-        ("markovian", {"p10": 1}, "participation.p10: there is no 'p10', did you mean 'p01'"),
+        ("markovian", {"p10": 1}, "unknown participation key 'p10', did you mean 'p01'"),
     ],
 )
 def test_faulty_settings_are_one_line(name, changes, message):

@@ -213,7 +213,7 @@ def test_redraws_until_large_enough():
         ("pathological", 4, {"classes_per_node": 2}, "hold at most 8 of the 10 classes"),
         ("lognormal", 20, {"classes_per_node": 11}, "classes_per_node=11 is more than the 10 classes"),
         ("dirichlet", 20, {"alpha": 0}, "partition.alpha must be > 0, got 0"),
-        ("dirichlet", 20, {"alfa": 1}, "partition.alfa: there is no 'alfa', did you mean 'alpha'"),
+        ("dirichlet", 20, {"alfa": 1}, "unknown partition key 'alfa', did you mean 'alpha'"),
         ("iid", 20, {"scarce_nodes": 21}, "scarce_nodes=21 is more than num_nodes=20"),
         ("file", 20, {}, "needs partition.path"),
         ("file", 20, {"path": "/nowhere.json"}, "no file /nowhere.json"),

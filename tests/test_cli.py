@@ -1,0 +1,259 @@
+"""The command line: one clear line for every mistake, sweeps, help, and what a run leaves."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from rig import METHODS, config_of
+
+from contrafed import registry
+from contrafed.cli import check_jobs, help_text, jobs
+from contrafed.errors import UserError
+from contrafed.settings import GROUPS
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
+
+
+def command(*arguments, timeout=120):
+    return subprocess.run(
+        [sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["strategy=pfml"], "unknown strategy 'pfml', did you mean 'pmfl'? choices: fedau, fedavg, fedprox, moon, pmfl"),
+        (["dataset=cifar11"], "unknown dataset 'cifar11', did you mean 'cifar10'?"),
+        (["participation=markov"], "unknown participation 'markov', did you mean 'markovian'?"),
+        (["engine=rai"], "unknown engine 'rai', did you mean 'ray'?"),
+        (["strategy.temprature=1"], "unknown strategy key 'temprature', did you mean 'temperature'?"),
+        (["strategy.local.learning_rate=1"], "unknown strategy.local key 'learning_rate'"),
+        (["sed=1"], "unknown key 'sed', did you mean 'seed'?"),
+        (["+extra=1"], "unknown key 'extra'"),
+        (["+strategy.extra=1"], "unknown strategy key 'extra'"),
+        (["seed.x=1"], "unknown seed key 'x'"),
+        (["num_rounds=-1"], "num_rounds must be >= 1, got -1"),
+        (["num_rounds=many"], "num_rounds must be a whole number, got 'many'"),
+        (["num_rounds=2.5"], "num_rounds must be a whole number, got 2.5"),
+        (["num_nodes=0"], "num_nodes must be >= 1, got 0"),
+        (["seed=-1"], "seed must be >= 0"),
+        (["verbose=3"], "verbose must be true or false, got 3"),
+        (["strategy.temperature=0"], "strategy.temperature must be > 0, got 0"),
+        (["strategy.temperature=nan"], "strategy.temperature must be finite"),
+        (["strategy.threshold=sharp"], "strategy.threshold is 'sharp'; choices: previous, literal"),
+        (["strategy.local.optimizer=lion"], "strategy.local.optimizer is 'lion'; choices: sgd, adam"),
+        (["strategy.local.epochs=1"], "exactly one of strategy.local.epochs and strategy.local.iterations"),
+        (["strategy.local=3"], "strategy.local must be a group of keys, got 3"),
+        (["model.hidden=[a]"], "model.hidden[0] must be a whole number, got 'a'"),
+        (["~strategy"], "strategy is missing; choices: fedau"),
+        (["dataset=npz"], "dataset=npz needs dataset.path"),
+        (["dataset=npz", "dataset.path=/no/such.npz"], "dataset.path: there is nothing at /no/such.npz"),
+        (["init_from=/no/such"], "init_from: there is no file /no/such"),
+        (["foo"], "cannot read the command line"),
+        (["strategy=fedavg,moon"], "strategy=fedavg,moon lists several values: add -m"),
+    ],
+)
+def test_every_mistake_is_one_line(overrides, message):
+    with pytest.raises(UserError) as error:
+        check_jobs(overrides, multirun=False)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_mistake_ends_the_command_with_a_line_and_a_status():
+    done = command("strategy=pfml")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: unknown strategy 'pfml', did you mean 'pmfl'? choices: fedau, fedavg, fedprox, moon, pmfl\n"
+    )
+
+
+def test_a_mistake_in_the_data_leaves_no_folder(tmp_path):
+    folder = tmp_path / "run"
+    done = command(*QUICK, "partition=pathological", "partition.classes_per_node=20", f"output_dir={folder}")
+    assert done.returncode == 2
+    assert done.stderr == "error: partition.classes_per_node=20 is more than the 10 classes of the data set\n"
+    assert not folder.exists()
+
+
+def test_sweeps_expand_to_every_combination():
+    got = jobs(["strategy=fedavg,moon", "seed=range(0,3)", "num_nodes=5"], multirun=True)
+    assert len(got) == 6
+    assert got[0] == ["strategy=fedavg", "seed=0", "num_nodes=5"]
+    assert got[-1] == ["strategy=moon", "seed=2", "num_nodes=5"]
+    with pytest.raises(UserError, match=r"job 1 \(strategy=pfml\): unknown strategy"):
+        check_jobs(["strategy=pmfl,pfml"], multirun=True)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_choice_composes_and_has_a_description(group):
+    for name, text in registry.choices(group).items():
+        assert len(text) > 10, name
+        assert config_of(f"{group}={name}")[group]["name"] == name
+
+
+def test_help_shows_every_choice_with_its_line():
+    text = help_text()
+    for group in GROUPS:
+        for name, line in registry.choices(group).items():
+            assert f"{name} " in text
+            assert line in text
+    done = command("--help")
+    assert done.returncode == 0
+    assert done.stdout.strip() == text.strip()
+
+
+def test_every_default_is_in_yaml():
+    """No dataclass of a choice has a default of its own."""
+    import dataclasses
+    import importlib
+    import pkgutil
+
+    for package in ("clients", "strategies", "models", "simulation", "partitions.datasets", "partitions.partitioners", "partitions.participation"):
+        for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            module = importlib.import_module(f"{package}.{info.name}")
+            config = getattr(module, "Config", None)
+            if dataclasses.is_dataclass(config):
+                for field in dataclasses.fields(config):
+                    assert field.default is dataclasses.MISSING, (module.__name__, field.name)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run of the real command, and what it printed."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    done = command(*QUICK, "strategy=pmfl", "participation=full", "eval_train=true", "partition.test_fraction=0.25", "eval_nodes=true", f"output_dir={folder}")
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_a_run_leaves_everything(finished):
+    folder, done = finished
+    left = {path.name for path in folder.iterdir()}
+    assert left == {
+        "config.yaml", "metrics.csv", "nodes.csv", "times.csv", "summary.json", "accuracy.png", "participation.png",
+        "partition.png", "tensorboard", "model.safetensors",
+    }  # fmt: skip
+    assert any((folder / "tensorboard").iterdir())
+    assert done.stderr == ""
+    assert "round 2/2" in done.stdout
+    assert str(folder) in done.stdout
+
+
+def test_metrics_are_tidy(finished):
+    folder, _ = finished
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    assert list(rows[0]) == ["round", "scope", "split", "metric", "value"]
+    seen = {(r["scope"], r["split"], r["metric"]) for r in rows}
+    for split in ("train", "test"):
+        assert {("global", split, "accuracy"), ("global", split, "loss")} <= seen
+    assert {("global", "nodes", "accuracy"), ("global", "nodes", "accuracy_std")} <= seen
+    assert {("global", "fit", "loss"), ("global", "system", "participants"), ("global", "system", "bytes_up")} <= seen
+    assert [r["round"] for r in rows if (r["split"], r["metric"]) == ("test", "accuracy")] == ["0", "1", "2"]
+    nodes = list(csv.DictReader((folder / "nodes.csv").open()))
+    assert {"weight", "accuracy"} == {r["metric"] for r in nodes}
+
+
+def test_the_summary_says_what_ran(finished):
+    folder, _ = finished
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["method"], summary["dataset"], summary["seed"]) == ("finished", "pmfl", "digits", 0)
+    assert summary["rounds"] == 2
+    for key in ("accuracy_final", "accuracy_best", "accuracy_top5_mean", "accuracy_ema", "train_accuracy_final"):
+        assert 0 <= summary[key] <= 1
+    # Bytes by hand: 64x8+8 + 8x10+10 parameters of 4 bytes, for every participant of both rounds.
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    took_part = sum(int(r["value"]) for r in rows if r["metric"] == "participants")
+    assert summary["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
+    assert summary["bytes_up"] == summary["bytes_down"] == 4 * summary["parameters"] * took_part
+    assert summary["versions"]["flwr"].startswith("1.41")
+    assert summary["seconds"] > 0
+
+
+def test_the_saved_configuration_reproduces_the_run(finished, tmp_path):
+    from contrafed.experiment import run
+
+    folder, _ = finished
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    again = Path(run(config | {"output_dir": str(tmp_path / "again")})["folder"])
+    assert (again / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
+    assert (again / "nodes.csv").read_bytes() == (folder / "nodes.csv").read_bytes()
+
+
+def test_a_named_folder_is_never_overwritten(finished):
+    folder, _ = finished
+    before = (folder / "metrics.csv").read_bytes()
+    done = command(*QUICK, f"output_dir={folder}")
+    assert done.returncode == 2
+    assert "already holds a run" in done.stderr
+    assert (folder / "metrics.csv").read_bytes() == before
+
+
+def test_a_run_can_start_from_a_saved_model(finished, tmp_path):
+    folder, _ = finished
+    saved = folder / "model.safetensors"
+    done = command(*QUICK, "strategy=pmfl", f"init_from={saved}", f"output_dir={tmp_path / 'on'}")
+    assert done.returncode == 0, done.stderr
+
+    def accuracies(where):
+        rows = csv.DictReader((where / "metrics.csv").open())
+        return [r["value"] for r in rows if (r["split"], r["metric"]) == ("test", "accuracy")]
+
+    assert accuracies(tmp_path / "on")[0] == accuracies(folder)[-1]
+    wrong = command(*QUICK, "model.hidden=[9]", f"init_from={saved}", f"output_dir={tmp_path / 'no'}")
+    assert wrong.returncode == 2
+    assert "does not fit: encoder.stages.0.1.weight needs shape (9, 64), found shape (8, 64)" in wrong.stderr
+
+
+def test_a_failed_job_does_not_end_a_sweep(tmp_path):
+    """The middle job asks for more classes than the data have, which shows only when they are loaded."""
+    done = command(
+        "-m", *QUICK, "partition=pathological", "partition.classes_per_node=3,20,4", f"output_dir={tmp_path / 'sweep'}"
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "error: partition.classes_per_node=20 is more than the 10 classes of the data set"
+    assert "1 job(s) failed" in done.stderr
+    finished = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json"))
+    assert finished == ["0", "2"]
+
+
+def raylets():
+    """The process ids of all raylets."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if b"raylet" in (entry / "cmdline").read_bytes().split(b"\0")[0]:
+                    found.add(entry.name)
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc to look for processes")
+def test_jobs_of_a_sweep_share_one_ray_and_leave_none_behind(tmp_path):
+    before = raylets()
+    quick = ("engine=ray", "num_nodes=4", "num_rounds=2", "model=mlp", f"output_dir={tmp_path / 'sweep'}")
+    done = command("-m", *quick, "strategy=fedavg,pmfl")
+    assert done.returncode == 0, done.stderr
+    assert raylets() <= before
+    summaries = [json.loads(p.read_text()) for p in sorted((tmp_path / "sweep").glob("*/summary.json"))]
+    assert [s["method"] for s in summaries] == ["fedavg", "pmfl"]
+    assert all(s["failures"] == 0 for s in summaries)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_digits(tmp_path, method):
+    from contrafed.experiment import run
+
+    summary = run(config_of(f"strategy={method}", "engine=local", "participation=full", "num_rounds=40", f"output_dir={tmp_path}/run"))
+    assert summary["accuracy_final"] > 0.9

@@ -1,0 +1,179 @@
+"""What a run leaves: folders that are never shared, tidy files, summaries by hand, figures that show something."""
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import image
+from safetensors import safe_open
+
+from contrafed.errors import UserError
+from contrafed.reporting import Progress, RunRecorder, claim_folder, figures, print_summary, versions
+from contrafed.reporting.series import ema, moving_average, top_k_mean
+
+
+def test_series_by_hand():
+    assert top_k_mean([1, 5, 3, 5, 4, 2, 6]) == pytest.approx(4.6)
+    assert top_k_mean([2, 4]) == 3
+    assert math.isnan(top_k_mean([]))
+    assert ema([0, 10, 10]) == pytest.approx([0, 1.0, 1.9])
+    assert ema([3, 3, 3]) == pytest.approx([3, 3, 3])
+    assert moving_average([1, 2, 3, 4], 2) == [1, 1.5, 2.5, 3.5]
+
+
+def test_simultaneous_runs_never_share_a_folder(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        claimed = list(pool.map(lambda _: claim_folder(tmp_path / "run", unique=True), range(40)))
+    assert len(set(claimed)) == 40
+    assert {path.name for path in claimed} == {"run", *(f"run-{i}" for i in range(2, 41))}
+
+
+def test_a_taken_or_impossible_folder_is_one_line(tmp_path):
+    claim_folder(tmp_path / "run", unique=False)
+    with pytest.raises(UserError, match="already holds a run"):
+        claim_folder(tmp_path / "run", unique=False)
+    (tmp_path / "file").write_text("")
+    for unique in (True, False):
+        with pytest.raises(UserError, match="file"):
+            claim_folder(tmp_path / "file" / "run", unique=unique)
+        with pytest.raises(UserError, match="is a file"):
+            claim_folder(tmp_path / "file", unique=unique)
+
+
+def record(folder, accuracies=(0.1, 0.4, 0.6, 0.5), upto=None):
+    folder.mkdir()
+    recorder = RunRecorder(folder, "seed: 0\n")
+    recorder.partition(np.arange(30).reshape(6, 5))
+    for t, accuracy in enumerate(accuracies):
+        recorder.metric(t, "global", "test", "accuracy", accuracy)
+        if t:
+            recorder.participants(t, np.array([t % 6, 5]), 6)
+            recorder.metric(t, "global", "system", "bytes_up", 100)
+            recorder.metric(t, "global", "system", "failures", 1)
+            recorder.nodes(t, [3, 4], "weight", [1.0, 1 / 3])
+            recorder.time(t, 0.25)
+        recorder.flush()
+    return recorder
+
+
+def test_files_hold_what_was_recorded_at_every_flush(tmp_path):
+    record(tmp_path / "run")  # not closed: a killed run
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert rows[:2] == ["round,scope,split,metric,value", "0,global,test,accuracy,0.1"]
+    assert "1,global,system,participants,2" in rows
+    assert (tmp_path / "run" / "nodes.csv").read_text().splitlines()[1:3] == ["1,3,weight,1.0", "1,4,weight,0.3333333333333333"]
+    assert (tmp_path / "run" / "times.csv").read_text().splitlines()[1] == "1,0.250000"
+
+
+def test_summary_by_hand(tmp_path):
+    recorder = record(tmp_path / "run")
+    recorder.metric(3, "personal", "test", "accuracy", 0.7)
+    recorder.metric(3, "personal", "test", "accuracy_std", 0.05)
+    summary = recorder.finish("finished", {"method": "pmfl", "seconds": 6.0, "odd": float("nan")})
+    recorder.close()
+    assert summary["accuracy_final"] == 0.5
+    assert summary["accuracy_best"] == 0.6
+    assert summary["accuracy_top5_mean"] == pytest.approx(0.5)  # the initial 0.1 is no evaluation point of the run
+    assert summary["accuracy_ema"] == pytest.approx(0.9 * (0.9 * 0.4 + 0.1 * 0.6) + 0.1 * 0.5)
+    assert (summary["personal_accuracy_mean"], summary["personal_accuracy_std"]) == (0.7, 0.05)
+    assert (summary["bytes_up"], summary["failures"], summary["rounds"]) == (300, 3, 3)
+    assert summary["seconds_per_round"] == 2.0
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    written = json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=refuse)
+    assert written["odd"] is None
+    assert written["method"] == "pmfl"
+
+
+def test_a_run_that_ended_before_its_first_round_has_a_summary(tmp_path):
+    (tmp_path / "run").mkdir()
+    recorder = RunRecorder(tmp_path / "run", "")
+    recorder.finish("interrupted", {})
+    recorder.close()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["accuracy_final"], summary["rounds"]) == ("interrupted", None, 0)
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        record(tmp_path / name).close()
+    assert (tmp_path / "a" / "metrics.csv").read_bytes() == (tmp_path / "b" / "metrics.csv").read_bytes()
+
+
+def test_unknown_scopes_are_refused(tmp_path):
+    recorder = record(tmp_path / "run")
+    with pytest.raises(ValueError, match="unknown scope 'world'"):
+        recorder.metric(1, "world", "test", "accuracy", 1.0)
+
+
+def test_participation_of_a_million_nodes_is_kept_small(tmp_path):
+    (tmp_path / "run").mkdir()
+    recorder = RunRecorder(tmp_path / "run", "")
+    recorder.participants(1, np.arange(0, 1_000_000, 10_000), 1_000_000)
+    assert len(recorder._shown) == 200
+    ((count, rows),) = recorder._seen
+    assert count == 100
+    assert len(rows) <= 200
+    recorder.close()
+
+
+def test_models_are_saved_as_safetensors(tmp_path):
+    recorder = record(tmp_path / "run")
+    weights = torch.randn(4, 3).T
+    recorder.save_model({"encoder.w": weights}, {"strategy": "pmfl"})
+    with safe_open(tmp_path / "run" / "model.safetensors", "pt") as file:
+        assert torch.equal(file.get_tensor("encoder.w"), weights)
+        assert file.metadata() == {"strategy": "pmfl"}
+
+
+def ink(path):
+    """The share of pixels that are not white."""
+    pixels = image.imread(path)[..., :3]
+    return float((pixels < 0.98).any(-1).mean())
+
+
+@pytest.mark.parametrize(("nodes", "classes"), [(1, 2), (10, 10), (1000, 200)])
+def test_figures_show_something(tmp_path, nodes, classes):
+    rng = np.random.default_rng(0)
+    figures.partition_figure(tmp_path / "p.png", rng.integers(0, 50, (nodes, classes)))
+    assert ink(tmp_path / "p.png") > 0.2
+    shown = np.unique(np.linspace(0, nodes - 1, min(nodes, 200)).astype(int))
+    seen = [(nodes // 2, np.flatnonzero(rng.random(len(shown)) < 0.5)) for _ in range(900)]
+    figures.participation_figure(tmp_path / "a.png", seen, shown)
+    assert ink(tmp_path / "a.png") > 0.1
+    curve = [(t, t / 100) for t in range(100)]
+    figures.accuracy_figure(tmp_path / "c.png", {("global", "test", "accuracy"): curve})
+    figures.accuracy_figure(tmp_path / "e.png", {})
+    assert ink(tmp_path / "c.png") > ink(tmp_path / "e.png") + 0.001
+
+
+def test_plain_progress_is_a_few_lines(capsys):
+    with Progress(1000, "a run") as progress:
+        for t in range(1001):
+            progress.update(t, 5, t / 1000 if t % 10 == 0 else None, 1.0 if t % 10 == 0 else None)
+        progress.note("a note")
+    lines = capsys.readouterr().out.splitlines()
+    assert 15 <= len(lines) <= 30
+    assert lines[0] == "a run: 1000 rounds"
+    assert lines[1].startswith("round    0/1000")
+    assert lines[-2].startswith("round 1000/1000  accuracy 100.00%  loss 1.0000  participants   5")
+    assert lines[-1] == "a note"
+
+
+def test_the_last_lines_of_a_run(tmp_path, capsys):
+    recorder = record(tmp_path / "run")
+    print_summary(recorder.finish("finished", {"seconds": 6.0}), "some/folder")
+    out = capsys.readouterr().out
+    assert "accuracy: final 50.00%, best 60.00%, mean of the best five 50.00%" in out
+    assert "3 rounds in 6.0 s (2.000 s a round)" in out
+    assert "3 failed and 0 rejected replies" in out
+    assert out.endswith("everything is in some/folder\n")
+
+
+def test_versions_name_what_a_run_depends_on():
+    assert {"contrafed", "python", "flwr", "torch"} <= set(versions())
