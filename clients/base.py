@@ -416,7 +416,7 @@ def _clip(params: list[Tensor], limit: float) -> None:
         grad.mul_(factor.view(-1, *[1] * (grad.dim() - 1)))
 
 
-def find_client(settings: Mapping[str, Any]) -> tuple[type[Client], type]:
+def find_client(settings: Mapping[str, Any]) -> tuple[type[Client], Any]:
     """Return the client class and config dataclass of ``strategy=NAME``, from ``clients/NAME.py``."""
     module = registry.find("clients", "strategy", settings)
     return registry.only_subclass(module, Client), getattr(module, "Config", Config)

@@ -72,9 +72,7 @@ class Batch(NamedTuple):
     x: Tensor  # (B, b, C, H, W) normalised images
     y: Tensor  # (B, b) labels
     mask: Tensor  # (B, b) 1 for an example, 0 for padding
-    dropout: (
-        Tensor  # (B, b, D) factors 0 or 1/(1-p) on the representation; (B,) unused ones for a model without dropout
-    )
+    dropout: Tensor  # (B, b, D) factors 0 or 1/(1-p) on the representation; (B,) unused ones for a model without dropout
 
 
 @dataclass

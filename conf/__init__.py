@@ -1,0 +1,1 @@
+"""The Hydra groups, shipped as package data."""

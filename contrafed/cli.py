@@ -70,7 +70,7 @@ def compose_job(overrides: list[str]) -> DictConfig:
 def help_text() -> str:
     """Return what ``--help`` prints: the top-level keys, then every group's choices with a line on each."""
     defaults = OmegaConf.load(registry.CONF / "config.yaml")
-    chosen = {k: v for item in defaults.pop("defaults") if isinstance(item, DictConfig) for k, v in item.items()}  # type: ignore[union-attr]
+    chosen = {k: v for item in defaults["defaults"] if isinstance(item, DictConfig) for k, v in item.items()}  # type: ignore[index]
     lines = [
         "Contrafed: contrastive and personalised federated learning on Flower.",
         "",

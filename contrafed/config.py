@@ -11,6 +11,7 @@ A method, model, data set, partition or participation pattern declares a datacla
 and ``build(Config, mapping, "strategy")`` turns the composed YAML into it or raises one clear ``UserError``.
 """
 
+import contextlib
 import dataclasses
 import math
 import types
@@ -52,8 +53,8 @@ class Range:
 def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset[str] = frozenset()) -> T:
     """Return ``cls(**values)`` after checking names, types and ranges.
 
-    ``where`` is the config path that errors name (``strategy`` gives ``strategy.temperature``, empty is the top level); keys in ``ignore`` belong
-    to somebody else. Raises ``UserError`` on an unknown or missing key, a wrong type, or a value out of range.
+    ``where`` is the config path that errors name: ``strategy`` gives ``strategy.temperature``, empty is the top level. Keys in
+    ``ignore`` belong to somebody else. Raises ``UserError`` on an unknown or missing key, a wrong type or a value out of range.
     """
     prefix = f"{where}." if where else ""
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -105,10 +106,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         value = float(value)
     # Scientific notation without a dot (1e-3) is a string in YAML 1.1.
     if hint is float and isinstance(value, str):
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     if hint is Any:
         return value
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):

@@ -32,6 +32,4 @@ def load_federation(settings: Mapping[str, Any]) -> Federation:
     """Load and partition what ``settings`` (keys dataset, partition, num_nodes, seed) describe. Raises ``UserError``."""
     data = load_images(settings["dataset"])
     merged = bool(settings["dataset"]["merge_splits"])
-    return Federation(
-        data, make_partition(settings["partition"], data, settings["num_nodes"], settings["seed"], merged)
-    )
+    return Federation(data, make_partition(settings["partition"], data, settings["num_nodes"], settings["seed"], merged))

@@ -34,9 +34,7 @@ COMMON_KEYS = registry.COMMON_KEYS | set(Common.__dataclass_fields__)
 class Partition:
     """Explicit index arrays, one training part and one test part per node."""
 
-    def __init__(
-        self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int
-    ) -> None:
+    def __init__(self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> None:
         """Take K index arrays of each part, and the labels ``y`` (N,) they index."""
         self.num_nodes = len(train)
         self.num_classes = num_classes
@@ -94,9 +92,7 @@ class Draw:
         return [self.rng.permutation(np.flatnonzero(self.y == c)) for c in range(self.num_classes)]
 
 
-def make_partition(
-    settings: Mapping[str, Any], data: ImageData, num_nodes: int, seed: int, merged: bool = False
-) -> Partition:
+def make_partition(settings: Mapping[str, Any], data: ImageData, num_nodes: int, seed: int, merged: bool = False) -> Partition:
     """Draw the partition of the ``partition`` group over the training examples of ``data``.
 
     Redraws until every node has ``min_node_size`` examples, at most ``max_redraws`` times; then ``on_small`` decides.
@@ -113,9 +109,7 @@ def make_partition(
         if own_test is None:
             train, own_test = _hold_out(train, _test_fraction(common, merged), generator(seed, "partition file test"))
         train = _enough(train, common.min_node_size, common, generator(seed, "partition file small"))
-        return Partition(
-            _scarce(train, y, common, generator(seed, "partition file scarce")), own_test, y, data.num_classes
-        )
+        return Partition(_scarce(train, y, common, generator(seed, "partition file scarce")), own_test, y, data.num_classes)
     if num_nodes > len(pool):
         raise UserError(
             f"{num_nodes} nodes cannot share {len(pool)} training examples; lower num_nodes, or use partition=sampled"
@@ -193,9 +187,7 @@ def _test_fraction(common: Common, merged: bool) -> float:
     return 0.25 if merged else 0.0
 
 
-def _hold_out(
-    parts: list[np.ndarray], fraction: float, rng: np.random.Generator
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _hold_out(parts: list[np.ndarray], fraction: float, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Shuffle each node's examples and cut off its test part; a node with any example keeps one to train on."""
     if fraction == 0:
         return parts, [part[:0] for part in parts]

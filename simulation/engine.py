@@ -28,8 +28,8 @@ class Job:
 
     def serve(self, grid: Grid) -> None:
         """Call the ServerApp as Flower would, with the composed configuration in its run config."""
-        config = {"config": self.run_config}
-        self.server_app(grid, Context(run_id=RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+        context = Context(RUN_ID, 0, node_config={}, state=RecordDict(), run_config={"config": self.run_config})
+        self.server_app(grid, context)
 
 
 def stack_size_for(wanted: int | None, device: str, num_nodes: int) -> int:

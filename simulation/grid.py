@@ -139,4 +139,4 @@ def isolated(message: Message) -> Message:
     content = RecordDict()
     for name, record in message.content.items():
         content[name] = record.copy()
-    return Message(content=content, metadata=message.metadata)
+    return Message(content=content, metadata=message.metadata)  # type: ignore[call-overload, no-any-return]

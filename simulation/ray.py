@@ -5,6 +5,7 @@ reads it in place. What nodes remember are objects that the driver owns by refer
 that made them, spill to disk when the store is full, and any worker can take a node over.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,11 +68,11 @@ def start_ray(address: str | None, verbose: bool) -> None:
 
     if ray.is_initialized():
         return
-    level = "info" if verbose else "error"
+    options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
+    if address is None:
+        options["include_dashboard"] = False  # a cluster that runs already has its own
     try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=verbose, logging_level=level) if (
-            address is None
-        ) else ray.init(address=address, log_to_driver=verbose, logging_level=level)
+        ray.init(address=address, **options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
 
@@ -92,7 +93,8 @@ class Worker:
     ) -> None:
         torch.set_num_threads(1)
         identify()
-        data = replace(shared["data"], **{k: torch.from_numpy(v) for k, v in shared["tensors"].items()})
+        tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in shared["tensors"].items()}
+        data = replace(shared["data"], **tensors)
         federation = Federation(data, shared["partition"])
         device = default_device()
         install(node_settings, Site(settings, device=device, federation=federation))
@@ -139,9 +141,7 @@ class RayGrid(VirtualGrid):
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         per_worker = config.gpus_per_worker if config.gpus_per_worker is not None else (1.0 if gpus else 0.0)
-        count = config.workers or (
-            max(1, int(gpus / per_worker)) if per_worker else max(1, int(cpus / config.cpus_per_worker))
-        )
+        count = config.workers or (max(1, int(gpus / per_worker)) if per_worker else max(1, int(cpus / config.cpus_per_worker)))
         if count * config.cpus_per_worker > cpus or count * per_worker > gpus:
             raise UserError(
                 f"engine.workers={count} needs {count * config.cpus_per_worker:g} CPUs and {count * per_worker:g} GPUs, "
@@ -149,7 +149,8 @@ class RayGrid(VirtualGrid):
             )
         data = site.federation.data
         tensors = {name: getattr(data, name).cpu().numpy() for name in ("x", "y", "test")}
-        empty = replace(data, **{name: torch.empty(0) for name in tensors})
+        nothing: dict[str, Any] = dict.fromkeys(tensors)
+        empty = replace(data, **nothing)
         shared = {"data": empty, "tensors": tensors, "partition": site.federation.partition}
         self._arguments = (ray.put(shared), node_settings, dict(site.settings), config.stack_size)
         self._actor = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
@@ -260,4 +261,4 @@ def _distinct_records(messages: Sequence[Message]) -> tuple[list[ArrayRecord], l
 
 def _without_arrays(message: Message) -> Message:
     rest = RecordDict({n: r for n, r in message.content.items() if not isinstance(r, ArrayRecord)})
-    return Message(content=rest, metadata=message.metadata)
+    return Message(content=rest, metadata=message.metadata)  # type: ignore[call-overload, no-any-return]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode, SUPERLINK_NODE_ID
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from clients.base import DeadlineError, LocalError

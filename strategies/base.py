@@ -191,9 +191,7 @@ class FederatedStrategy(Strategy):
 
     # --------------------------------------------------------------------------------------------------- Flower's interface
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Write one message per node that was selected, is available and holds data."""
         nodes = self.participation.participants(server_round)
         nodes = nodes[self.population.sizes[nodes] > 0]
@@ -211,16 +209,12 @@ class FederatedStrategy(Strategy):
             cost = self.work_of(int(self.population.sizes[node]))
             scalars = ConfigRecord({**config, "server-round": server_round, "settings": self.settings, "cost": cost})
             content = RecordDict({codec.ARRAYS: record, codec.CONFIG: scalars})
-            message = Message(
-                content, int(self.population.node_ids[node]), MessageType.TRAIN, group_id=str(server_round)
-            )
+            message = Message(content, int(self.population.node_ids[node]), MessageType.TRAIN, group_id=str(server_round))
             self._sent.append((message, node))
             self.round.bytes_down += size
         return [message for message, _ in self._sent]
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, then apply the method's rule to the good ones."""
         good = Replies(self._valid(replies))
         model = self.aggregate(self.model, good)
@@ -228,18 +222,14 @@ class FederatedStrategy(Strategy):
         if len(good):
             weights = good.num_examples / good.num_examples.sum()
             names = good[0].metrics
-            self.round.metrics = {
-                n: float(sum(w * r.metrics[n] for w, r in zip(weights, good, strict=True))) for n in names
-            }
+            self.round.metrics = {n: float(sum(w * r.metrics[n] for w, r in zip(weights, good, strict=True))) for n in names}
         self._sent = []
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask every node that holds a test part to score its model; a read-only message."""
-        nodes = config.get("nodes")
-        if not isinstance(nodes, list):
+        nodes: Any = config.get("nodes", [])
+        if not nodes:
             return []
         record = codec.to_record(self.broadcast(codec.from_record(arrays)))
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
@@ -256,7 +246,7 @@ class FederatedStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the nodes' scores: by examples, plainly, their standard deviation, and the worst tenth."""
         asked = self._asked()
-        rows = []
+        rows: list[tuple[int, float, float, int]] = []
         for reply in replies:
             node = asked.get(reply.metadata.reply_to_message_id)
             if node is None or reply.has_error():
@@ -269,15 +259,15 @@ class FederatedStrategy(Strategy):
         self._sent = []
         if not rows:
             return None
-        nodes, accuracy, loss, count = (np.array(column) for column in zip(*sorted(rows), strict=True))
+        nodes, accuracy, loss, examples = (np.array(column) for column in zip(*sorted(rows), strict=True))
         worst = np.sort(accuracy)[: max(1, len(accuracy) // 10)]
         self.round.node_metrics["accuracy"] = (nodes, accuracy)
         self.round.node_evaluation = {
-            "accuracy": float(np.average(accuracy, weights=count)),
+            "accuracy": float(np.average(accuracy, weights=examples)),
             "accuracy_mean": float(accuracy.mean()),
             "accuracy_std": float(accuracy.std()),
             "accuracy_worst_decile": float(worst.mean()),
-            "loss": float(np.average(loss, weights=count)),
+            "loss": float(np.average(loss, weights=examples)),
         }
         return MetricRecord(dict(self.round.node_evaluation))
 
@@ -380,7 +370,7 @@ class FederatedStrategy(Strategy):
         return Reply(node, tensors, count, others)
 
 
-def find_strategy(settings: Mapping[str, Any]) -> tuple[type[FederatedStrategy], type]:
+def find_strategy(settings: Mapping[str, Any]) -> tuple[type[FederatedStrategy], Any]:
     """Return the strategy class and config dataclass of ``strategy=NAME``, from ``strategies/NAME.py``."""
     module = registry.find("strategies", "strategy", settings)
     return registry.only_subclass(module, FederatedStrategy), module.Config

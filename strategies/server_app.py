@@ -1,4 +1,4 @@
-"""The ServerApp: one run of a method against whatever Grid it is given; the same object in every engine and for ``flwr run``."""
+"""The ServerApp: one run of a method against whatever Grid it is given; the same object in every engine."""
 
 import json
 import os
@@ -63,9 +63,7 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
     recorder = RunRecorder(folder, config["text"])
     recorder.partition(partition.class_counts())
     began, status, last = time.perf_counter(), "failed", initial
-    title = (
-        f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
-    )
+    title = f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
     try:
         with Progress(config["num_rounds"], title) as progress:
             log = Log(recorder, progress, strategy, config)
@@ -75,17 +73,13 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
                 last = codec.from_record(arrays)
                 log.write(done)
 
-            nodes = (
-                np.flatnonzero([len(partition.test(n)) for n in range(population.num_nodes)])
-                if config["eval_nodes"]
-                else []
-            )
+            asked = range(population.num_nodes) if config["eval_nodes"] else ()
             strategy.start(
                 grid,
                 codec.to_record(initial),
                 num_rounds=config["num_rounds"],
                 timeout=engine.round_timeout,
-                evaluate_config=ConfigRecord({"nodes": [int(n) for n in nodes]}),
+                evaluate_config=ConfigRecord({"nodes": [n for n in asked if len(partition.test(n))]}),
                 evaluate_fn=lambda r, arrays: evaluate(site, config, r, codec.from_record(arrays)),
                 on_round=on_round,
             )
@@ -153,9 +147,7 @@ def discover(grid: Grid, sizes: np.ndarray, settings: str) -> Population:
     node_ids = np.full(wanted, -1, dtype=object)
     for reply in grid.send_and_receive([Message(content, node, MessageType.QUERY) for node in ids]):
         if reply.has_error():
-            raise UserError(
-                f"node {reply.metadata.src_node_id} could not be asked for its partition: {reply.error.reason}"
-            )
+            raise UserError(f"node {reply.metadata.src_node_id} could not be asked for its partition: {reply.error.reason}")
         node_ids[int(reply.content[codec.METRICS]["partition-id"])] = reply.metadata.src_node_id  # type: ignore[arg-type]
     return Population(sizes, node_ids)
 
@@ -192,7 +184,7 @@ def evaluate(site: Site, config: Mapping[str, Any], server_round: int, model: Te
     parts = {"test": index}
     if config["eval_train"]:
         parts["train"] = np.concatenate([federation.partition.train(n) for n in range(federation.num_nodes)])
-    scores = {}
+    scores: dict[str, int | float | list[int] | list[float]] = {}
     placed = {name: value.to(site.device, site.dtype) for name, value in model.items()}
     for split, rows in parts.items():
         loss, accuracy = evaluate_in_parallel(site, placed, rows)

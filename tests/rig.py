@@ -1,6 +1,5 @@
 """What tests share: a whole federated run on a tiny problem, and the scalar problem of the golden values."""
 
-
 import numpy as np
 import torch
 from omegaconf import OmegaConf
@@ -158,5 +157,3 @@ def with_images(x, y, test=None, owner=None, num_classes=None):
     test = torch.zeros(len(y), dtype=torch.bool) if test is None else torch.as_tensor(test)
     classes = num_classes or int(y.max()) + 1
     return ImageData(x, y, test, (0.5,), (0.5,), classes, owner)
-
-

@@ -21,15 +21,16 @@ QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=m
 
 
 def command(*arguments, timeout=120):
-    return subprocess.run(
-        [sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout
-    )
+    return subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["strategy=pfml"], "unknown strategy 'pfml', did you mean 'pmfl'? choices: fedau, fedavg, fedprox, moon, pmfl"),
+        (
+            ["strategy=pfml"],
+            "unknown strategy 'pfml', did you mean 'pmfl'? choices: fedau, fedavg, fedprox, moon, pmfl",
+        ),
         (["dataset=cifar11"], "unknown dataset 'cifar11', did you mean 'cifar10'?"),
         (["participation=markov"], "unknown participation 'markov', did you mean 'markovian'?"),
         (["engine=rai"], "unknown engine 'rai', did you mean 'ray'?"),
@@ -71,9 +72,7 @@ def test_a_mistake_ends_the_command_with_a_line_and_a_status():
     done = command("strategy=pfml")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == (
-        "error: unknown strategy 'pfml', did you mean 'pmfl'? choices: fedau, fedavg, fedprox, moon, pmfl\n"
-    )
+    assert done.stderr == ("error: unknown strategy 'pfml', did you mean 'pmfl'? choices: fedau, fedavg, fedprox, moon, pmfl\n")
 
 
 def test_a_mistake_in_the_data_leaves_no_folder(tmp_path):
@@ -117,7 +116,15 @@ def test_every_default_is_in_yaml():
     import importlib
     import pkgutil
 
-    for package in ("clients", "strategies", "models", "simulation", "partitions.datasets", "partitions.partitioners", "partitions.participation"):
+    for package in (
+        "clients",
+        "strategies",
+        "models",
+        "simulation",
+        "partitions.datasets",
+        "partitions.partitioners",
+        "partitions.participation",
+    ):
         for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
             module = importlib.import_module(f"{package}.{info.name}")
             config = getattr(module, "Config", None)
@@ -130,7 +137,15 @@ def test_every_default_is_in_yaml():
 def finished(tmp_path_factory):
     """The folder of a finished run of the real command, and what it printed."""
     folder = tmp_path_factory.mktemp("cli") / "run"
-    done = command(*QUICK, "strategy=pmfl", "participation=full", "eval_train=true", "partition.test_fraction=0.25", "eval_nodes=true", f"output_dir={folder}")
+    done = command(
+        *QUICK,
+        "strategy=pmfl",
+        "participation=full",
+        "eval_train=true",
+        "partition.test_fraction=0.25",
+        "eval_nodes=true",
+        f"output_dir={folder}",
+    )
     assert done.returncode == 0, done.stderr
     return folder, done
 
@@ -165,7 +180,12 @@ def test_metrics_are_tidy(finished):
 def test_the_summary_says_what_ran(finished):
     folder, _ = finished
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["status"], summary["method"], summary["dataset"], summary["seed"]) == ("finished", "pmfl", "digits", 0)
+    assert (summary["status"], summary["method"], summary["dataset"], summary["seed"]) == (
+        "finished",
+        "pmfl",
+        "digits",
+        0,
+    )
     assert summary["rounds"] == 2
     for key in ("accuracy_final", "accuracy_best", "accuracy_top5_mean", "accuracy_ema", "train_accuracy_final"):
         assert 0 <= summary[key] <= 1
@@ -255,5 +275,7 @@ def test_jobs_of_a_sweep_share_one_ray_and_leave_none_behind(tmp_path):
 def test_every_method_learns_digits(tmp_path, method):
     from contrafed.experiment import run
 
-    summary = run(config_of(f"strategy={method}", "engine=local", "participation=full", "num_rounds=40", f"output_dir={tmp_path}/run"))
+    summary = run(
+        config_of(f"strategy={method}", "engine=local", "participation=full", "num_rounds=40", f"output_dir={tmp_path}/run")
+    )
     assert summary["accuracy_final"] > 0.9

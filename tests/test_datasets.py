@@ -238,8 +238,8 @@ def test_the_hub_without_a_network_is_one_line(tmp_path, monkeypatch):
 
 
 def test_hub_tables_become_images():
-    from partitions.images import SHARED_KEYS
     from contrafed.config import build
+    from partitions.images import SHARED_KEYS
 
     settings = settings_of("femnist")
     config = build(hub_sets.Config, settings, "dataset", ignore=SHARED_KEYS)
@@ -254,9 +254,7 @@ def test_hub_tables_become_images():
         def __getitem__(self, key):
             return self.rows[key] if isinstance(key, int) else [row[key] for row in self.rows]
 
-    rows = [
-        {"image": Image.new("L", (28, 28), i), "character": i % 3, "writer_id": f"w{i % 5}"} for i in range(40)
-    ]
+    rows = [{"image": Image.new("L", (28, 28), i), "character": i % 3, "writer_id": f"w{i % 5}"} for i in range(40)]
     data = hub_sets.images(config, [Table(rows)])
     assert data.x.shape == (40, 1, 28, 28)
     assert data.x[7].unique().tolist() == [7]

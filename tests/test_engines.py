@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 import clients.client_app
 from clients.site import Site, install, node_settings, uninstall
 from contrafed import codec
-from contrafed.experiment import run
 from contrafed.errors import UserError
+from contrafed.experiment import run
 from simulation.grid import LocalGrid
 from simulation.worker import FIRST_NODE_ID, RUN_ID
 
@@ -303,8 +303,8 @@ def test_plain_numpy_client(method):
 
 def test_legacy_client_fn():
     from flwr.clientapp import ClientApp
-    from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
     from flwr.compat.common.parameter import ndarrays_to_parameters, parameters_to_ndarrays
+    from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
     from flwr.compat.common.typing import FitIns
 
     config, site, settings = tiny_site("strategy=moon")
@@ -400,7 +400,9 @@ def test_a_reply_beyond_the_norm_bound_is_rejected():
     tensors = {name: torch.ones(s) for name, s in strategy.up.items()}
     from flwr.app import MetricRecord
 
-    reply = Message(RecordDict({"arrays": codec.to_record(tensors), "metrics": MetricRecord({"num-examples": 1})}), reply_to=sent)
+    reply = Message(
+        RecordDict({"arrays": codec.to_record(tensors), "metrics": MetricRecord({"num-examples": 1})}), reply_to=sent
+    )
     with pytest.raises(ValueError, match="norm too large"):
         strategy._check(0, reply)
 
@@ -416,7 +418,14 @@ def test_rounds_with_nobody_and_empty_nodes_pass():
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_ctrl_c_leaves_everything_written(tmp_path, engine):
-    command = [sys.executable, "main.py", f"engine={engine}", "num_rounds=100000", "model=mlp", f"output_dir={tmp_path}/run"]
+    command = [
+        sys.executable,
+        "main.py",
+        f"engine={engine}",
+        "num_rounds=100000",
+        "model=mlp",
+        f"output_dir={tmp_path}/run",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "run" / "metrics.csv"
     ends = time.monotonic() + 90

@@ -6,7 +6,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from rig import METHODS, Schedule, Vector, close, digits_run, run_scalar, run_strategy, same, scalar_site, strategy_settings
+from rig import (
+    METHODS,
+    Schedule,
+    Vector,
+    close,
+    digits_run,
+    run_scalar,
+    run_strategy,
+    same,
+    scalar_site,
+    strategy_settings,
+)
 
 from clients.losses import contrast, cosine, cross_entropy
 from clients.site import Site
@@ -307,9 +318,7 @@ def test_history_of_one_is_off():
 
 def test_fedavg_weights_by_hand():
     """n = (1, 3), w = (0, 4): by samples 3, uniform 2."""
-    replies = Replies(
-        [Reply(1, {"model/w": torch.tensor([4.0])}, 3, {}), Reply(0, {"model/w": torch.tensor([0.0])}, 1, {})]
-    )
+    replies = Replies([Reply(1, {"model/w": torch.tensor([4.0])}, 3, {}), Reply(0, {"model/w": torch.tensor([0.0])}, 1, {})])
     for weights, expected in (("samples", 3.0), ("uniform", 2.0)):
         rule = FedAvg.__new__(FedAvg)
         rule.config = SimpleNamespace(weights=weights)
@@ -351,9 +360,7 @@ def test_neutral_settings_equal_fedavg(name, changes):
 
 def test_pmfl_without_its_parts_and_with_lagged_weights_is_fedau():
     schedule = [[0, 1, 2], [], [1, 5], [0, 3], [2, 5, 7]]
-    pmfl, _ = digits_run(
-        "pmfl", 5, schedule=schedule, contrast_weight=0.0, history_size=0, interval_lag=True, cutoff=3
-    )
+    pmfl, _ = digits_run("pmfl", 5, schedule=schedule, contrast_weight=0.0, history_size=0, interval_lag=True, cutoff=3)
     fedau, _ = digits_run("fedau", 5, schedule=schedule, cutoff=3)
     close(pmfl[-1], fedau[-1])
 
@@ -412,7 +419,9 @@ def test_stacked_equals_one_by_one(name, local):
         close(stacked[-1], alone[-1])
 
 
-@pytest.mark.parametrize("changes", [{"optimizer": "adam", "lr": 0.01}, {"momentum": 0.9, "weight_decay": 0.01}, {"clip_norm": 0.5}])
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": "adam", "lr": 0.01}, {"momentum": 0.9, "weight_decay": 0.01}, {"clip_norm": 0.5}]
+)
 def test_stacked_equals_one_by_one_with_every_optimiser(changes):
     local = {"iterations": None, "epochs": 1, "batch_size": 7, **changes}
     alone, _ = digits_run("pmfl", 2, local=local)
@@ -511,7 +520,9 @@ def test_messages_hold_what_is_declared_and_nothing_else(name):
         assert {n: tuple(a.shape) for n, a in reply.content["arrays"].items()} == {f"{group}/{n}": s for n, s in shapes.items()}
 
 
-@pytest.mark.parametrize(("name", "stateless"), [("fedavg", True), ("fedprox", True), ("fedau", True), ("moon", False), ("pmfl", False)])
+@pytest.mark.parametrize(
+    ("name", "stateless"), [("fedavg", True), ("fedprox", True), ("fedau", True), ("moon", False), ("pmfl", False)]
+)
 def test_only_declared_memory_is_kept(name, stateless):
     from rig import config_of
 

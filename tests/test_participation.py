@@ -38,10 +38,8 @@ def test_a_round_is_a_function_of_the_seed_whatever_is_asked_before(name):
 def test_markov_frequency_is_the_stationary_probability(chain, stationary):
     """P12: over 20,000 rounds within three standard deviations, which for a chain are sqrt((1 + r)/(1 - r)) times wider."""
     p = np.array([0.02, 0.04, 0.1, 0.4, 0.9])
-    pattern = make_participation(
-        settings_of("markovian", chain=chain, beta=None), lambda: np.eye(5), len(p), seed=3
-    )
-    pattern.probabilities = p
+    pattern = make_participation(settings_of("markovian", chain=chain, beta=None), lambda: np.eye(5), len(p), seed=3)
+    pattern.p = p
     pattern.p01, pattern.p10 = transitions(p, 0.05, chain)
     pattern._restart()
     rounds = 20_000

@@ -64,7 +64,10 @@ def test_files_hold_what_was_recorded_at_every_flush(tmp_path):
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert rows[:2] == ["round,scope,split,metric,value", "0,global,test,accuracy,0.1"]
     assert "1,global,system,participants,2" in rows
-    assert (tmp_path / "run" / "nodes.csv").read_text().splitlines()[1:3] == ["1,3,weight,1.0", "1,4,weight,0.3333333333333333"]
+    assert (tmp_path / "run" / "nodes.csv").read_text().splitlines()[1:3] == [
+        "1,3,weight,1.0",
+        "1,4,weight,0.3333333333333333",
+    ]
     assert (tmp_path / "run" / "times.csv").read_text().splitlines()[1] == "1,0.250000"
 
 

@@ -50,9 +50,7 @@ class Progress:
             print(f"{self.title}: {self.total} rounds", flush=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.refresh()
             self._bar.stop()
@@ -128,9 +126,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down",
     ]
     if summary.get("personal_accuracy_mean") is not None:
-        lines.insert(
-            1, f"personal: {percent('personal_accuracy_mean')} +- {percent('personal_accuracy_std')} over nodes"
-        )
+        lines.insert(1, f"personal: {percent('personal_accuracy_mean')} +- {percent('personal_accuracy_std')} over nodes")
     if summary["failures"] or summary["replies_rejected"]:
         lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")
     print("\n".join([*lines, f"everything is in {folder}"]), flush=True)

@@ -1,0 +1,1 @@
+"""One file per source of data: ``Config`` and ``load(config, name) -> ImageData``."""

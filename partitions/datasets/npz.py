@@ -33,7 +33,7 @@ def load(config: Config, name: str) -> ImageData:
             if missing:
                 raise UserError(f"{path} has no array '{missing[0]}'; it holds: {', '.join(file.files) or 'nothing'}")
             x, y = file["x"], file["y"]
-            split = file["split"] if "split" in file else None
+            split = file.get("split")
     except FileNotFoundError:
         raise UserError(f"dataset.path: there is no file {path}") from None
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, TypeError, AttributeError) as error:

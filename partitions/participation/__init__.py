@@ -1,0 +1,1 @@
+"""One file per participation pattern: ``Config`` and a ``Participation``."""

@@ -107,9 +107,7 @@ class Heterogeneous:
     scaling: Literal["analytic", "empirical", "empirical_floor"]
 
 
-def probabilities(
-    config: Heterogeneous, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int
-) -> np.ndarray:
+def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> np.ndarray:
     """Return p_k = max(floor, min(1, <Z, D_k> / r)) (K,), Z ~ Dir(beta 1_C) once per run, D_k the node's class proportions.
 
     r by ``scaling``: ``analytic`` 1/(E[p] C), so that E[p] holds over Z before the floor; ``empirical`` so that this run's

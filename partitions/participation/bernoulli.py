@@ -21,8 +21,8 @@ class Bernoulli(Participation):
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Draw the probabilities."""
-        self.probabilities = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
+        self.probabilities = self.p = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
 
     def available(self, server_round: int) -> np.ndarray:
         """Return which nodes are available, (K,) bool."""
-        return generator(self.seed, "availability", server_round - 1).random(self.num_nodes) < self.probabilities
+        return generator(self.seed, "availability", server_round - 1).random(self.num_nodes) < self.p

@@ -31,13 +31,13 @@ class Markovian(Participation):
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Draw the probabilities and work out the transitions."""
-        self.probabilities = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
-        self.p01, self.p10 = transitions(self.probabilities, self.config.p01, self.config.chain)
+        self.probabilities = self.p = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
+        self.p01, self.p10 = transitions(self.p, self.config.p01, self.config.chain)
         self._restart()
 
     def _restart(self) -> None:
         rng = generator(self.seed, "availability start")
-        self._round, self._state = 0, rng.random(self.num_nodes) < self.probabilities
+        self._round, self._state = 0, rng.random(self.num_nodes) < self.p
 
     def available(self, server_round: int) -> np.ndarray:
         """Return which nodes are available, (K,) bool; moving on a round costs O(K), going back replays from the start."""

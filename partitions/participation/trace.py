@@ -48,11 +48,7 @@ class Trace(Participation):
         if not np.isin(here, (0, 1)).all():
             raise UserError(f"{path}: available must be 0 or 1")
         for name, values, low, high in (("node", node, 0, self.num_nodes - 1), ("round", when, 1, None)):
-            if (
-                not np.issubdtype(values.dtype, np.integer)
-                or values.min() < low
-                or (high is not None and values.max() > high)
-            ):
+            if not np.issubdtype(values.dtype, np.integer) or values.min() < low or (high is not None and values.max() > high):
                 bound = f"{low}..{high} (num_nodes={self.num_nodes})" if high is not None else f"at least {low}"
                 raise UserError(f"{path}: {name} must be whole numbers, {bound}, found {values.min()}..{values.max()}")
         present = here.astype(bool)

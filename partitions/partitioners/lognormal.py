@@ -31,13 +31,13 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     mu = np.log(config.mean_size) - config.sigma**2 / 2  # so that the mean, not the median, is mean_size
     sizes = draw.rng.lognormal(mu, config.sigma, draw.num_nodes)
     wants = np.zeros((draw.num_nodes, classes))
-    for node, size in enumerate(sizes):
-        wants[node, draw.rng.choice(classes, each, replace=False)] = size / each
+    for row, size in enumerate(sizes):
+        wants[row, draw.rng.choice(classes, each, replace=False)] = size / each
     parts: list[list[np.ndarray]] = [[] for _ in range(draw.num_nodes)]
     for label, examples in enumerate(draw.by_class()):
         want = wants[:, label]
         total = want.sum()
         ends = np.rint(np.cumsum(want) * min(1.0, len(examples) / total if total else 0.0)).astype(np.int64)
-        for node in np.flatnonzero(want):
+        for node in np.flatnonzero(want).tolist():
             parts[node].append(examples[ends[node - 1] if node else 0 : ends[node]])
     return [np.concatenate(part) for part in parts]

@@ -47,7 +47,7 @@ def _classes(config: Config, draw: Draw) -> list[np.ndarray]:
             parts = np.array_split(examples, len(takers))
         else:
             inner = max(len(examples) - 1, 0)
-            cuts = 1 + draw.rng.choice(inner, min(len(takers) - 1, inner), replace=False) if inner else []
+            cuts: np.ndarray = 1 + draw.rng.choice(inner, min(len(takers) - 1, inner), replace=False) if inner else np.zeros(0)
             parts = np.split(examples, np.sort(cuts).astype(np.int64))
         for taker, part in zip(takers, parts, strict=False):
             pieces[taker].append(part)

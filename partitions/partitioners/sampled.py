@@ -24,9 +24,7 @@ class Config:
 class SampledPartition(Partition):
     """Nodes as pure functions of (seed, node). A node has no test part of its own: draws with replacement would overlap."""
 
-    def __init__(
-        self, config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int
-    ) -> None:
+    def __init__(self, config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int) -> None:
         self.num_nodes, self.num_classes = num_nodes, num_classes
         self.config, self.seed = config, seed
         self._members = [pool[y[pool] == c] for c in range(num_classes)]
@@ -70,8 +68,6 @@ class SampledPartition(Partition):
         return np.where(totals > 0, draw / np.where(totals > 0, totals, 1), self._balance)
 
 
-def lazy(
-    config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int
-) -> SampledPartition:
+def lazy(config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int) -> SampledPartition:
     """Return the partition; nothing is drawn yet. ``pool`` (n,) are the training examples among labels ``y`` (N,)."""
     return SampledPartition(config, y, pool, num_classes, num_nodes, seed)
