@@ -56,7 +56,8 @@ def main() -> int:
     """Check every job, run them, and return the exit status."""
     arguments = sys.argv[1:]
     if any(a in ("-h", "--help") for a in arguments):
-        print(help_text())
+        with contextlib.suppress(BrokenPipeError):  # somebody reads only the first lines
+            print(help_text(), flush=True)
         return 0
     overrides = [a for a in arguments if not a.startswith("-")]
     multirun = any(a in ("-m", "--multirun") for a in arguments)

@@ -8,6 +8,7 @@ On a device the stack has one node (B = 1); in simulation an engine may train ma
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -356,8 +357,12 @@ class Client(NumPyClient):
             part = self.site.federation.partition
             index = part.test(node) if split == "test" else part.train(node)
             model = self.node_model(tensors, memory)
-            results.append(score(self.site, model, index))
+            results.append(score(self.site, partial(self._features, model), index))
         return results
+
+    def _features(self, model: Tensors, x: Tensor) -> Features:
+        features: Features = functional_call(self.model, model, (x,))
+        return features
 
     # ------------------------------------------------------------------------------------------------ Flower's NumPyClient
 
@@ -392,7 +397,7 @@ class Client(NumPyClient):
         return loss, count, {"accuracy": accuracy}
 
 
-def score(site: Site, model: Tensors, index: np.ndarray) -> tuple[float, float, int]:
+def score(site: Site, model: Callable[[Tensor], Features], index: np.ndarray) -> tuple[float, float, int]:
     """Return (mean cross-entropy, accuracy, examples) of one model on the examples ``index``; (0, 0, 0) for none."""
     if len(index) == 0:
         return 0.0, 0.0, 0
@@ -401,7 +406,7 @@ def score(site: Site, model: Tensors, index: np.ndarray) -> tuple[float, float, 
         for start in range(0, len(index), EVALUATION_BATCH):
             rows = torch.from_numpy(index[start : start + EVALUATION_BATCH]).to(site.device)
             y = site.labels(rows)
-            logits = functional_call(site.model, model, (site.images(rows),)).logits
+            logits = model(site.images(rows)).logits
             losses += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
             correct += int((logits.argmax(1) == y).sum())
     return losses / len(index), correct / len(index), len(index)

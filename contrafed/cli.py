@@ -83,7 +83,12 @@ def help_text() -> str:
     for line in (registry.CONF / "config.yaml").read_text(encoding="utf-8").splitlines():
         key, _, comment = line.partition("#")
         if comment and key and not key.startswith(" ") and key.split(":")[0] not in ("hydra", "defaults"):
-            lines.append(f"  {key.strip().replace(': ', '='):<38} {comment.strip()}")
+            assignment = key.strip().replace(": ", "=")
+            lines += (
+                [f"  {assignment}", f"  {'':<20} {comment.strip()}"]
+                if len(assignment) > 20
+                else [f"  {assignment:<20} {comment.strip()}"]
+            )
     for group in CHOICE_GROUPS:
         lines += ["", f"{group}= (default: {chosen.get(group)})"]
         lines += [f"  {name:<20} {text}" for name, text in registry.choices(group).items()] or ["  (none)"]

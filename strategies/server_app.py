@@ -1,5 +1,6 @@
 """The ServerApp: one run of a method against whatever Grid it is given; the same object in every engine."""
 
+import copy
 import json
 import os
 import time
@@ -18,6 +19,7 @@ from contrafed import codec
 from contrafed.errors import UserError
 from contrafed.reporting import Progress, RunRecorder, versions
 from contrafed.settings import engine_config
+from models.base import SplitModel
 from partitions.participation.base import make_participation
 from strategies.base import FederatedStrategy, Population, Round, find_strategy, make_config
 
@@ -185,15 +187,20 @@ def evaluate(site: Site, config: Mapping[str, Any], server_round: int, model: Te
     if config["eval_train"]:
         parts["train"] = np.concatenate([federation.partition.train(n) for n in range(federation.num_nodes)])
     scores: dict[str, int | float | list[int] | list[float]] = {}
-    placed = {name: value.to(site.device, site.dtype) for name, value in model.items()}
+    judged = copy.deepcopy(site.model)
+    judged.load_state_dict(model)
     for split, rows in parts.items():
-        loss, accuracy = evaluate_in_parallel(site, placed, rows)
+        loss, accuracy = evaluate_in_parallel(site, judged, rows)
         scores[f"{split}/accuracy"], scores[f"{split}/loss"] = accuracy, loss
     return MetricRecord(scores)
 
 
-def evaluate_in_parallel(site: Site, model: Tensors, index: np.ndarray) -> tuple[float, float]:
-    """Return (mean loss, accuracy) over ``index``, in fixed shards so that the result does not depend on the cores."""
+def evaluate_in_parallel(site: Site, model: SplitModel, index: np.ndarray) -> tuple[float, float]:
+    """Return (mean loss, accuracy) over ``index``, in fixed shards so that the result does not depend on the cores.
+
+    ``model`` holds its own parameters: ``functional_call`` swaps a module's for the time of the call, and threads that share
+    the module would see each other's.
+    """
     shards = [index[i : i + EVALUATION_BATCH] for i in range(0, len(index), EVALUATION_BATCH)]
     workers = len(os.sched_getaffinity(0)) if site.device.type == "cpu" and hasattr(os, "sched_getaffinity") else 1
     with ThreadPoolExecutor(workers) as pool:

@@ -442,3 +442,34 @@ def test_ctrl_c_leaves_everything_written(tmp_path, engine):
     assert summary["rounds"] >= 5
     for name in ("model.safetensors", "accuracy.png", "participation.png", "partition.png", "config.yaml"):
         assert (tmp_path / "run" / name).stat().st_size > 0
+
+
+def test_evaluation_in_parallel_shards_equals_one_pass():
+    """Shards run in threads: each must see the model that is judged, and the sums must not depend on the cores."""
+    import strategies.server_app as server
+    from clients.base import score
+
+    config, site, _ = tiny_site("model=cnn_pmfl")
+    index = np.arange(len(site.federation.data.y)).repeat(4)  # 7 shards
+    expected = torch.nn.functional.cross_entropy(site.model(site.images(torch.from_numpy(index))).logits, site.y[index]).item()
+    config = {**config, "eval_train": False}
+    for _ in range(5):
+        loss, accuracy = server.evaluate_in_parallel(site, site.model, index)
+        assert loss == pytest.approx(expected, rel=1e-5)
+        assert accuracy == score(site, site.model, index)[1]
+
+
+def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
+    """More than one shard of training data: scores must equal those of the saved model."""
+    import csv
+
+    from torch.func import functional_call
+
+    config = config_of("engine=local", "model=cnn_pmfl", "eval_train=true", "num_rounds=3", f"output_dir={tmp_path}/run")
+    folder = run(config)["folder"]
+    site = Site(config)
+    index = torch.from_numpy(np.concatenate([site.federation.partition.train(n) for n in range(site.federation.num_nodes)]))
+    logits = functional_call(site.model, load_file(f"{folder}/model.safetensors"), (site.images(index),)).logits
+    with open(f"{folder}/metrics.csv") as file:
+        rows = [r for r in csv.DictReader(file) if (r["split"], r["metric"], r["round"]) == ("train", "accuracy", "3")]
+    assert float(rows[0]["value"]) == pytest.approx((logits.argmax(1) == site.y[index]).double().mean().item())

@@ -69,8 +69,8 @@ def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], sho
         width[column] += 1
     extent = (0.5, len(seen) + 0.5, len(shown) - 0.5, -0.5)
     raster.imshow(cells / width, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest", extent=extent)
-    ticks = np.unique(np.linspace(0, len(shown) - 1, min(len(shown), 6)).astype(int))
-    raster.set_yticks(ticks, [str(shown[i]) for i in ticks])
+    _name_rows(raster, shown, 6)
+    top.yaxis.get_major_locator().set_params(integer=True)
     raster.set_xlabel("round")
     raster.set_ylabel("node")
     for axes in (top, raster):
@@ -95,8 +95,7 @@ def partition_figure(path: Path, class_counts: np.ndarray) -> None:
     image = grid.imshow(masked, aspect="auto", cmap="viridis_r", interpolation="nearest", extent=extent, norm="log")
     grid.set_xlabel("class")
     grid.set_ylabel("node" if len(nodes) == len(class_counts) else f"node ({len(nodes)} of {len(class_counts)} shown)")
-    ticks = np.unique(np.linspace(0, len(nodes) - 1, min(len(nodes), 11)).astype(int))
-    grid.set_yticks(ticks, [str(nodes[i]) for i in ticks])
+    _name_rows(grid, nodes, 11)
     if counts.shape[1] <= 20:
         grid.set_xticks(range(counts.shape[1]))
     figure.colorbar(image, ax=grid, label="examples", location="top", shrink=0.6, aspect=30)
@@ -106,6 +105,13 @@ def partition_figure(path: Path, class_counts: np.ndarray) -> None:
     for axes in (grid, sizes):
         axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
+
+
+def _name_rows(axes: Any, names: np.ndarray, most: int) -> None:
+    """Label about ``most`` rows with the node each stands for, at round steps."""
+    step = next(s for s in (1, 2, 5, 10, 20, 25, 50, 100) if len(names) / s <= most)
+    ticks = np.arange(0, len(names), step)
+    axes.set_yticks(ticks, [str(names[i]) for i in ticks])
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
