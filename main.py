@@ -10,6 +10,7 @@ import contextlib
 import signal
 import sys
 import traceback
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +22,9 @@ from omegaconf import DictConfig
 from contrafed.cli import check_jobs, help_text
 from contrafed.errors import UserError
 from contrafed.reporting import print_summary, quiet_libraries
+
+# Hydra's flags that take a value.
+HYDRA_FLAGS = frozenset({"--cfg", "-c", "--info", "-i", "--package", "-p", "--config-dir", "-cd"})
 
 # Jobs that failed, and whether by a mistake in what was asked for.
 failed: list[tuple[str, bool]] = []
@@ -59,14 +63,16 @@ def main() -> int:
         with contextlib.suppress(BrokenPipeError):  # somebody reads only the first lines
             print(help_text(), flush=True)
         return 0
-    overrides = [a for a in arguments if not a.startswith("-")]
+    # What follows one of Hydra's own flags, as in "--cfg job", is no override.
+    overrides = [a for before, a in pairwise(["", *arguments]) if not a.startswith("-") and before not in HYDRA_FLAGS]
     multirun = any(a in ("-m", "--multirun") for a in arguments)
     quiet_libraries("verbose=true" in (o.lower() for o in overrides))
     # A polite kill ends a run as Ctrl-C does: with everything so far written.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         for config in check_jobs(overrides, multirun):
-            make_folder(str(config["output_dir"]))
+            if not HYDRA_FLAGS.intersection(arguments):  # such flags show something and run nothing
+                make_folder(str(config["output_dir"]))
         job()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

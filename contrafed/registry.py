@@ -24,7 +24,9 @@ def choices(group: str) -> dict[str, str]:
     found = {}
     for path in sorted((CONF / group).glob("*.yaml")):
         if not path.stem.startswith("_"):
-            first = path.read_text(encoding="utf-8").splitlines()[0]
+            lines = path.read_text(encoding="utf-8").splitlines()
+            # Hydra wants its own "@package" comment first in an experiment.
+            first = next(line for line in lines if not line.startswith("# @package"))
             found[path.stem] = first.removeprefix("#").strip()
     return found
 

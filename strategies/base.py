@@ -156,6 +156,8 @@ class FederatedStrategy(Strategy):
         """
         self.config = config
         self.down, self.up = client_class.messages(model)
+        # Whether some of a node's model never leaves it.
+        self.personal = any(f"model/{name}" not in self.down for name, _ in model.named_parameters())
         self.population = population
         self.participation = participation
         self.settings = settings

@@ -111,9 +111,8 @@ class Log:
         for name, value in (done.evaluation or {}).items():
             split, metric = name.split("/")
             put(t, "global", split, metric, value)
-        personal = set(self.strategy.down) != {f"model/{n}" for n in self.strategy.model}
         for name, value in (done.node_evaluation or {}).items():
-            put(t, *(("personal", "test") if personal else ("global", "nodes")), name, value)
+            put(t, *(("personal", "test") if self.strategy.personal else ("global", "nodes")), name, value)
         if t > 0:
             for name, value in done.metrics.items():
                 put(t, "global", "fit", name, value)

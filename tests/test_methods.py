@@ -237,7 +237,7 @@ def server(config_changes, num_nodes=4, num_rounds=5, name="pmfl"):
     from strategies.base import make_config
 
     config = make_config(strategy_settings(name, **config_changes))
-    model = Vector([0.0, 0.0])
+    model = torch.nn.Module()
     client_class = SimpleNamespace(messages=lambda m: ({}, {}))
     population = Population(np.ones(num_nodes, dtype=np.int64), np.arange(1000, 1000 + num_nodes))
     return PMFL(
