@@ -1,5 +1,6 @@
 """engine=flower: Flower's own simulation runtime, unmodified; the proof that nothing depends on our Grid."""
 
+import logging
 import warnings
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,6 +9,9 @@ from clients.client_app import app
 from clients.site import Site, default_device, install, uninstall
 from contrafed.config import Range
 from simulation.engine import Job
+
+# Seconds that an interrupted run has to write what it holds.
+FAREWELL = 60.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ def run(config: Config, job: Job) -> None:
 
     stop_ray()  # Flower starts its own with its own resources
     install(job.node_settings, Site(job.settings, device=default_device(), federation=job.federation))
-    server.pending_config = job.run_config  # this entry of Flower's takes no run config
+    server.hosted = hosted = server.Hosted(job.run_config)
+    verbose = bool(job.settings["verbose"])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -39,10 +44,16 @@ def run(config: Config, job: Job) -> None:
                 num_supernodes=job.num_nodes,
                 backend_config={
                     "client_resources": {"num_cpus": config.cpus_per_node, "num_gpus": config.gpus_per_node},
-                    "init_args": {"include_dashboard": False, "log_to_driver": bool(job.settings["verbose"])},
+                    "init_args": {"include_dashboard": False, "log_to_driver": verbose},
                 },
-                verbose_logging=bool(job.settings["verbose"]),
+                verbose_logging=verbose,
             )
+    except KeyboardInterrupt:
+        if not verbose:  # Flower's threads complain about the workers that go away
+            logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        hosted.stop.set()
+        hosted.done.wait(FAREWELL)
+        raise
     finally:
-        server.pending_config = None
+        server.hosted = None
         uninstall()

@@ -3,9 +3,11 @@
 import copy
 import json
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +25,68 @@ from models.base import SplitModel
 from partitions.participation.base import make_participation
 from strategies.base import FederatedStrategy, Population, Round, find_strategy, make_config
 
-# Set by engine=flower, whose entry point takes no run config.
-pending_config: str | None = None
+# Seconds between two looks at Flower's inbox, and at its list of nodes.
+POLL = 0.05
 
 app = ServerApp()
+
+
+@dataclass
+class Hosted:
+    """A run inside Flower's simulation runtime, which calls the ServerApp in a thread and without a run config."""
+
+    config: str
+    stop: threading.Event = field(default_factory=threading.Event)  # set to end the run as Ctrl-C does
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+hosted: Hosted | None = None
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment whose composed configuration is ``run_config["config"]`` (JSON)."""
-    serve(grid, json.loads(str(context.run_config.get("config") or pending_config)))
+    if hosted is None:
+        serve(grid, json.loads(str(context.run_config["config"])))
+        return
+    try:
+        serve(StoppableGrid(grid, hosted.stop), json.loads(hosted.config))
+    except KeyboardInterrupt:
+        pass  # the thread that received Ctrl-C raises it
+    finally:
+        hosted.done.set()
 
 
-def serve(grid: Grid, config: Mapping[str, Any]) -> None:
+class StoppableGrid:
+    """A Grid whose waiting ends with ``KeyboardInterrupt`` when ``stop`` is set: threads receive no Ctrl-C."""
+
+    def __init__(self, grid: Grid, stop: threading.Event) -> None:
+        self.grid, self.stop = grid, stop
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there."""
+        self._check()
+        return self.grid.get_node_ids()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for their replies, up to ``timeout`` seconds."""
+        waiting, replies = set(self.grid.push_messages(messages)), []
+        ends = None if timeout is None else time.monotonic() + timeout
+        while waiting and (ends is None or time.monotonic() < ends):
+            self._check()
+            found = list(self.grid.pull_messages(waiting))
+            replies += found
+            waiting -= {reply.metadata.reply_to_message_id for reply in found}
+            if waiting:
+                time.sleep(POLL)
+        return replies
+
+    def _check(self) -> None:
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+
+
+def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
     """Train for ``num_rounds`` rounds and leave the run folder ``config["folder"]`` complete.
 
     Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again.
@@ -77,7 +128,7 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
 
             asked = range(population.num_nodes) if config["eval_nodes"] else ()
             strategy.start(
-                grid,
+                grid,  # type: ignore[arg-type]
                 codec.to_record(initial),
                 num_rounds=config["num_rounds"],
                 timeout=engine.round_timeout,
@@ -133,7 +184,7 @@ class Log:
             self.progress.note(f"round {t}: {len(done.failures)} replies did not count; the first: {done.failures[0]}")
 
 
-def discover(grid: Grid, sizes: np.ndarray, settings: str) -> Population:
+def discover(grid: Grid | StoppableGrid, sizes: np.ndarray, settings: str) -> Population:
     """Learn which Flower node holds which partition, waiting until every node is there.
 
     Our own Grid knows; otherwise a query message asks each node, since ids are random there.
@@ -143,7 +194,7 @@ def discover(grid: Grid, sizes: np.ndarray, settings: str) -> Population:
         return Population(sizes, known)
     wanted = len(sizes)
     while len(ids := sorted(grid.get_node_ids())) < wanted:
-        time.sleep(0.05)
+        time.sleep(POLL)
     content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings})})
     node_ids = np.full(wanted, -1, dtype=object)
     for reply in grid.send_and_receive([Message(content, node, MessageType.QUERY) for node in ids]):

@@ -416,13 +416,15 @@ def test_rounds_with_nobody_and_empty_nodes_pass():
 # -------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("engine", ["local", "ray", "flower"])
 def test_ctrl_c_leaves_everything_written(tmp_path, engine):
     command = [
         sys.executable,
         "main.py",
         f"engine={engine}",
         "num_rounds=100000",
+        "num_nodes=8",
+        "eval_every=1",
         "model=mlp",
         f"output_dir={tmp_path}/run",
     ]

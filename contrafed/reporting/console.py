@@ -24,26 +24,27 @@ class Progress:
         self._loss: float | None = None
         self._began = self._drawn = time.monotonic()
         self._next = 0.0
+        self._narrow = False
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> "Progress":
         self._began = time.monotonic()
         if self.live:
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
             print(self.title)
             self._bar = Bar(
                 TextColumn("round"),
                 MofNCompleteColumn(),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=12),
                 TextColumn("{task.fields[numbers]}"),
-                TimeElapsedColumn(),
                 TextColumn("ETA"),
-                TimeRemainingColumn(),
+                TimeRemainingColumn(compact=True),
                 auto_refresh=False,
             )
+            self._narrow = self._bar.console.width < 105
             self._bar.start()
             self._task = self._bar.add_task("", total=self.total, numbers="")
         else:
@@ -83,10 +84,12 @@ class Progress:
             print(text, flush=True)
 
     def _numbers(self, server_round: int, participants: int) -> str:
-        accuracy = "   -  " if self._accuracy is None else f"{100 * self._accuracy:5.2f}%"
-        loss = "  -  " if self._loss is None else f"{self._loss:.4f}"
+        accuracy = "-" if self._accuracy is None else f"{100 * self._accuracy:.2f}%"
+        loss = "-" if self._loss is None else f"{self._loss:.4f}"
         rate = server_round / max(time.monotonic() - self._began, 1e-9)
-        return f"accuracy {accuracy}  loss {loss}  participants {participants:>3}  {rate:5.1f} rounds/s"
+        if self._narrow:
+            return f"acc {accuracy:>6} loss {loss:>6} {participants:>3} nodes {rate:.1f} rounds/s"
+        return f"accuracy {accuracy:>7}  loss {loss:>6}  participants {participants:>3}  {rate:5.1f} rounds/s"
 
 
 def quiet_libraries(verbose: bool) -> None:
