@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from clients.losses import cross_entropy
 from clients.site import Site
 from clients.stack import Batch, LocalWork, Plan, Stack, draw_batches, draw_dropout
-from contrafed import codec, registry
+from contrafed import codec
 from models.base import Features, SplitModel
 
 PARTS = ("encoder", "projector", "classifier")
@@ -419,9 +419,3 @@ def _clip(params: list[Tensor], limit: float) -> None:
     factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
     for grad in grads:
         grad.mul_(factor.view(-1, *[1] * (grad.dim() - 1)))
-
-
-def find_client(settings: Mapping[str, Any]) -> tuple[type[Client], Any]:
-    """Return the client class and config dataclass of ``strategy=NAME``, from ``clients/NAME.py``."""
-    module = registry.find("clients", "strategy", settings)
-    return registry.only_subclass(module, Client), getattr(module, "Config", Config)

@@ -1,6 +1,8 @@
 """FedAU, the node half: FedAvg's local training, sent as a change (METHODS section 27)."""
 
-from clients.base import Client
+from clients.base import Client, Config
+
+__all__ = ["Config", "FedAUClient"]
 
 
 class FedAUClient(Client):

@@ -1,6 +1,8 @@
 """FedAvg, the node half: plain local training of the whole model (METHODS section 6)."""
 
-from clients.base import Client
+from clients.base import Client, Config
+
+__all__ = ["Config", "FedAvgClient"]
 
 
 class FedAvgClient(Client):

@@ -6,8 +6,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from flwr.client import NumPyClient
 from torch import Tensor
 
+from contrafed import registry
 from contrafed.config import build
 from models.base import SplitModel, build_model
 from partitions.federation import Federation, load_federation
@@ -19,6 +21,12 @@ NODE_KEYS = ("seed", "num_nodes", "strategy", "dataset", "partition", "model")
 def node_settings(config: Mapping[str, Any]) -> str:
     """Return the part of the composed configuration that nodes receive, as JSON."""
     return json.dumps({key: config[key] for key in NODE_KEYS}, sort_keys=True)
+
+
+def find_client(settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the ``Client`` class and the config dataclass of ``strategy=NAME``, from ``clients/NAME.py``."""
+    module = registry.find("clients", "strategy", settings)
+    return registry.only_subclass(module, NumPyClient), module.Config
 
 
 class Site:
@@ -37,8 +45,6 @@ class Site:
         federation: Federation | None = None,
         model: SplitModel | None = None,
     ) -> None:
-        from clients.base import find_client  # the base class refers to Site
-
         self.settings = settings
         self.seed: int = settings["seed"]
         self.device = torch.device(device)

@@ -114,6 +114,24 @@ def _configured(settings: Mapping[str, Any]) -> tuple[Any, Any]:
     return module, build(module.Config, settings, "model", ignore=registry.COMMON_KEYS)
 
 
+def hidden_layers(
+    stages: list[nn.Module], tails: list[nn.Module], hidden: Sequence[int], in_channels: int, image_size: tuple[int, int]
+) -> int:
+    """Append fully connected layers with ReLU to an encoder's stages, flattening before them; returns the last width."""
+    tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
+    width = features_of(Stages(stages, tails), in_channels, image_size)
+    for size in hidden:
+        stages.append(nn.Linear(width, size))
+        tails.append(nn.ReLU())
+        width = size
+    return width
+
+
+def relu_pool() -> nn.Module:
+    """Return what follows a convolution in the small networks: ReLU, then a 2x2 max-pool."""
+    return nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+
+
 def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int) -> int:
     """Return the padding of ``layers`` convolutions, each followed by a 2x2 pool: 0 where they fit, else kernel // 2."""
     side = min(image_size)

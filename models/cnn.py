@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import nn
 
 from contrafed.config import Range
-from models.base import SplitModel, Stages, features_of, fitting_padding, projector_of
+from models.base import SplitModel, Stages, features_of, fitting_padding, projector_of, relu_pool
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     channels = in_channels
     for width in config.channels:
         stages.append(nn.Conv2d(channels, width, config.kernel, padding=padding))
-        tails.append(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)))
+        tails.append(relu_pool())
         channels = width
     tails[-1] = nn.Sequential(tails[-1], nn.Flatten()) if tails else nn.Flatten()
     flat = features_of(Stages(stages, tails), in_channels, image_size)

@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import nn
 
 from contrafed.config import Range
-from models.base import SplitModel, Stages, features_of, fitting_padding, projector_of
+from models.base import SplitModel, Stages, fitting_padding, hidden_layers, projector_of, relu_pool
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
         nn.Conv2d(in_channels, config.channels, 5, padding=padding),
         nn.Conv2d(config.channels, config.channels, 5, padding=padding),
     ]
-    tails: list[nn.Module] = [
-        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)),
-        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-    ]
-    width = features_of(Stages(stages, tails), in_channels, image_size)
-    for size in config.hidden:
-        stages.append(nn.Linear(width, size))
-        tails.append(nn.ReLU())
-        width = size
+    tails = [relu_pool(), relu_pool()]
+    width = hidden_layers(stages, tails, config.hidden, in_channels, image_size)
     projector, width = projector_of(width, config.projection)
     return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes))

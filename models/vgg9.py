@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import nn
 
 from contrafed.config import Range
-from models.base import SplitModel, Stages, features_of, projector_of
+from models.base import SplitModel, Stages, hidden_layers, projector_of, relu_pool
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,8 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     before = in_channels
     for middle, after in ((32, 64), (128, 128), (256, 256)):
         stages.append(nn.Sequential(nn.Conv2d(before, middle, 3, 1, 1), nn.ReLU(), nn.Conv2d(middle, after, 3, 1, 1)))
-        tails.append(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)))
+        tails.append(relu_pool())
         before = after
-    tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
-    width = features_of(Stages(stages, tails), in_channels, image_size)
-    for size in config.hidden:
-        stages.append(nn.Linear(width, size))
-        tails.append(nn.ReLU())
-        width = size
+    width = hidden_layers(stages, tails, config.hidden, in_channels, image_size)
     projector, width = projector_of(width, config.projection)
     return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes))

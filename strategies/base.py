@@ -18,7 +18,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from clients.base import Client, Shapes, find_client
+from clients.base import Client
+from clients.site import find_client
 from contrafed import codec, registry
 from contrafed.config import build
 from models.base import SplitModel
@@ -389,6 +390,3 @@ def make_config(settings: Mapping[str, Any]) -> Any:
     ignore = registry.COMMON_KEYS
     build(client_config, settings, "strategy", ignore=ignore | server_fields)
     return build(server_config, settings, "strategy", ignore=ignore | client_fields)
-
-
-__all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Shapes", "find_strategy", "make_config"]
