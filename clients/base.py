@@ -84,6 +84,7 @@ class Client(NumPyClient):
         self.site = site
         self.model: SplitModel = site.model
         self.hyper: Any = site.hyper
+        self.parts = self.shared_parts(site.hyper)
         self.nodes = list(nodes)
         self.memories: list[Tensors] = list(memories) if memories is not None else [{} for _ in nodes]
         self.server_round = 0
@@ -91,18 +92,25 @@ class Client(NumPyClient):
     # ---------------------------------------------------------------------------------------------- what a method declares
 
     @classmethod
-    def messages(cls, model: SplitModel) -> tuple[Shapes, Shapes]:
+    def shared_parts(cls, hyper: Any) -> tuple[str, ...]:
+        """Return the parts of the model that travel, where that is for the configuration to say."""
+        return cls.shared
+
+    @classmethod
+    def messages(cls, model: SplitModel, hyper: Any) -> tuple[Shapes, Shapes]:
         """Return the names and shapes of every tensor a node receives and sends. Nothing else ever crosses."""
-        travels = {n: tuple(p.shape) for n, p in model.named_parameters() if n.split(".", 1)[0] in cls.shared}
+        parts = cls.shared_parts(hyper)
+        travels = {n: tuple(p.shape) for n, p in model.named_parameters() if n.split(".", 1)[0] in parts}
         return (
             {f"model/{name}": shape for name, shape in travels.items()},
             {f"{cls.upload}/{name}": shape for name, shape in travels.items()},
         )
 
     @classmethod
-    def remembers(cls, model: SplitModel) -> bool:
+    def remembers(cls, model: SplitModel, hyper: Any) -> bool:
         """Whether a node keeps anything between rounds."""
-        personal = any(name.split(".", 1)[0] not in cls.shared for name, _ in model.named_parameters())
+        parts = cls.shared_parts(hyper)
+        personal = any(name.split(".", 1)[0] not in parts for name, _ in model.named_parameters())
         return personal or cls.fresh_memory is not Client.fresh_memory
 
     def fresh_memory(self, received: Tensors) -> Tensors:
@@ -124,12 +132,12 @@ class Client(NumPyClient):
         """Return one node's named losses for a batch (no B axis); ``"loss"`` is the one that is minimised."""
         return {"loss": self.task_loss(self.forward(params, batch), batch)}
 
-    def before_step(self, stack: Stack) -> None:
-        """Observe ``stack.params`` just before the optimiser changes them (gradients are in place)."""
+    def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
+        """Observe ``stack.params`` just before the optimiser changes them; ``losses`` are this step's, each (B,)."""
 
     def finish(self, stack: Stack) -> Tensors:
         """Return what is sent back, each with a leading B, and write ``stack.memory``."""
-        trained = {n: v for n, v in stack.params.items() if n.split(".", 1)[0] in self.shared}
+        trained = {n: v for n, v in stack.params.items() if self._travels(n)}
         if self.upload == "model":
             return {f"model/{n}": v for n, v in trained.items()}
         return {f"delta/{n}": v - stack.received[f"model/{n}"] for n, v in trained.items()}
@@ -178,6 +186,41 @@ class Client(NumPyClient):
             return tree_map(lambda t: t.unsqueeze(0), out)
         return vmap(function)(*args)
 
+    def over_examples(self, stack: Stack, function: Callable[..., Any], params: Tensors, constants: Tensors) -> Tensors:
+        """Sum ``function(params, batch, constants)`` (one node's sums, by name) over each node's whole training part.
+
+        In evaluation mode, in the examples' stored order; returns each sum with a leading B.
+        """
+        parts = [self.site.federation.partition.train(node) for node in stack.nodes]
+        chunk = max(1, EVALUATION_BATCH // len(parts))
+        plan = Plan.draw(
+            [[part[i : i + chunk] for i in range(0, len(part), chunk)] for part in parts], self.site.device, self.site.dtype
+        )
+        totals: Tensors = {}
+        with torch.no_grad():
+            for step in range(plan.index.shape[1]):
+                batch = self._batch(plan, step, len(parts), None)
+                for name, value in self._over_nodes(function, params, batch, constants).items():
+                    totals[name] = totals[name] + value if name in totals else value
+        return totals
+
+    def prototypes(self, stack: Stack) -> tuple[Tensor, Tensor]:
+        """Return each node's class means of z (B, C, D), rows of absent classes zero, and class counts (B, C).
+
+        Under ``stack.params``, in evaluation mode, over the whole training part: what papers also call class centres or
+        label-centroid representations.
+        """
+        classes = self.model.num_classes
+
+        def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
+            z = functional_call(self.model, params, (batch.x,)).z
+            member = torch.nn.functional.one_hot(batch.y, classes).to(z) * batch.mask.unsqueeze(1)
+            return {"sum": member.T @ z, "count": member.sum(0)}
+
+        frozen = {name: value.detach() for name, value in stack.params.items()}
+        totals = self.over_examples(stack, sums, frozen, {})
+        return totals["sum"] / totals["count"].clamp_min(1).unsqueeze(-1), totals["count"]
+
     # ------------------------------------------------------------------------------------------------------ local training
 
     def update(self, received: Sequence[Tensors], server_round: int, deadline: float | None = None) -> list[Update]:
@@ -187,8 +230,7 @@ class Client(NumPyClient):
         moment that is checked between steps. Raises ``DeadlineError`` or ``LocalError``.
         """
         examples = [self.site.federation.partition.train(node) for node in self.nodes]
-        steps = [self.work_of(len(indices)) for indices in examples]
-        order = sorted(range(len(self.nodes)), key=lambda k: -steps[k])
+        order = sorted(range(len(self.nodes)), key=lambda k: -self.work_of(len(examples[k])))
         stack = self._open([received[k] for k in order], [self.memories[k] for k in order], order, server_round)
         totals: dict[str, Tensor] = {}
         seen = torch.zeros(len(stack), dtype=self.site.dtype, device=self.site.device)
@@ -222,8 +264,11 @@ class Client(NumPyClient):
         """Return how many steps a node with so many examples takes in a round: what scheduling goes by."""
         return int(self.hyper.local.steps(examples))
 
+    def _travels(self, name: str) -> bool:
+        return name.split(".", 1)[0] in self.parts
+
     def _personal(self) -> list[str]:
-        return [n for n in self.site.initial if n.split(".", 1)[0] not in self.shared]
+        return [n for n in self.site.initial if not self._travels(n)]
 
     def _open(self, received: list[Tensors], memories: list[Tensors], order: list[int], server_round: int) -> Stack:
         """Stack what the nodes received and remember."""
@@ -264,6 +309,7 @@ class Client(NumPyClient):
         deadline: float | None,
     ) -> None:
         """Run one phase; nodes leave the stack when their steps are done."""
+        stack.phase = phase.purpose
         site, work, rounds = self.site, phase.work, stack.server_round
         batches = [
             draw_batches(work, indices, site.seed, phase.purpose, rounds, node)
@@ -296,7 +342,7 @@ class Client(NumPyClient):
             with torch.no_grad():
                 if work.clip_norm is not None:
                     _clip([part.params[n] for n in trained], work.clip_norm)
-                self.before_step(part)
+                self.before_step(part, losses)
                 optimizer.step()
                 count = batch.mask.sum(1)
                 seen[:alive] += count
@@ -368,12 +414,12 @@ class Client(NumPyClient):
 
     def names(self, direction: Literal["down", "up"]) -> list[str]:
         """The order of the arrays that ``fit`` takes (down) and returns (up)."""
-        down, up = self.messages(self.model)
+        down, up = self.messages(self.model, self.hyper)
         return list(down if direction == "down" else up)
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:  # type: ignore[override]
         """Return the initial shared tensors, in the order of ``names("down")``; tables that start empty are zeros."""
-        down, _ = self.messages(self.model)
+        down, _ = self.messages(self.model, self.hyper)
         initial = {f"model/{n}": v for n, v in self.site.initial.items()}
         return codec.to_list(down, {n: initial.get(n, torch.zeros(shape)) for n, shape in down.items()})
 

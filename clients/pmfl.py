@@ -101,7 +101,7 @@ class PMFLClient(Client):
         l_con = masked_mean(contrast(scores, positive, negative), batch.mask)
         return {"loss": task + self.hyper.contrast_weight * l_con, "task": task, "contrast": l_con}
 
-    def before_step(self, stack: Stack) -> None:
+    def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
         """Push the iterate that this step starts from."""
         if not self.hyper.contrast_weight or not self.hyper.buffer_size:
             return

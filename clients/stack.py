@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -118,6 +118,8 @@ class Stack:
     received: dict[str, Tensor]
     memory: dict[str, Tensor]
     num_examples: Tensor  # (B,)
+    scratch: dict[str, Tensor] = field(default_factory=dict)  # constants of the round that the node makes itself, with B
+    phase: str = ""  # the purpose of the phase that runs
     step: int = 0
 
     def __len__(self) -> int:
@@ -136,6 +138,7 @@ class Stack:
             params=cut,
             received=received,
             memory=memory,
+            scratch={name: value[:count] for name, value in self.scratch.items()},
             num_examples=self.num_examples[:count],
         )
 

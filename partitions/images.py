@@ -54,8 +54,10 @@ def make_images(
         raise UserError(
             f"images must be at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, got {height}x{width} with {channels}"
         )
-    if len(y) != count or len(test) != count:
+    if y.shape != (count,) or test.shape != (count,):
         raise UserError(f"{count} images, {len(y)} labels and {len(test)} split marks do not match")
+    if owner is not None and owner.shape != (count,):
+        raise UserError(f"{count} images and {len(owner)} owners do not match")
     if count == 0 or test.all():
         raise UserError("the training split is empty")
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
@@ -86,35 +88,47 @@ def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarray:
-    """Return (N,) bool, True for about ``test_fraction`` of each class, drawn from ``seed`` alone."""
+    """Return (N,) bool, True for about ``test_fraction`` of each class, drawn from ``seed`` alone.
+
+    At least one example of each class stays in training.
+    """
     rng = generator(seed, "test split")
     test = np.zeros(len(y), dtype=bool)
     for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))
-        test[members[: round(test_fraction * len(members))]] = True
+        test[members[: min(round(test_fraction * len(members)), len(members) - 1)]] = True
     return test
 
 
 def load_images(settings: Mapping[str, Any]) -> ImageData:
-    """Load the data set of the ``dataset`` group; ``merge_splits`` leaves no central test split (FedCRL's protocol)."""
+    """Load the data set of the ``dataset`` group; ``merge_splits`` leaves no central test split (FedCRL's protocol).
+
+    Raises ``UserError`` for wrong settings, and for data that are missing or damaged.
+    """
     module, config = _configured(settings)
     data: ImageData = module.load(config, str(settings["name"]))
     if settings["merge_splits"]:
         data = replace(data, test=torch.zeros_like(data.test))
+        mean, std = _moments(data.x.permute(0, 2, 3, 1).numpy())
+        data = replace(data, mean=mean, std=std)
     return data
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise ``UserError`` for a wrong key, type or value, or a file that is not there; loads no data."""
-    _, config = _configured(settings)
+    module, config = _configured(settings)
+    if hasattr(module, "check"):
+        module.check(config, str(settings["name"]))
+
+
+def _configured(settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the module and the checked config of a data set, its ``path`` (where it has one) known to exist."""
+    module = registry.find("partitions.datasets", "dataset", settings)
+    convert(bool, settings.get("merge_splits"), "dataset.merge_splits")
+    config = build(module.Config, settings, "dataset", ignore=SHARED_KEYS)
     if hasattr(config, "path"):
         if config.path is None:
             raise UserError(f"dataset={settings['name']} needs dataset.path")
         if not Path(config.path).expanduser().exists():
             raise UserError(f"dataset.path: there is nothing at {config.path}")
-
-
-def _configured(settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    module = registry.find("partitions.datasets", "dataset", settings)
-    convert(bool, settings.get("merge_splits"), "dataset.merge_splits")
-    return module, build(module.Config, settings, "dataset", ignore=SHARED_KEYS)
+    return module, config

@@ -154,7 +154,7 @@ class RayGrid(VirtualGrid):
         shared = {"data": empty, "tensors": tensors, "partition": site.federation.partition}
         self._arguments = (ray.put(shared), node_settings, dict(site.settings), config.stack_size)
         self._actor = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
-        self.stateful = site.client_class.remembers(site.model)
+        self.stateful = site.client_class.remembers(site.model, site.hyper)
         self.memory: dict[int, Any] = {}  # node id -> reference to its state
         self.workers = [self._spawn() for _ in range(count)]
         ray.get([worker.ready.remote() for worker in self.workers])  # a worker that cannot start says why here

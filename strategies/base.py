@@ -142,6 +142,7 @@ class FederatedStrategy(Strategy):
         config: Any,
         *,
         client_class: type[Client],
+        hyper: Any,
         model: SplitModel,
         population: Population,
         participation: Participation,
@@ -150,13 +151,13 @@ class FederatedStrategy(Strategy):
         max_norm: float | None = None,
         work_of: Callable[[int], int] | None = None,
     ) -> None:
-        """Prepare a run of ``num_rounds`` rounds; ``settings`` is the JSON that nodes receive.
+        """Prepare a run of ``num_rounds`` rounds; ``hyper`` is the node half's config, ``settings`` the JSON nodes receive.
 
         ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. ``work_of`` tells how many steps a node
         with so many examples takes, by which engines balance their workers.
         """
         self.config = config
-        self.down, self.up = client_class.messages(model)
+        self.down, self.up = client_class.messages(model, hyper)
         # Whether some of a node's model never leaves it.
         self.personal = any(f"model/{name}" not in self.down for name, _ in model.named_parameters())
         self.population = population
@@ -364,7 +365,7 @@ class FederatedStrategy(Strategy):
         tensors = {name: codec.to_tensor(arrays[name]) for name in self.up}
         if any(tuple(t.shape) != self.up[name] for name, t in tensors.items()):
             raise ValueError("wrong shape")
-        square = torch.stack([t.double().square().sum() for t in tensors.values()]).sum()
+        square = sum((t.double().square().sum() for t in tensors.values()), torch.zeros((), dtype=torch.float64))
         if not torch.isfinite(square):
             raise ValueError("not finite")
         if self.max_norm is not None and float(square) > self.max_norm**2:

@@ -104,6 +104,7 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
     strategy = strategy_class(
         make_config(config["strategy"]),
         client_class=site.client_class,
+        hyper=site.hyper,
         model=site.model,
         population=population,
         participation=participation,

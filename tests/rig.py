@@ -109,6 +109,7 @@ def run_strategy(site, settings, participation, num_rounds, *, stack_size=1, gri
         strategy = strategy_class(
             make_config(settings["strategy"]),
             client_class=site.client_class,
+            hyper=site.hyper,
             model=site.model,
             population=Population(site.federation.partition.sizes, grid.node_ids),
             participation=participation,

@@ -185,7 +185,10 @@ def test_pmfl_buffer_holds_the_last_iterates_across_rounds():
     client = site.client_class(site, [0])
     iterates = []
     watch = client.before_step
-    client.before_step = lambda stack: (iterates.append(stack.params["classifier.w"][0].detach().clone()), watch(stack))
+    client.before_step = lambda stack, losses: (
+        iterates.append(stack.params["classifier.w"][0].detach().clone()),
+        watch(stack, losses),
+    )
     received = {"model/classifier.w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     for server_round in (1, 2):
         (update,) = client.update([received], server_round)
@@ -238,11 +241,12 @@ def server(config_changes, num_nodes=4, num_rounds=5, name="pmfl"):
 
     config = make_config(strategy_settings(name, **config_changes))
     model = torch.nn.Module()
-    client_class = SimpleNamespace(messages=lambda m: ({}, {}))
+    client_class = SimpleNamespace(messages=lambda model, hyper: ({}, {}))
     population = Population(np.ones(num_nodes, dtype=np.int64), np.arange(1000, 1000 + num_nodes))
     return PMFL(
         config,
         client_class=client_class,
+        hyper=None,
         model=model,
         population=population,
         participation=Schedule([]),
@@ -533,7 +537,7 @@ def test_only_declared_memory_is_kept(name, stateless):
     site = Site(config)
     run_strategy(site, config, Schedule([[0, 2], [2]]), 2, grid=grid)
     assert set(grid.states) == (set() if stateless else {1000, 1002})
-    assert site.client_class.remembers(site.model) == (not stateless)
+    assert site.client_class.remembers(site.model, site.hyper) == (not stateless)
 
 
 def test_a_node_that_sat_out_has_the_memory_it_left_with():

@@ -1,21 +1,17 @@
 """CINIC-10, FEMNIST and Tiny-ImageNet through flwr-datasets."""
 
-import os
-import socket
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlparse
 
 import numpy as np
 
 from contrafed.config import Range
 from contrafed.errors import UserError
+from partitions.datasets.network import reachable
 from partitions.images import ImageData, make_images, stratified_split
-
-# Seconds to wait for the hub before going on with what is cached.
-PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -35,57 +31,103 @@ class Config:
     split_seed: Annotated[int, Range(ge=0)]
 
 
+def check(config: Config, name: str) -> None:
+    """Raise ``UserError`` when the data are not below ``root`` and must not be downloaded; opens no file."""
+    cached = f"{config.repository.replace('/', '___')}/*"
+    if not config.download and not any(_cache(config).glob(cached)):
+        raise _absent(config, name, "not found, and dataset.download is false")
+
+
 def load(config: Config, name: str) -> ImageData:
-    """Return the data set's splits as published; without a test split a stratified one is drawn. Raises ``UserError``."""
-    splits = [config.train_split] + ([config.test_split] if config.test_split else [])
-    return images(config, [_fetch(config, name, split) for split in splits])
+    """Return the data set's splits as published; without a test split a stratified one is drawn. Raises ``UserError``.
+
+    A cached copy is used as it is; only without one is the hub asked.
+    """
+    try:
+        return images(config, _splits(config, offline=True))
+    except UserError:
+        raise
+    except Exception as error:  # the libraries have no one exception for "not cached"
+        if not config.download:
+            raise _absent(config, name, "not found, and dataset.download is false") from error
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or not reachable(constants.ENDPOINT):
+        raise _absent(config, name, "not found, and no network to download it")
+    print(f"downloading {name} into {_cache(config)}", flush=True)
+    try:
+        return images(config, _splits(config, offline=False))
+    except UserError:
+        raise
+    except Exception as error:
+        raise _absent(config, name, f"the download failed ({type(error).__name__})") from error
 
 
 def images(config: Config, splits: list[Any]) -> ImageData:
     """Return one or two tables of rows with a PIL image, a label and perhaps an owner as ``ImageData``."""
     mode = "L" if config.grayscale else "RGB"
-    x = np.stack([np.asarray(row[config.image_column].convert(mode)) for rows in splits for row in _rows(rows)])
-    y = np.concatenate([np.asarray(rows[config.label_column]) for rows in splits]).astype(np.int64)
+    x = np.stack([np.asarray(row[config.image_column].convert(mode)) for table in splits for row in table])
+    y = _column(splits, config.label_column).astype(np.int64)
     owner = None
     if config.owner_column is not None:
-        names = np.concatenate([np.asarray(rows[config.owner_column]) for rows in splits])
-        owner = np.unique(names, return_inverse=True)[1]
+        owner = np.unique(_column(splits, config.owner_column), return_inverse=True)[1]
     if len(splits) == 2:
-        test = np.repeat([False, True], [len(rows) for rows in splits])
+        test = np.repeat([False, True], [len(table) for table in splits])
     else:
         test = stratified_split(y, config.test_fraction, config.split_seed)
     return make_images(x, y, test, owner=owner)
 
 
-def _rows(table: Any) -> Iterable[Mapping[str, Any]]:
-    return (table[i] for i in range(len(table)))
+def _column(splits: list[Any], name: str) -> np.ndarray:
+    return np.concatenate([np.asarray(table[name][:]) for table in splits])
 
 
-def _fetch(config: Config, name: str, split: str) -> Any:
-    root = Path(config.root).expanduser()
-    online = config.download and _reachable()
-    if not online:
-        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"  # read when the library is imported
-    try:
-        from flwr_datasets import FederatedDataset
+def _splits(config: Config, offline: bool) -> list[Any]:
+    """Return the tables of train and, where there is one, test, in their published order."""
+    from flwr_datasets import FederatedDataset
 
-        # One partition: partitioning is our own, so that every method and engine draws the same.
-        source = FederatedDataset(dataset=config.repository, partitioners={split: 1}, cache_dir=str(root / "hub"))
-        return source.load_split(split)
-    except Exception as error:
-        why = "the download failed" if online else "it is not cached, and the hub is not to be asked or does not answer"
-        raise UserError(
-            f"dataset={name}: {why} ({type(error).__name__}); run once with a network, or put the cache of "
-            f"'{config.repository}' into {root / 'hub'}, or give the images as dataset=npz or dataset=folder"
-        ) from error
+    names = [config.train_split] + ([config.test_split] if config.test_split else [])
+    with _library(offline):
+        # One partition each: partitioning is our own, so that every method and engine draws the same.
+        source = FederatedDataset(
+            dataset=config.repository,
+            partitioners=dict.fromkeys(names, 1),
+            shuffle=False,
+            cache_dir=str(_cache(config)),
+        )
+        return [source.load_split(name) for name in names]
 
 
-def _reachable() -> bool:
-    """Return whether the hub answers, so that without a network its client's long retries are spared."""
+@contextlib.contextmanager
+def _library(offline: bool) -> Iterator[None]:
+    """Keep the libraries quiet and, if ``offline``, from asking the hub; all as before afterwards."""
+    import datasets
     from huggingface_hub import constants
 
+    switches = (datasets.config, "HF_HUB_OFFLINE"), (constants, "HF_HUB_OFFLINE")
+    before = [getattr(module, name) for module, name in switches]
+    bars, level = datasets.is_progress_bar_enabled(), datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
-        socket.create_connection((urlparse(constants.ENDPOINT).hostname, 443), timeout=PATIENCE).close()
-    except OSError:
-        return False
-    return True
+        if offline:
+            for module, name in switches:
+                setattr(module, name, True)
+        yield
+    finally:
+        for (module, name), value in zip(switches, before, strict=True):
+            setattr(module, name, value)
+        datasets.logging.set_verbosity(level)
+        if bars:
+            datasets.enable_progress_bars()
+
+
+def _cache(config: Config) -> Path:
+    return Path(config.root).expanduser() / "hub"
+
+
+def _absent(config: Config, name: str, why: str) -> UserError:
+    return UserError(
+        f"dataset={name}: {why}; run once with a network, or put the cache of '{config.repository}' into "
+        f"{_cache(config)}, or give the images as dataset=npz or dataset=folder"
+    )

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10, CIFAR-100 and SVHN through torchvision."""
+"""MNIST, Fashion-MNIST, EMNIST (balanced), CIFAR-10, CIFAR-100 and SVHN through torchvision."""
 
 import contextlib
 import io
@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 
 from contrafed.errors import UserError
+from partitions.datasets.network import reachable
 from partitions.images import ImageData, make_images
 
 # What torchvision looks for below dataset.root.
 PLACES = {
-    "mnist": "MNIST/raw",
-    "fashion_mnist": "FashionMNIST/raw",
-    "emnist": "EMNIST/raw",
-    "cifar10": "cifar-10-batches-py",
-    "cifar100": "cifar-100-python",
-    "svhn": "train_32x32.mat and test_32x32.mat",
+    "mnist": ("MNIST/raw",),
+    "fashion_mnist": ("FashionMNIST/raw",),
+    "emnist": ("EMNIST/raw",),
+    "cifar10": ("cifar-10-batches-py",),
+    "cifar100": ("cifar-100-python",),
+    "svhn": ("train_32x32.mat", "test_32x32.mat"),
 }
 
-# Seconds without an answer after which a download counts as failed.
+# Seconds without a byte after which a download counts as failed.
 PATIENCE = 20.0
 
 
@@ -32,6 +33,13 @@ class Config:
 
     root: str
     download: bool
+
+
+def check(config: Config, name: str) -> None:
+    """Raise ``UserError`` when the data are not below ``root`` and must not be downloaded; opens no file."""
+    root = Path(config.root).expanduser()
+    if not config.download and not all((root / place).exists() for place in PLACES[name]):
+        raise _absent(config, name)
 
 
 def load(config: Config, name: str) -> ImageData:
@@ -72,9 +80,13 @@ def _open(config: Config, name: str, part: str) -> Any:
         return make(str(root), **which)
     except (RuntimeError, FileNotFoundError):
         if not config.download:
-            raise UserError(
-                f"dataset={name}: not found; put {PLACES[name]} into {root}, or set dataset.download=true"
-            ) from None
+            raise _absent(config, name) from None
+    except Exception as error:  # a damaged file surfaces as whatever its parser stumbles over
+        raise UserError(
+            f"dataset={name}: {_places(name)} in {root} cannot be read ({type(error).__name__}); remove and run again"
+        ) from error
+    if not any(reachable(url) for url in _addresses(make)):
+        raise UserError(f"dataset={name}: not found, and no network to download it; put {_places(name)} into {root}")
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE)
     print(f"downloading {name} into {root}", flush=True)
@@ -84,7 +96,25 @@ def _open(config: Config, name: str, part: str) -> Any:
             return make(str(root), download=True, **which)
     except Exception as error:
         raise UserError(
-            f"dataset={name}: the download failed ({type(error).__name__}); put {PLACES[name]} into {root} and run again"
+            f"dataset={name}: the download failed ({type(error).__name__}); put {_places(name)} into {root} and run again"
         ) from error
     finally:
         socket.setdefaulttimeout(before)
+
+
+def _addresses(make: Any) -> list[str]:
+    """Return where torchvision fetches a data set from."""
+    if hasattr(make, "url"):  # before the mirrors: EMNIST inherits MNIST's but has its own address
+        return [make.url]
+    if hasattr(make, "mirrors"):
+        return list(make.mirrors)
+    return [make.split_list["train"][0]]
+
+
+def _places(name: str) -> str:
+    return " and ".join(PLACES[name])
+
+
+def _absent(config: Config, name: str) -> UserError:
+    root = Path(config.root).expanduser()
+    return UserError(f"dataset={name}: not found; put {_places(name)} into {root}, or set dataset.download=true")
