@@ -42,6 +42,7 @@ def make_images(
 ) -> ImageData:
     """Return checked ``ImageData`` from ``x`` (N,H,W) or (N,H,W,C) uint8, ``y`` (N,) integers and ``test`` (N,) bool.
 
+    ``owner`` is (N,) or None, and ``num_classes`` None means the largest label + 1.
     Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels, for lengths that differ, labels
     out of range, or an empty training part.
     """
@@ -54,14 +55,16 @@ def make_images(
         raise UserError(
             f"images must be at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, got {height}x{width} with {channels}"
         )
-    if y.shape != (count,) or test.shape != (count,):
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise UserError(f"labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
+    if test.ndim != 1:
+        raise UserError(f"the split must be one mark per image (N,), got {test.shape}")
+    if len(y) != count or len(test) != count:
         raise UserError(f"{count} images, {len(y)} labels and {len(test)} split marks do not match")
     if owner is not None and owner.shape != (count,):
         raise UserError(f"{count} images and {len(owner)} owners do not match")
     if count == 0 or test.all():
-        raise UserError("the training split is empty")
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise UserError(f"labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
+        raise UserError(f"the training split is empty; there are {count} images, {count} of them for testing")
     low, high = int(y.min()), int(y.max())
     classes = num_classes if num_classes is not None else high + 1
     if low < 0 or high >= classes:
@@ -103,14 +106,13 @@ def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarr
 def load_images(settings: Mapping[str, Any]) -> ImageData:
     """Load the data set of the ``dataset`` group; ``merge_splits`` leaves no central test split (FedCRL's protocol).
 
+    The mean and standard deviation stay those of the published training part: the merged images are the nodes' tests too.
     Raises ``UserError`` for wrong settings, and for data that are missing or damaged.
     """
     module, config = _configured(settings)
     data: ImageData = module.load(config, str(settings["name"]))
     if settings["merge_splits"]:
         data = replace(data, test=torch.zeros_like(data.test))
-        mean, std = _moments(data.x.permute(0, 2, 3, 1).numpy())
-        data = replace(data, mean=mean, std=std)
     return data
 
 

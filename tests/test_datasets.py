@@ -1,7 +1,15 @@
 """Data sets: their conversion to tensors, splits, and one-line refusals."""
 
+import io
+import json
 import pickle
+import shutil
 import struct
+import threading
+import urllib.request
+from email.message import Message
+from pathlib import Path
+from urllib.error import HTTPError, URLError
 
 import numpy as np
 import pytest
@@ -10,7 +18,7 @@ from PIL import Image
 from rig import config_of
 
 from contrafed.errors import UserError
-from partitions.datasets import hub_sets, torchvision_sets
+from partitions.datasets import hub_sets, network, torchvision_sets
 from partitions.images import check_settings, load_images, make_images, stratified_split
 
 
@@ -89,7 +97,11 @@ def nan_pixel():
         ({**GOOD, "x": np.zeros((20, 8, 8, 4), dtype=np.uint8)}, {}, "got 8x8 with 4"),
         ({**GOOD, "y": GOOD["y"][:19]}, {}, "20 images, 19 labels"),
         ({**GOOD, "split": np.full(20, 2)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \[2\]"),
+        ({**GOOD, "split": np.array(["train"] * 20)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \['train'\]"),
+        ({**GOOD, "split": np.zeros((20, 1))}, {}, r"one mark per image \(N,\), got \(20, 1\)"),
+        ({**GOOD, "split": np.zeros(19)}, {}, "20 images, 20 labels and 19 split marks"),
         ({**GOOD, "split": np.ones(20)}, {}, "training split is empty"),
+        ({"x": np.zeros((0, 8, 8), dtype=np.uint8), "y": np.zeros(0, dtype=int)}, {}, "training split is empty"),
         ({**GOOD, "y": np.zeros(20, dtype=int)}, {}, "at least 2 classes, found 1"),
     ],
 )
@@ -108,14 +120,30 @@ def test_files_that_are_no_npz(tmp_path):
     np.save(tmp_path / "bare.npy", np.zeros(3))
     with pytest.raises(UserError, match="no readable npz file"):
         load_images(settings_of("npz", path=str(tmp_path / "bare.npy")))
+    np.savez_compressed(tmp_path / "damaged.npz", **GOOD)
+    content = bytearray((tmp_path / "damaged.npz").read_bytes())
+    content[60:90] = bytes(30)
+    (tmp_path / "damaged.npz").write_bytes(content)
+    with pytest.raises(UserError, match="no readable npz file"):
+        load_images(settings_of("npz", path=str(tmp_path / "damaged.npz")))
+    with pytest.raises(UserError, match="no readable npz file"):
+        load_images(settings_of("npz", path=str(tmp_path)))
     np.savez(tmp_path / "objects.npz", x=np.array([{}, {}], dtype=object), y=np.arange(2))
     with pytest.raises(UserError, match="no readable npz file"):
         load_images(settings_of("npz", path=str(tmp_path / "objects.npz")))
 
 
-def test_paths_are_checked_before_anything_is_loaded():
-    with pytest.raises(UserError, match="needs dataset.path"):
-        check_settings(settings_of("npz"))
+def test_paths_are_checked_before_anything_is_loaded(tmp_path):
+    for verb in (check_settings, load_images):
+        with pytest.raises(UserError, match="dataset=npz needs dataset.path"):
+            verb(settings_of("npz"))
+        with pytest.raises(UserError, match="nothing at /nowhere"):
+            verb(settings_of("npz", path="/nowhere"))
+    for name in ("mnist", "cinic10"):
+        check_settings(settings_of(name, root=str(tmp_path)))
+        with pytest.raises(UserError, match=f"dataset={name}: not found"):
+            check_settings(settings_of(name, root=str(tmp_path), download=False))
+    check_settings(settings_of("npz", path=npz(tmp_path, x=np.zeros(1))))
     with pytest.raises(UserError, match="nothing at /nowhere"):
         check_settings(settings_of("folder", path="/nowhere"))
     with pytest.raises(UserError, match="merge_splits must be true or false"):
@@ -146,6 +174,12 @@ def test_folders(tmp_path):
     (tmp_path / "c").mkdir()
     with pytest.raises(UserError, match="no folder of class folders"):
         load_images(settings_of("folder", path=str(tmp_path / "c")))
+    images_in(tmp_path / "e" / "train", {"cat": 10, "dog": 200})
+    with pytest.raises(UserError, match="has a folder train alone"):
+        load_images(settings_of("folder", path=str(tmp_path / "e")))
+    (tmp_path / "b" / "cat" / "broken.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="an image cannot be read"):
+        load_images(settings_of("folder", path=str(tmp_path / "b")))
     images_in(tmp_path / "d" / "train", {"cat": 10, "dog": 1})
     images_in(tmp_path / "d" / "test", {"emu": 200})
     with pytest.raises(UserError, match="class 'emu' is in test but not in train"):
@@ -170,6 +204,17 @@ def test_mnist_files_as_published(tmp_path):
     assert data.test.tolist() == [False] * 30 + [True] * 10
     assert np.array_equal(data.x[:30, 0].numpy(), x)
     assert data.y[30:].tolist() == list(range(10))
+
+
+def test_a_damaged_file_is_one_line(tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    for part in ("train", "t10k"):
+        idx(raw / f"{part}-images-idx3-ubyte", np.zeros((4, 28, 28)))
+        idx(raw / f"{part}-labels-idx1-ubyte", np.arange(4))
+    (raw / "train-images-idx3-ubyte").write_bytes((raw / "train-images-idx3-ubyte").read_bytes()[:100])
+    with pytest.raises(UserError, match="MNIST/raw in .* cannot be read") as error:
+        load_images(settings_of("mnist", root=str(tmp_path)))
+    assert "\n" not in str(error.value)
 
 
 def test_emnist_letters_stand_upright(tmp_path):
@@ -222,54 +267,143 @@ def test_a_failed_download_is_one_line(tmp_path, monkeypatch, capfd):
         raise OSError("no network")
 
     monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", offline)
+    monkeypatch.setattr(torchvision_sets, "reachable", lambda url: True)
     with pytest.raises(UserError, match="the download failed .*; put MNIST/raw into") as error:
         load_images(settings_of("mnist", root=str(tmp_path)))
     assert "\n" not in str(error.value)
     assert "chatter" not in capfd.readouterr().out
 
 
-def test_the_hub_without_a_network_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub_sets, "_reachable", lambda: False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    with pytest.raises(UserError, match="dataset=cinic10: it is not cached") as error:
-        load_images(settings_of("cinic10", root=str(tmp_path)))
+@pytest.mark.parametrize("name", sorted(torchvision_sets.PLACES))
+def test_without_a_network_no_download_begins(tmp_path, monkeypatch, name):
+    asked = []
+    monkeypatch.setattr(torchvision_sets, "reachable", asked.append)
+    with pytest.raises(UserError, match=f"dataset={name}: not found .* no network .* put .* into {tmp_path}") as error:
+        load_images(settings_of(name, root=str(tmp_path)))
     assert "\n" not in str(error.value)
+    assert asked
+    assert all(url.startswith("http") for url in asked)
 
 
-def test_hub_tables_become_images():
+def test_a_server_that_refuses_is_reachable_and_one_that_is_not_there_is_not(monkeypatch):
+    def refuses(request, timeout):
+        raise HTTPError(request.full_url, 403, "forbidden", Message(), None)
+
+    def is_not_there(request, timeout):
+        raise URLError("no such host")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuses)
+    assert network.reachable("https://example.invalid/")
+    monkeypatch.setattr(urllib.request, "urlopen", is_not_there)
+    assert not network.reachable("https://example.invalid/")
+
+
+def test_a_silent_server_is_given_up(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **kwargs: release.wait() and io.BytesIO())
+    monkeypatch.setattr(network, "PATIENCE", 0.01)
+    assert not network.reachable("https://example.invalid/")
+    release.set()
+
+
+@pytest.mark.parametrize("name", ["cinic10", "femnist", "tiny_imagenet"])
+def test_the_hub_without_a_network_is_one_line(tmp_path, monkeypatch, capfd, name):
+    monkeypatch.setattr(hub_sets, "reachable", lambda url: False)
+    with pytest.raises(
+        UserError, match=f"dataset={name}: not found, and no network to download it; .* into {tmp_path}"
+    ) as error:
+        load_images(settings_of(name, root=str(tmp_path)))
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def cache_table(root, repository, rows_of_split, features, tmp_path):
+    """Put tables where the hub's client keeps what it downloaded."""
+    import datasets
+
+    files = {}
+    for split, rows in rows_of_split.items():
+        files[split] = str(tmp_path / f"{split}.parquet")
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(files[split])
+    builder = datasets.load_dataset_builder("parquet", data_files=files, cache_dir=str(tmp_path / "built"))
+    builder.download_and_prepare()
+    name = repository.split("/")[1]
+    folder = root / "hub" / repository.replace("/", "___") / "default" / "0.0.0" / "abc"
+    folder.mkdir(parents=True)
+    for split in files:
+        shutil.copy(Path(builder.cache_dir) / f"parquet-{split}.arrow", folder / f"{name}-{split}.arrow")
+    info = json.loads((Path(builder.cache_dir) / "dataset_info.json").read_text())
+    (folder / "dataset_info.json").write_text(json.dumps(info | {"dataset_name": name, "config_name": "default"}))
+
+
+def test_a_cached_hub_set_is_read_without_asking_the_hub(tmp_path, monkeypatch, capfd):
+    import datasets
+    from huggingface_hub import constants
+
+    def asked(url):
+        raise AssertionError(f"asked {url}")
+
+    pictures = [Image.new("RGB", (64, 64), (i, 0, 0)) for i in range(12)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
+    rows = {
+        "train": {"image": pictures[:9], "label": [i % 3 for i in range(9)]},
+        "valid": {"image": pictures[9:], "label": [0, 1, 2]},
+    }
+    cache_table(tmp_path / "root", "zh-plus/tiny-imagenet", rows, features, tmp_path)
+    capfd.readouterr()
+    monkeypatch.setattr(hub_sets, "reachable", asked)
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    settings = settings_of("tiny_imagenet", root=str(tmp_path / "root"), download=False)
+    check_settings(settings)
+    data = load_images(settings)
+    assert data.x.shape == (12, 3, 64, 64)
+    assert data.x[:, 0, 0, 0].tolist() == list(range(12))
+    assert data.test.tolist() == [False] * 9 + [True] * 3
+    assert capfd.readouterr() == ("", "")
+    assert before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+
+
+def test_writers_own_their_characters():
+    import datasets
+
     from contrafed.config import build
     from partitions.images import SHARED_KEYS
 
-    settings = settings_of("femnist")
-    config = build(hub_sets.Config, settings, "dataset", ignore=SHARED_KEYS)
-
-    class Table:
-        def __init__(self, rows):
-            self.rows = rows
-
-        def __len__(self):
-            return len(self.rows)
-
-        def __getitem__(self, key):
-            return self.rows[key] if isinstance(key, int) else [row[key] for row in self.rows]
-
-    rows = [{"image": Image.new("L", (28, 28), i), "character": i % 3, "writer_id": f"w{i % 5}"} for i in range(40)]
-    data = hub_sets.images(config, [Table(rows)])
+    config = build(hub_sets.Config, settings_of("femnist"), "dataset", ignore=SHARED_KEYS)
+    table = datasets.Dataset.from_dict(
+        {
+            "image": [Image.new("L", (28, 28), i) for i in range(40)],
+            "character": [i % 3 for i in range(40)],
+            "writer_id": [f"w{i % 5}" for i in range(40)],
+        },
+        features=datasets.Features(
+            {"image": datasets.Image(), "character": datasets.Value("int64"), "writer_id": datasets.Value("string")}
+        ),
+    )
+    data = hub_sets.images(config, [table])
     assert data.x.shape == (40, 1, 28, 28)
     assert data.x[7].unique().tolist() == [7]
     assert data.owner.tolist() == [i % 5 for i in range(40)]
     assert 0 < int(data.test.sum()) < 10
-    both = hub_sets.images(config, [Table(rows[:30]), Table(rows[30:])])
-    assert both.test.tolist() == [False] * 30 + [True] * 10
 
 
 def test_stratified_split_takes_the_fraction_of_every_class():
     y = np.repeat([0, 1, 2], [40, 20, 4])
     test = stratified_split(y, 0.25, 0)
     assert np.bincount(y[test]).tolist() == [10, 5, 1]
+    assert stratified_split(np.array([0, 1, 1]), 0.9, 0).sum() == 1, "each class keeps one example to train on"
 
 
 def test_a_constant_channel_does_not_divide_by_zero():
     data = make_images(np.full((4, 8, 8), 7, dtype=np.uint8), np.array([0, 1, 0, 1]), np.zeros(4, dtype=bool))
     assert data.std[0] > 0
+
+
+@pytest.mark.parametrize(("owners", "message"), [(3, "4 images and 3 owners"), (None, None)])
+def test_owners_are_one_per_image(owners, message):
+    arrays = np.zeros((4, 8, 8), dtype=np.uint8), np.array([0, 1, 0, 1]), np.zeros(4, dtype=bool)
+    if message is None:
+        assert make_images(*arrays).owner is None
+    else:
+        with pytest.raises(UserError, match=message):
+            make_images(*arrays, owner=np.zeros(owners, dtype=int))

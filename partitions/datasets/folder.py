@@ -38,6 +38,9 @@ def load(config: Config, name: str) -> ImageData:
         y_test = np.array([classes.index(c) for c in test_classes])[y_test]
         test = np.repeat([False, True], [len(y), len(y_test)])
         return make_images(np.concatenate([x, x_test]), np.concatenate([y, y_test]), test, len(classes))
+    inside = [path.name for path in root.iterdir() if path.is_dir()]
+    if inside in (["train"], ["test"]):
+        raise UserError(f"{root} has a folder {inside[0]} alone; there must be both train and test, or the classes themselves")
     x, y, classes = _read(root, config)
     return make_images(x, y, stratified_split(y, config.test_fraction, config.split_seed), len(classes))
 

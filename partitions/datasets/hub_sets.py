@@ -33,8 +33,7 @@ class Config:
 
 def check(config: Config, name: str) -> None:
     """Raise ``UserError`` when the data are not below ``root`` and must not be downloaded; opens no file."""
-    cached = f"{config.repository.replace('/', '___')}/*"
-    if not config.download and not any(_cache(config).glob(cached)):
+    if not config.download and not any(_cache(config).glob(f"{config.repository.split('/')[0]}*")):
         raise _absent(config, name, "not found, and dataset.download is false")
 
 

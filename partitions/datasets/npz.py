@@ -1,6 +1,7 @@
 """npz: people's own images from one NumPy file."""
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +37,7 @@ def load(config: Config, name: str) -> ImageData:
             split = file.get("split")
     except FileNotFoundError:
         raise UserError(f"dataset.path: there is no file {path}") from None
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, TypeError, AttributeError) as error:
+    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
@@ -46,7 +47,7 @@ def load(config: Config, name: str) -> ImageData:
         )
     if split is None:
         test = stratified_split(y, config.test_fraction, config.split_seed)
-    elif not np.isin(split, (0, 1)).all():
+    elif split.dtype.kind not in "biuf" or not np.isin(split, (0, 1)).all():
         raise UserError(f"{path}: split must be 0 (train) or 1 (test), found {np.unique(split)[:5].tolist()}")
     else:
         test = np.asarray(split).astype(bool)

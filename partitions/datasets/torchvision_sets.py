@@ -78,15 +78,17 @@ def _open(config: Config, name: str, part: str) -> Any:
         which["split"] = "balanced"
     try:
         return make(str(root), **which)
-    except (RuntimeError, FileNotFoundError):
+    except Exception as error:  # a damaged file surfaces as whatever its parser stumbles over
+        if "Dataset not found" not in str(error):
+            raise UserError(
+                f"dataset={name}: {_places(name)} in {root} cannot be read ({type(error).__name__}); remove and run again"
+            ) from error
         if not config.download:
             raise _absent(config, name) from None
-    except Exception as error:  # a damaged file surfaces as whatever its parser stumbles over
-        raise UserError(
-            f"dataset={name}: {_places(name)} in {root} cannot be read ({type(error).__name__}); remove and run again"
-        ) from error
     if not any(reachable(url) for url in _addresses(make)):
-        raise UserError(f"dataset={name}: not found, and no network to download it; put {_places(name)} into {root}")
+        raise UserError(
+            f"dataset={name}: not found or incomplete, and no network to download it; put {_places(name)} into {root}"
+        )
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE)
     print(f"downloading {name} into {root}", flush=True)
@@ -117,4 +119,4 @@ def _places(name: str) -> str:
 
 def _absent(config: Config, name: str) -> UserError:
     root = Path(config.root).expanduser()
-    return UserError(f"dataset={name}: not found; put {_places(name)} into {root}, or set dataset.download=true")
+    return UserError(f"dataset={name}: not found or incomplete; put {_places(name)} into {root}, or set dataset.download=true")
