@@ -387,8 +387,8 @@ class Client(NumPyClient):
 
     # ---------------------------------------------------------------------------------------------------------- evaluation
 
-    def node_model(self, received: Tensors, memory: Tensors) -> Tensors:
-        """Return the model a node is judged by: what it received, and its own personal parts."""
+    def judged_model(self, received: Tensors, memory: Tensors) -> Tensors:
+        """Return the model a node is judged by: by default what it received and its own personal parts (post_agg)."""
         model = {}
         for name, initial in self.site.initial.items():
             own = memory.get(f"personal/{name}", initial)
@@ -402,13 +402,17 @@ class Client(NumPyClient):
         for node, tensors, memory in zip(self.nodes, received, self.memories, strict=True):
             part = self.site.federation.partition
             index = part.test(node) if split == "test" else part.train(node)
-            model = self.node_model(tensors, memory)
-            results.append(score(self.site, partial(self._features, model), index))
+            model = self.judged_model(tensors, memory)
+            results.append(score(self.site, partial(self._judged, model, tensors), index))
         return results
 
-    def _features(self, model: Tensors, x: Tensor) -> Features:
+    def judge(self, features: Features, received: Tensors) -> Tensor:
+        """Return the scores (b, C) by which a node predicts; by default the logits."""
+        return features.logits
+
+    def _judged(self, model: Tensors, received: Tensors, x: Tensor) -> Features:
         features: Features = functional_call(self.model, model, (x,))
-        return features
+        return features._replace(logits=self.judge(features, received))
 
     # ------------------------------------------------------------------------------------------------ Flower's NumPyClient
 

@@ -21,7 +21,7 @@ class Top:
     num_rounds: Annotated[int, Range(ge=1)]
     eval_every: Annotated[int, Range(ge=1)]
     eval_train: bool
-    eval_nodes: bool
+    eval_nodes: bool | None
     init_from: str | None
     output_dir: str
     verbose: bool

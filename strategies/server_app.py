@@ -127,14 +127,15 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
                 last = codec.from_record(arrays)
                 log.write(done)
 
-            asked = range(population.num_nodes) if config["eval_nodes"] else ()
+            wanted = strategy.personal if config["eval_nodes"] is None else config["eval_nodes"]
+            asked = range(population.num_nodes) if wanted else ()
             strategy.start(
                 grid,  # type: ignore[arg-type]
                 codec.to_record(initial),
                 num_rounds=config["num_rounds"],
                 timeout=engine.round_timeout,
                 evaluate_config=ConfigRecord({"nodes": [n for n in asked if len(partition.test(n))]}),
-                evaluate_fn=lambda r, arrays: evaluate(site, config, r, codec.from_record(arrays)),
+                evaluate_fn=lambda r, arrays: evaluate(site, config, r, codec.from_record(arrays), strategy.personal),
                 on_round=on_round,
             )
         status = "finished"
@@ -179,6 +180,8 @@ class Log:
             self.recorder.time(t, done.seconds)
         self.recorder.flush()
         scores = done.evaluation or {}
+        if self.strategy.personal and done.node_evaluation:
+            scores = {f"test/{name}": value for name, value in done.node_evaluation.items()}
         self.progress.update(t, len(done.participants), scores.get("test/accuracy"), scores.get("test/loss"))
         if done.failures and not self.warned:
             self.warned = True
@@ -223,13 +226,16 @@ def initial_model(site: Site, path: str | None) -> Tensors:
     return {name: loaded[name] for name in site.initial}
 
 
-def evaluate(site: Site, config: Mapping[str, Any], server_round: int, model: Tensors) -> MetricRecord | None:
+def evaluate(site: Site, config: Mapping[str, Any], server_round: int, model: Tensors, personal: bool) -> MetricRecord | None:
     """Score the global model on the central test set and, if asked for, on all training examples.
 
-    Without a central test set (merged splits) the union of the nodes' test parts stands in. None between evaluations.
+    Where part of the model is ``personal`` there is no global model to score: the result is empty. Without a central test set
+    (merged splits) the union of the nodes' test parts stands in. None between evaluations.
     """
     if server_round % config["eval_every"] and server_round != config["num_rounds"]:
         return None
+    if personal:
+        return MetricRecord({})
     federation = site.federation
     index = federation.central_test
     if not len(index):

@@ -16,6 +16,7 @@ from simulation.grid import LocalGrid
 from strategies.base import Population, find_strategy, make_config
 
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl")
+PERSONAL = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")
 
 
 def config_of(*overrides):

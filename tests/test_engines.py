@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from rig import METHODS, Schedule, config_of, digits_run, run_strategy, same
+from rig import METHODS, PERSONAL, Schedule, config_of, digits_run, run_strategy, same
 from safetensors.torch import load_file
 
 import clients.client_app
@@ -23,7 +23,15 @@ from contrafed.experiment import run
 from simulation.grid import LocalGrid
 from simulation.worker import FIRST_NODE_ID, RUN_ID
 
-TINY = ("num_nodes=6", "num_rounds=3", "eval_every=1", "model=mlp", "model.hidden=[12]", "partition.min_node_size=5")
+TINY = (
+    "partition.test_fraction=0.2",
+    "num_nodes=6",
+    "num_rounds=3",
+    "eval_every=1",
+    "model=mlp",
+    "model.hidden=[12]",
+    "partition.min_node_size=5",
+)
 HALF = ("participation=bernoulli", "participation.beta=null", "participation.mean_probability=0.5")
 
 
@@ -48,7 +56,7 @@ def local_runs(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize(("method", "workers"), [*((m, 2) for m in METHODS), ("pmfl", 1)])
+@pytest.mark.parametrize(("method", "workers"), [*((m, 2) for m in (*METHODS, "fedcrl", "mpfedcon", "fedproto")), ("pmfl", 1)])
 def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, method, workers):
     summary, model, metrics, nodes = run_tiny(tmp_path / "run", f"strategy={method}", "engine=ray", f"engine.workers={workers}")
     _, expected, expected_metrics, expected_nodes = local_runs(method)
@@ -67,7 +75,7 @@ def test_three_ray_workers_equal_local(tmp_path, local_runs):
 
 # FedAvg sends models and keeps nothing, PMFL sends changes and remembers models: between them every message shape.
 @pytest.mark.parametrize(
-    "method", ["fedavg", "pmfl", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedprox", "moon", "fedau"))]
+    "method", ["fedavg", "pmfl", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedprox", "moon", "fedau", *PERSONAL))]
 )
 def test_flowers_own_runtime_equals_local_bit_for_bit(tmp_path, local_runs, method):
     summary, model, metrics, nodes = run_tiny(tmp_path / "run", f"strategy={method}", "engine=flower")

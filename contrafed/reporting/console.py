@@ -122,14 +122,19 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         return "-" if value is None else f"{100 * value:.2f}%"
 
     mega = 1 / 2**20
-    lines = [
-        f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "
-        f"mean of the best five {percent('accuracy_top5_mean')}",
-        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s ({summary['seconds_per_round']:.3f} s a round), "
-        f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down",
-    ]
+    lines = []
     if summary.get("personal_accuracy_mean") is not None:
-        lines.insert(1, f"personal: {percent('personal_accuracy_mean')} +- {percent('personal_accuracy_std')} over nodes")
+        mean, spread = percent("personal_accuracy_mean"), percent("personal_accuracy_std")
+        lines.append(f"personal accuracy: mean {mean} +- {spread} over nodes, best mean {percent('personal_accuracy_best')}")
+    if summary.get("accuracy_final") is not None or not lines:  # a method with personal models has no global one to score
+        lines.append(
+            f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "
+            f"mean of the best five {percent('accuracy_top5_mean')}"
+        )
+    lines.append(
+        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s ({summary['seconds_per_round']:.3f} s a round), "
+        f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down"
+    )
     if summary["failures"] or summary["replies_rejected"]:
         lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")
     print("\n".join([*lines, f"everything is in {folder}"]), flush=True)

@@ -119,10 +119,13 @@ class RunRecorder:
         summary |= self._curve_summary("test", "")
         if self._points("global", "train", "accuracy"):
             summary |= self._curve_summary("train", "train_")
-        for name, key in (("accuracy", "personal_accuracy_mean"), ("accuracy_std", "personal_accuracy_std")):
-            points = self._points("personal", "test", name)
-            if points:
-                summary[key] = points[-1]
+        if own := self._points("personal", "test", "accuracy"):
+            # MpFedcon reports the mean over the last ten evaluations, FedCRL the best.
+            last = own[-10:]
+            summary |= {"personal_accuracy_mean": own[-1], "personal_accuracy_best": max(own)}
+            summary["personal_accuracy_last10_mean"] = sum(last) / len(last)
+        if spread := self._points("personal", "test", "accuracy_std"):
+            summary["personal_accuracy_std"] = spread[-1]
         seconds = float(extra.get("seconds", time.perf_counter() - self.began))
         summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self._rounds, 1)
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):

@@ -1,0 +1,360 @@
+"""Methods with personal models: hand-computed losses and tables, reductions, messages, memory, and stacked == one by one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from rig import PERSONAL, Schedule, Vector, close, config_of, run_strategy, same, scalar_site, strategy_settings
+
+from clients.site import Site
+from clients.stack import Batch, Stack
+from contrafed.experiment import run
+from simulation.grid import LocalGrid
+from strategies.base import Replies, Reply
+from strategies.prototypes import PrototypeStrategy
+
+TWO = torch.eye(2, dtype=torch.float64)
+
+
+def client_of(name, **changes):
+    """A client whose representation of every image is its two parameters."""
+    settings = {"seed": 0, "num_nodes": 1, "strategy": strategy_settings(name, **changes)}
+    site = scalar_site(settings, Vector([1.0, 0.0]), targets=(1,))
+    return site.client_class(site, [0])
+
+
+# --------------------------------------------------------------------------------------------------------------- FedCRL
+
+
+def infonce(z, y, means=TWO, valid=(1, 1), temperature=0.1):
+    client = client_of("fedcrl", temperature=temperature)
+    z = torch.tensor([z], dtype=torch.float64, requires_grad=True)
+    table = {"means": means, "valid": torch.tensor(valid, dtype=torch.float64)}
+    value = client._each(z, torch.tensor([y]), table)
+    value.sum().backward()
+    return value.item(), z.grad
+
+
+def test_infonce_by_hand():
+    """I4: two classes, W = (1,0), (0,1), T = 0.1, w = (5,0)."""
+    assert infonce([5.0, 0.0], 0)[0] == pytest.approx(4.5399e-5, rel=1e-4)
+    assert infonce([5.0, 0.0], 1)[0] == pytest.approx(10.0000454, abs=1e-6)
+    assert infonce([0.3, 0.4], 1)[0] == pytest.approx(infonce([30.0, 40.0], 1)[0], rel=1e-12)
+
+
+def test_infonce_of_equal_prototypes_is_log_of_their_number_with_no_gradient():
+    """I5."""
+    value, gradient = infonce([0.7, -0.2], 1, means=torch.ones(2, 2, dtype=torch.float64))
+    assert value == pytest.approx(math.log(2), rel=1e-12)
+    assert gradient.abs().max() < 1e-12
+
+
+def test_infonce_masks_classes_without_a_prototype():
+    assert infonce([5.0, 0.0], 1, valid=(1, 0))[0] == 0.0
+    assert infonce([5.0, 0.0], 0, valid=(1, 0))[0] == 0.0  # no negatives
+
+
+def tau_of(loss, **changes):
+    client = client_of("fedcrl", **changes)
+    one = torch.ones(1, dtype=torch.float64)
+    memory = {"contrast": torch.tensor([loss], dtype=torch.float64), "contrasted": one, "rounds": one}
+    return client._tau(Stack([0], 2, {}, {}, memory, one)).item()
+
+
+def test_blend_weight_by_hand():
+    """I2 and I3: tau = e^(-gamma L)."""
+    assert tau_of(math.log(10)) == pytest.approx(0.158489, abs=1e-6)
+    assert tau_of(1.0) == pytest.approx(0.449329, abs=1e-6)
+    assert tau_of(0.0) == 1.0
+    assert tau_of(5.0, blend_rate=0.0) == 1.0
+    assert tau_of(0.1, blend_rate=1e6) == 0.0
+    assert (tau_of(1.0, blend="global"), tau_of(1.0, blend="own")) == (0.0, 1.0)
+
+
+def blended(own, received, loss, rounds=1.0):
+    """What a node's body is after the blend."""
+    client = client_of("fedcrl")
+    client.parts = ("encoder", "projector", "classifier")  # the one parameter counts as body
+    tensor = lambda v: torch.tensor([v], dtype=torch.float64)  # noqa: E731
+    memory = {
+        "own/classifier.w": tensor([own, own]),
+        "contrast": tensor(loss),
+        "contrasted": tensor(1.0),
+        "rounds": tensor(rounds),
+    }
+    stack = Stack(
+        [0], 2, {"classifier.w": tensor([0.0, 0.0])}, {"model/classifier.w": tensor([received, received])}, memory, tensor(1.0)
+    )
+    client.start(stack)
+    return stack.params["classifier.w"][0, 0].item()
+
+
+def test_the_own_body_is_weighted_by_tau():
+    """I8: tau = 0.25, own 2, global 10 gives 8; and the vector case of section 46: 0.449329 * 5 + 0.550671 * 2."""
+    assert blended(2.0, 10.0, -math.log(0.25) / 0.8) == pytest.approx(8.0)
+    assert blended(5.0, 2.0, 1.0) == pytest.approx(3.347987, abs=1e-6)
+    assert blended(1.0, 2.0, 0.0) == 1.0
+    assert blended(1.0, 2.0, 0.0, rounds=0.0) == 2.0  # a first participation takes the global body whole
+
+
+# -------------------------------------------------------------------------------------------------------- prototype tables
+
+
+def merged(rows, weighting="class_count", means=None, valid=None):
+    """The table after replies (num_examples, counts (C,), means (C, D))."""
+    table = PrototypeStrategy.__new__(PrototypeStrategy)
+    table.weighting = weighting
+    shape = np.shape(rows[0][2])
+    table.state = {
+        "means": torch.zeros(shape) if means is None else torch.tensor(means),
+        "valid": torch.zeros(shape[0]) if valid is None else torch.tensor(valid),
+    }
+    table.merge_prototypes(
+        Replies(
+            Reply(k, {"proto/count": torch.tensor(c), "proto/mean": torch.tensor(m)}, n, {}) for k, (n, c, m) in enumerate(rows)
+        )
+    )
+    return table.state["means"].tolist(), table.state["valid"].tolist()
+
+
+def test_prototypes_are_pooled_by_class_count():
+    """I6: 3 examples of mean (1,0) and 1 of mean (0,4) give (0.75, 1); a node without the class changes nothing."""
+    rows = [(3, [3.0], [[1.0, 0.0]]), (1, [1.0], [[0.0, 4.0]]), (9, [0.0], [[0.0, 0.0]])]
+    assert merged(rows) == ([[0.75, 1.0]], [1.0])
+
+
+def test_prototype_weightings_by_hand():
+    """M7: two holders with counts (3,1) and centres 1 and 5: by class count 2, plain 3, by data (n = 10, 30) 4."""
+    rows = [(10, [3.0], [[1.0]]), (30, [1.0], [[5.0]])]
+    assert merged(rows)[0] == [[2.0]]
+    assert merged(rows, "plain")[0] == [[3.0]]
+    assert merged(rows, "data")[0] == [[4.0]]
+
+
+def test_a_class_that_nobody_held_keeps_its_prototype():
+    """Section 46: c_0 = (9,9) stays, c_1 from counts (1,3) and centres (1,1), (5,1) becomes (4,1)."""
+    rows = [(1, [0.0, 1.0], [[0.0, 0.0], [1.0, 1.0]]), (3, [0.0, 3.0], [[0.0, 0.0], [5.0, 1.0]])]
+    assert merged(rows, means=[[9.0, 9.0], [0.0, 0.0]], valid=[1.0, 0.0]) == ([[9.0, 9.0], [4.0, 1.0]], [1.0, 1.0])
+
+
+def test_prototypes_are_class_means_over_the_whole_training_part():
+    config = config_of("strategy=fedproto", "num_nodes=5", "model=mlp", "model.hidden=[6]")
+    site = Site(config, dtype=torch.float64)
+    for nodes in ([2], [0, 1, 3]):
+        client = site.client_class(site, nodes)
+        stack = Stack(
+            nodes, 1, {n: v.expand(len(nodes), *v.shape) for n, v in site.initial.items()}, {}, {}, torch.ones(len(nodes))
+        )
+        means, counts = client.prototypes(stack)
+        for row, node in enumerate(nodes):
+            index = torch.from_numpy(site.federation.partition.train(node))
+            z, y = site.model(site.images(index)).z, site.y[index]
+            assert counts[row].tolist() == torch.bincount(y, minlength=10).tolist()
+            for c in y.unique():
+                torch.testing.assert_close(means[row, c], z[y == c].mean(0), rtol=1e-9, atol=1e-9)
+            assert means[row][counts[row] == 0].abs().max() == 0
+
+
+# ---------------------------------------------------------------------------------------------------- MpFedcon and FedProto
+
+
+def losses_of(client, now, phase="batches", y=0, **constants):
+    w = torch.tensor(now, dtype=torch.float64, requires_grad=True)
+    one = torch.ones(1, dtype=torch.float64)
+    batch = Batch(torch.ones(1, 1, 1, 1, dtype=torch.float64), torch.tensor([y]), one, one)
+    tensors = {n: torch.tensor(v, dtype=torch.float64) for n, v in constants.items()}
+    return client.loss({"classifier.w": w}, batch, tensors), w
+
+
+def test_mpfedcon_contrast_by_hand():
+    """M2: equal cosines give ln 2; M3: cos(z, z_glob) = 1, cos(z, z_con) = 0, T = 0.5 give 0.126928, and the bounds."""
+    client = client_of("mpfedcon")
+    for now, start, centre, expected in (
+        ([1.0, 1.0], [[1.0, 0.0]], [[0.0, 1.0]], math.log(2)),
+        ([2.0, 0.0], [[0.0, 1.0]], [[3.0, 0.0]], 0.126928),
+        ([1.0, 0.0], [[-1.0, 0.0]], [[1.0, 0.0]], 0.018150),
+        ([1.0, 0.0], [[1.0, 0.0]], [[-1.0, 0.0]], 4.018150),
+    ):
+        losses, _ = losses_of(client, now, start=start, centre=centre, known=[1.0])
+        assert losses["contrast"].item() == pytest.approx(expected, abs=5e-7)
+    masked, _ = losses_of(client, [1.0, 0.0], start=[[1.0, 0.0]], centre=[[0.0, 0.0]], known=[0.0])
+    assert masked["contrast"].item() == 0.0
+
+
+def test_mpfedcon_push_has_no_gradient_at_the_start():
+    """M4: where z = z_con the push term is at its maximum, so that only the pull acts."""
+    client = client_of("mpfedcon", temperature=0.5)
+    losses, w = losses_of(client, [1.0, 0.5], start=[[1.0, 0.5]], centre=[[0.0, 1.0]], known=[1.0])
+    (gradient,) = torch.autograd.grad(losses["contrast"], w)
+    from clients.losses import cosine
+
+    pull = cosine(w, torch.tensor([0.0, 1.0], dtype=torch.float64))
+    (towards,) = torch.autograd.grad(pull, w)
+    share = torch.sigmoid((1 - pull.detach()) / 0.5) / 0.5
+    torch.testing.assert_close(gradient, -share * towards, rtol=1e-9, atol=1e-12)
+
+
+def test_fedproto_distance_by_hand():
+    """z = (1,3), P = (0,1): (1 + 4) / 2 = 2.5."""
+    losses, _ = losses_of(client_of("fedproto"), [1.0, 3.0], prototype=[[0.0, 1.0]], known=[1.0])
+    assert losses["distance"].item() == pytest.approx(2.5)
+    losses, _ = losses_of(client_of("fedproto"), [1.0, 3.0], prototype=[[0.0, 1.0]], known=[0.0])
+    assert losses["distance"].item() == 0.0
+
+
+def test_fedproto_predicts_the_nearest_valid_prototype():
+    from models.base import Features
+
+    client = client_of("fedproto")
+    features = Features(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([[1.0, 1.0]]), ())
+    means = torch.tensor([[5.0, 5.0], [1.0, 1.0], [2.0, 1.0]])
+    judged = lambda valid: client.judge(features, {"proto/mean": means, "proto/valid": torch.tensor(valid)}).argmax(1).item()  # noqa: E731
+    assert judged([1.0, 1.0, 1.0]) == 1
+    assert judged([1.0, 0.0, 1.0]) == 2
+    assert judged([0.0, 0.0, 0.0]) == 1  # no prototype yet: the head
+
+
+# ------------------------------------------------------------------------------------------------------------- whole runs
+
+EPOCH = {"local": {"epochs": 1, "iterations": None, "batch_size": 7, "optimizer": "sgd", "lr": 0.05}}
+ROUNDS = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
+
+
+def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
+    """A run on digits; returns (global model, every node's memory, the strategy)."""
+    config = config_of(f"strategy={name}", f"num_nodes={nodes}", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    config["strategy"] = strategy_settings(name, **{**EPOCH, **changes})
+    grid = LocalGrid(nodes, stack_size)
+    models, strategy = run_strategy(Site(config, dtype=torch.float64), config, Schedule(schedule), len(schedule), grid=grid)
+    from contrafed import codec
+
+    memory = {
+        f"{node}/{name}": tensor
+        for node, state in grid.states.items()
+        for name, tensor in codec.from_record(state["memory"]).items()
+    }
+    return models[-1], memory, strategy
+
+
+def heads(memory):
+    return {n: v for n, v in memory.items() if "/personal/" in n}
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_stacked_equals_one_by_one(name):
+    model, memory, _ = whole(name)
+    for size in (2, 4):
+        other, others, _ = whole(name, stack_size=size)
+        close(other, model)
+        close(others, memory)
+
+
+def test_fedcosr_is_fedcrl_bit_for_bit():
+    for a, b in zip(whole("fedcrl")[:2], whole("fedcosr")[:2], strict=True):
+        assert same(a, b)
+
+
+def test_fedcrl_without_contrast_and_blend_is_fedper():
+    """I1: alpha = 0 and tau = 0."""
+    crl, crl_memory, _ = whole("fedcrl", contrast_weight=0.0, blend="global")
+    per, per_memory, _ = whole("fedper")
+    close(crl, per)
+    close(heads(crl_memory), heads(per_memory))
+
+
+def test_fedcrl_that_keeps_its_own_body_is_local_training():
+    """I1: alpha = 0 and tau = 1, everyone from the initial round on."""
+    everyone = [range(8)] * 3
+    _, crl, _ = whole("fedcrl", everyone, contrast_weight=0.0, blend="own")
+    _, local, _ = whole("local", everyone)
+    own = {n.replace("/own/", "/personal/"): v for n, v in crl.items() if "/own/" in n or "/personal/" in n}
+    close(own, local)
+
+
+def test_fedcrl_without_separation_contrast_and_blend_is_fedavg():
+    crl, _, _ = whole("fedcrl", contrast_weight=0.0, blend="global", separate=False)
+    fedavg, _, _ = whole("fedavg")
+    close(crl, fedavg)
+
+
+def test_mpfedcon_without_contrast_is_fedrep():
+    """M1."""
+    con, con_memory, _ = whole("mpfedcon", contrast_weight=0.0, head_epochs=2)
+    rep, rep_memory, _ = whole("fedrep", head="projector_classifier", head_epochs=2)
+    close(con, rep)
+    close(heads(con_memory), heads(rep_memory))
+    other, _, _ = whole("mpfedcon", contrast_weight=1.0, head_epochs=2)
+    with pytest.raises(AssertionError):
+        close(con, other)
+
+
+def test_each_phase_leaves_the_other_part_as_it_was():
+    """M5 and FedRep's: no head epochs leave the heads, no body epochs the body."""
+    initial = whole("fedrep", [[]])[0]
+    body_only, memory, _ = whole("fedrep", head_epochs=0)
+    assert all(torch.equal(v, initial[n.split("personal/")[1]]) for n, v in heads(memory).items())
+    assert not same(body_only, initial)
+    no_body = {"local": {**EPOCH["local"], "epochs": 0}}
+    head_only, memory, _ = whole("fedrep", head_epochs=1, **no_body)
+    close(head_only, initial, 1e-12)  # the mean of equal models
+    assert any(not torch.equal(v, initial[n.split("personal/")[1]]) for n, v in heads(memory).items())
+
+
+def test_fedproto_without_distance_is_local():
+    close(heads(whole("fedproto", prototype_weight=0.0)[1]), whole("local")[1])
+
+
+def test_local_nodes_know_nothing_of_each_other():
+    """Node 1's model does not change with who else trains, and nothing travels."""
+    _, alone, strategy = whole("local", [[1]] * 3)
+    _, together, _ = whole("local", [range(8)] * 3)
+    assert all(torch.equal(v, together[n]) for n, v in alone.items())
+    assert strategy.down == strategy.up == {}
+    assert strategy.round.bytes_up == strategy.round.bytes_down == 0
+
+
+def test_fedper_and_lgfedavg_share_complements():
+    _, _, fedper = whole("fedper", [[]])
+    _, _, lg = whole("lgfedavg", [[]])
+    assert not set(fedper.down) & set(lg.down)
+    assert set(fedper.down) | set(lg.down) == {f"model/{n}" for n in fedper.model}
+
+
+@pytest.mark.parametrize("name", ["fedcrl", "fedper", "fedrep", "mpfedcon"])
+def test_no_head_ever_travels(name):
+    """I10 and M6."""
+    _, _, strategy = whole(name, [[]])
+    assert not any("classifier" in n for n in (*strategy.down, *strategy.up))
+    assert any("projector" in n for n in strategy.up) == (name != "mpfedcon")
+
+
+def test_bytes_match_the_papers_formula():
+    """I9: 2 [phi] + 2 [Omega] scalars, beside the counts and validity that the formula leaves out."""
+    _, _, strategy = whole("fedcrl", [range(8)])
+    body = sum(v.numel() for n, v in strategy.model.items() if "classifier" not in n)
+    table = 10 * 9
+    assert strategy.round.bytes_down == 8 * 4 * (body + table + 10)
+    assert strategy.round.bytes_up == 8 * 8 * (body + table + 10)  # this run is in float64
+
+
+def test_a_node_that_sat_out_ten_rounds_comes_back_as_it_left():
+    _, left, _ = whole("fedcrl", [[0, 1]])
+    _, kept, _ = whole("fedcrl", [[0, 1]] + [[1, 2]] * 10)
+    mine = {n: v for n, v in left.items() if n.startswith("1000/")}
+    assert mine
+    assert all(torch.equal(v, kept[n]) for n, v in mine.items())
+
+
+def test_personal_methods_report_personal_numbers_only(tmp_path):
+    config = config_of(
+        "strategy=fedcrl", "engine=local", "num_nodes=6", "num_rounds=2", "eval_every=1", "participation=full", "model=mlp",
+        "model.hidden=[8]", "dataset.merge_splits=true", f"output_dir={tmp_path}/run",
+    )  # fmt: skip
+    summary = run(config)
+    assert summary["accuracy_final"] is None
+    assert 0 < summary["personal_accuracy_mean"] <= summary["personal_accuracy_best"] <= 1
+    rows = (tmp_path / "run" / "metrics.csv").read_text()
+    assert ",personal,test,accuracy_worst_decile," in rows
+    assert ",global,test," not in rows
+    assert ",accuracy," in (tmp_path / "run" / "nodes.csv").read_text()
