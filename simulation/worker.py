@@ -12,9 +12,8 @@ from clients.base import DeadlineError, LocalError
 from clients.client_app import app, run_stack
 from contrafed import codec
 
-# Flower asks for the number of nodes in every node's config; nothing of ours reads it.
-RUN_ID = 1
-FIRST_NODE_ID = 1000
+RUN_ID = 1  # a process has one run at a time
+FIRST_NODE_ID = 1000  # node k's id is this + k; 0 and 1 mean something to Flower
 
 
 def identify() -> None:

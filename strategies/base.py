@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ class Population:
 
     sizes: np.ndarray  # (K,) training examples
     node_ids: np.ndarray  # (K,) Flower's node ids
-    partition_of: dict[int, int] | None = None  # node id -> partition id, made on first use
 
     @property
     def num_nodes(self) -> int:
@@ -45,16 +44,6 @@ class Population:
     def num_holders(self) -> int:
         """How many nodes hold any data; a node without never takes part and is not counted by any rule."""
         return int(np.count_nonzero(self.sizes))
-
-    def partition(self, node_id: int) -> int | None:
-        """Return the partition id behind a Flower node id, or None for a stranger."""
-        first = int(self.node_ids[0])
-        near = node_id - first
-        if 0 <= near < self.num_nodes and self.node_ids[near] == node_id:
-            return near
-        if self.partition_of is None:
-            self.partition_of = {int(n): k for k, n in enumerate(self.node_ids)}
-        return self.partition_of.get(node_id)
 
 
 @dataclass
@@ -134,8 +123,6 @@ class FederatedStrategy(Strategy):
     Subclasses set ``Config`` in their module and override ``aggregate``; ``setup`` prepares server state. Everything a
     strategy carries from round to round lives in ``self.state`` (named tensors and arrays), ready for a checkpoint.
     """
-
-    Config: ClassVar[type]
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from rig import (
     Schedule,
     Vector,
     close,
+    config_of,
     digits_run,
-    run_scalar,
     run_strategy,
     same,
     scalar_site,
@@ -21,15 +21,13 @@ from rig import (
 
 from clients.losses import contrast, cosine, cross_entropy
 from clients.site import Site
-from clients.stack import Batch, Stack
+from clients.stack import Batch, LocalWork, Stack, draw_batches
 from contrafed.errors import UserError
+from simulation.grid import LocalGrid
 from strategies.base import Population, Replies, Reply, Round
 from strategies.fedavg import FedAvg
 from strategies.intervals import Intervals
 from strategies.pmfl import PMFL
-
-UNEQUAL = {"local": {"iterations": None, "epochs": 2, "batch_size": 7}}
-
 
 # ------------------------------------------------------------------------------------------------------------------ losses
 
@@ -434,8 +432,6 @@ def test_stacked_equals_one_by_one_with_every_optimiser(changes):
 
 
 def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
-    from rig import config_of
-
     results = []
     for stack_size in (1, 4):
         config = config_of("strategy=fedavg", "num_nodes=4", "model=cnn", "model.hidden=16", "model.dropout=0.3")
@@ -451,7 +447,6 @@ def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
 
 def test_clipping_bounds_each_nodes_gradient():
     """One SGD step of lr 1 moves a node by exactly the clip norm when its gradient is larger."""
-    _, strategy = digits_run("fedavg", 1, nodes=1, local={"iterations": 1, "lr": 1.0, "clip_norm": 0.01})
     models, _ = digits_run("fedavg", 1, nodes=1, local={"iterations": 1, "lr": 1.0, "clip_norm": 0.01})
     moved = torch.cat([(models[1][n] - models[0][n]).flatten() for n in models[0]]).norm().item()
     assert moved == pytest.approx(0.01, rel=1e-3)
@@ -459,16 +454,12 @@ def test_clipping_bounds_each_nodes_gradient():
 
 def test_learning_rate_decays_per_round():
     """lr at round 501 is 0.1 * 0.998^500 = 0.0367512 (F7)."""
-    from clients.stack import LocalWork
-
     work = LocalWork(1, None, 1, "sgd", 0.1, 0.998, 0.0, 0.0, None)
     optimizer = work.optimizer_for([torch.zeros(1, requires_grad=True)], 501)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0367512, rel=1e-5)
 
 
 def test_batches_of_epochs_and_iterations():
-    from clients.stack import LocalWork
-
     examples = np.arange(100, 110)
     epochs = LocalWork(2, None, 4, "sgd", 0.1, 1.0, 0.0, 0.0, None).batches(examples, np.random.default_rng(0))
     assert [len(b) for b in epochs] == [4, 4, 2, 4, 4, 2]
@@ -481,11 +472,9 @@ def test_batches_of_epochs_and_iterations():
 
 
 def test_exactly_one_of_epochs_and_iterations():
-    with pytest.raises(UserError, match="exactly one"):
-        run_scalar("fedavg", [[0]], local={"epochs": 1}) and None
-        from clients.stack import LocalWork
-
-        LocalWork(1, 5, 4, "sgd", 0.1, 1.0, 0.0, 0.0, None)
+    for epochs, iterations in ((1, 5), (None, None)):
+        with pytest.raises(UserError, match="exactly one"):
+            LocalWork(epochs, iterations, 4, "sgd", 0.1, 1.0, 0.0, 0.0, None)
 
 
 # --------------------------------------------------------------------------------------------------------- memory and names
@@ -508,8 +497,6 @@ def test_messages_hold_what_is_declared_and_nothing_else(name):
             seen.extend(zip(messages, replies, strict=True))
             return replies
 
-    from rig import config_of
-
     config = config_of(f"strategy={name}", "num_nodes=3", "model=mlp")
     site = Site(config)
     run_strategy(site, config, Schedule([range(3)] * 2), 2, wrap=Spy)
@@ -528,10 +515,6 @@ def test_messages_hold_what_is_declared_and_nothing_else(name):
     ("name", "stateless"), [("fedavg", True), ("fedprox", True), ("fedau", True), ("moon", False), ("pmfl", False)]
 )
 def test_only_declared_memory_is_kept(name, stateless):
-    from rig import config_of
-
-    from simulation.grid import LocalGrid
-
     config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp")
     grid = LocalGrid(4, 1)
     site = Site(config)
@@ -541,10 +524,6 @@ def test_only_declared_memory_is_kept(name, stateless):
 
 
 def test_a_node_that_sat_out_has_the_memory_it_left_with():
-    from rig import config_of
-
-    from simulation.grid import LocalGrid
-
     config = config_of("strategy=pmfl", "num_nodes=3", "model=mlp")
     first, later = LocalGrid(3, 1), LocalGrid(3, 1)
     run_strategy(Site(config), config, Schedule([[0, 1]]), 1, grid=first)
@@ -557,8 +536,6 @@ def test_a_node_that_sat_out_has_the_memory_it_left_with():
 def test_same_seed_same_run_and_methods_share_their_batches():
     a, b = digits_run("pmfl", 2)[0], digits_run("pmfl", 2)[0]
     assert same(a[-1], b[-1])
-    from clients.stack import LocalWork, draw_batches
-
     work = LocalWork(None, 5, 16, "sgd", 0.1, 1.0, 0.0, 0.0, None)
     draws = [draw_batches(work, np.arange(40), 3, "batches", 7, 2) for _ in range(2)]
     assert all(np.array_equal(x, y) for x, y in zip(*draws, strict=True))

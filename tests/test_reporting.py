@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from contrafed.errors import UserError
 from contrafed.reporting import Progress, RunRecorder, claim_folder, figures, print_summary, versions
-from contrafed.reporting.series import ema, moving_average, top_k_mean
+from contrafed.reporting.series import ema, top_k_mean
 
 
 def test_series_by_hand():
@@ -21,7 +21,6 @@ def test_series_by_hand():
     assert math.isnan(top_k_mean([]))
     assert ema([0, 10, 10]) == pytest.approx([0, 1.0, 1.9])
     assert ema([3, 3, 3]) == pytest.approx([3, 3, 3])
-    assert moving_average([1, 2, 3, 4], 2) == [1, 1.5, 2.5, 3.5]
 
 
 def test_simultaneous_runs_never_share_a_folder(tmp_path):

@@ -15,8 +15,3 @@ def ema(values: Sequence[float], decay: float = 0.9) -> list[float]:
     for value in values:
         out.append(value if not out else decay * out[-1] + (1 - decay) * value)
     return out
-
-
-def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Return the trailing mean over up to ``window`` values; shorter at the start. For curves, never for tables."""
-    return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
