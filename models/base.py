@@ -99,7 +99,8 @@ def build_model(
         )
     module, config = _configured(settings)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_generator(seed, "model init").initial_seed())
+        # torch.manual_seed would reseed the accelerators' generators too, and fork_rng restores the CPU's alone.
+        torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
         model: SplitModel = module.build(config, in_channels, image_size, num_classes)
     return model
 
@@ -133,15 +134,24 @@ def relu_pool() -> nn.Module:
 
 
 def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int) -> int:
-    """Return the padding of ``layers`` convolutions, each followed by a 2x2 pool: 0 where they fit, else kernel // 2."""
-    side = min(image_size)
-    for _ in range(layers):
-        side = (side - kernel + 1) // 2
-    return 0 if side >= 1 else kernel // 2
+    """Return the padding of ``layers`` convolutions, each followed by a 2x2 pool: 0 where they fit, else kernel // 2.
+
+    Raises ``UserError`` where the pools alone leave less than a pixel.
+    """
+    for padding in (0, kernel // 2):
+        side = min(image_size)
+        for _ in range(layers):
+            side = max(side + 2 * padding - kernel + 1, 0) // 2
+        if side >= 1:
+            return padding
+    raise UserError(
+        f"model: {layers} convolutions of kernel {kernel}, each with a 2x2 pool, leave nothing of images of "
+        f"{image_size[0]}x{image_size[1]}"
+    )
 
 
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
-    """Return a GroupNorm of ``groups`` groups, or of the largest number below it that divides ``channels``."""
+    """Return a GroupNorm of ``groups`` groups, or of their greatest common divisor with ``channels``."""
     return nn.GroupNorm(math.gcd(groups, channels), channels)
 
 

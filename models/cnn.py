@@ -6,6 +6,7 @@ from typing import Annotated
 from torch import nn
 
 from contrafed.config import Range
+from contrafed.errors import UserError
 from models.base import SplitModel, Stages, features_of, fitting_padding, projector_of, relu_pool
 
 
@@ -26,7 +27,11 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
 
     Convolutions are unpadded, which on CIFAR-10 gives FedCRL's 258,624 shared parameters of 259,914; images too small for
     that are padded to keep their size.
+
+    Raises ``UserError`` for no convolution, or for more pools than the image allows.
     """
+    if not config.channels:
+        raise UserError("model.channels must name at least one convolution; model=mlp has none")
     padding = fitting_padding(image_size, config.kernel, len(config.channels))
     stages: list[nn.Module] = []
     tails: list[nn.Module] = []
@@ -35,7 +40,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
         stages.append(nn.Conv2d(channels, width, config.kernel, padding=padding))
         tails.append(relu_pool())
         channels = width
-    tails[-1] = nn.Sequential(tails[-1], nn.Flatten()) if tails else nn.Flatten()
+    tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
     flat = features_of(Stages(stages, tails), in_channels, image_size)
     stages.append(nn.Linear(flat, config.hidden))
     tails.append(nn.ReLU() if config.relu else nn.Identity())

@@ -1,4 +1,4 @@
-"""mobilenet_v2, shufflenet and squeezenet: torchvision's networks with GroupNorm and strides for small images."""
+"""mobilenet_v2, shufflenet and squeezenet: torchvision's networks without BatchNorm, with strides for small images."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -22,8 +22,8 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     """Encoder: the backbone's stages with a global average pool; the levels are the stages' outputs.
 
     The backbones are made for 224x224 images: here the stem keeps the resolution, so that 8x8 images still have a pixel at
-    the end. Levels are taken before a stage's last activation where it stands at the stage's end. SqueezeNet's
-    convolutional classifier becomes a linear one after the pool.
+    the end. Levels are taken before a stage's last activation where it stands at the stage's end. SqueezeNet has no
+    normalisation to replace, and its convolutional classifier becomes a linear one after the pool.
     """
     make = {"mobilenet_v2": _mobilenet, "shufflenet_v2_x1_0": _shufflenet, "squeezenet1_1": _squeezenet}
     stages, tails, width = make[config.backbone](in_channels)

@@ -25,12 +25,12 @@ def count(module):
     return sum(p.numel() for p in module.parameters())
 
 
-@pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32)])
+@pytest.mark.parametrize(("channels", "size"), [(1, (8, 8)), (1, (28, 28)), (3, (32, 32)), (3, (9, 40))])
 @pytest.mark.parametrize("name", MODELS)
 def test_any_image_gives_finite_logits_and_named_features(name, channels, size):
-    model = make(name, channels, size, classes=7).eval()
+    model = build_model(settings_of(name), channels, size, 7, seed=0)
     with torch.no_grad():
-        out = model(torch.randn(2, channels, size, size), with_levels=True)
+        out = model(torch.randn(2, channels, *size), with_levels=True)
     assert out.logits.shape == (2, 7)
     assert torch.isfinite(out.logits).all()
     assert out.z.shape == (2, model.embedding_size)
@@ -41,12 +41,20 @@ def test_any_image_gives_finite_logits_and_named_features(name, channels, size):
     assert not list(model.buffers())
 
 
+@pytest.mark.parametrize("name", ["cnn_pmfl", "squeezenet"])
+def test_larger_images(name):
+    with torch.no_grad():
+        assert make(name, 3, 64)(torch.randn(2, 3, 64, 64)).logits.shape == (2, 10)
+
+
 def test_parameter_counts_match_the_papers():
     fedcrl = make("cnn")
     assert (count(fedcrl), count(fedcrl.encoder)) == (259_914, 258_624)
     assert count(make("cnn_pmfl")) == 551_786
     mpfedcon = make("cnn5")
     assert count(mpfedcon.encoder) + count(mpfedcon.classifier) == 307_842
+    # The usual MNIST CNN: 5x5 convolutions of 32 and 64 channels, 1024 -> 512 -> 10.
+    assert count(make("cnn", 1, 28, hidden=512)) == 832 + 51_264 + 524_800 + 5_130
 
 
 def test_resnet_levels_have_the_stages_channels_before_the_last_relu():
@@ -64,7 +72,8 @@ def test_a_stack_of_three_equals_one_by_one(name):
     x = torch.randn(3, 2, 1, 8, 8, dtype=torch.float64)
 
     def loss(params, images):
-        return functional_call(model, params, (images,)).logits.square().sum()
+        out = functional_call(model, params, (images,), {"with_levels": True})
+        return sum(part.square().sum() for part in (out.logits, out.z, *out.levels))
 
     stacked = {n: torch.stack([s[n].detach() for s in sets]).requires_grad_() for n in sets[0]}
     vmap(loss, randomness="error")(stacked, x).sum().backward()
@@ -81,6 +90,13 @@ def test_initial_weights_depend_on_the_seed_alone():
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(torch.equal(a[n], b[n]) for n in a)
     assert not torch.equal(a["encoder.stages.0.weight"], c["encoder.stages.0.weight"])
+
+
+def test_building_seeds_no_accelerator(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    make("mlp", 1, 8)
+    assert not seeded
 
 
 def test_kaiming_normal_where_pmfl_has_it():
@@ -114,3 +130,7 @@ def test_faults_are_one_line():
         check_settings(settings_of("cnn", hiden=3))
     with pytest.raises(UserError, match="model.dropout must be >= 0 and < 1"):
         check_settings(settings_of("cnn", dropout=1.0))
+    with pytest.raises(UserError, match="4 convolutions of kernel 5, .* leave nothing of images of 8x8"):
+        build_model(settings_of("cnn", channels=[8] * 4), 1, (8, 8), 10, 0)
+    with pytest.raises(UserError, match="model.channels must name at least one convolution"):
+        build_model(settings_of("cnn", channels=[]), 1, (8, 8), 10, 0)

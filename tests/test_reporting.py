@@ -1,8 +1,17 @@
 """What a run leaves: folders that are never shared, tidy files, summaries by hand, figures that show something."""
 
+import csv
 import json
+import logging
 import math
-from concurrent.futures import ThreadPoolExecutor
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +20,7 @@ from matplotlib import image
 from safetensors import safe_open
 
 from contrafed.errors import UserError
-from contrafed.reporting import Progress, RunRecorder, claim_folder, figures, print_summary, versions
+from contrafed.reporting import Progress, RunRecorder, claim_folder, figures, print_summary, quiet_libraries, versions
 from contrafed.reporting.series import ema, top_k_mean
 
 
@@ -28,6 +37,20 @@ def test_simultaneous_runs_never_share_a_folder(tmp_path):
         claimed = list(pool.map(lambda _: claim_folder(tmp_path / "run", unique=True), range(40)))
     assert len(set(claimed)) == 40
     assert {path.name for path in claimed} == {"run", *(f"run-{i}" for i in range(2, 41))}
+
+
+def test_simultaneous_processes_never_share_a_folder(tmp_path):
+    claim = partial(claim_folder, unique=True)
+    with ProcessPoolExecutor(8, mp_context=get_context("forkserver")) as pool:
+        claimed = list(pool.map(claim, [tmp_path / "run"] * 24))
+    assert len(set(claimed)) == 24
+
+
+def test_the_current_folder_can_be_claimed_and_numbered(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    claim_folder(Path("."), unique=True)
+    assert claim_folder(Path("."), unique=True) == tmp_path / "here-2"
 
 
 def test_a_taken_or_impossible_folder_is_one_line(tmp_path):
@@ -74,8 +97,10 @@ def test_summary_by_hand(tmp_path):
     recorder = record(tmp_path / "run")
     recorder.metric(3, "personal", "test", "accuracy", 0.7)
     recorder.metric(3, "personal", "test", "accuracy_std", 0.05)
+    recorder.metric(2, "global", "train", "accuracy", 0.8)
     summary = recorder.finish("finished", {"method": "pmfl", "seconds": 6.0, "odd": float("nan")})
     recorder.close()
+    assert summary["train_accuracy_final"] == 0.8
     assert summary["accuracy_final"] == 0.5
     assert summary["accuracy_best"] == 0.6
     assert summary["accuracy_top5_mean"] == pytest.approx(0.5)  # the initial 0.1 is no evaluation point of the run
@@ -89,7 +114,67 @@ def test_summary_by_hand(tmp_path):
 
     written = json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=refuse)
     assert written["odd"] is None
+    assert written == summary
     assert written["method"] == "pmfl"
+
+
+def test_the_best_personal_accuracy_comes_with_its_own_spread(tmp_path):
+    recorder = record(tmp_path / "run")
+    for t, mean, spread in ((1, 0.6, 0.3), (2, 0.9, 0.2), (3, 0.8, 0.1)):
+        recorder.metric(t, "personal", "test", "accuracy", mean)
+        recorder.metric(t, "personal", "test", "accuracy_std", spread)
+    summary = recorder.finish("finished", {})
+    recorder.close()
+    assert (summary["personal_accuracy_mean"], summary["personal_accuracy_std"]) == (0.8, 0.1)
+    assert (summary["personal_accuracy_best"], summary["personal_accuracy_best_std"]) == (0.9, 0.2)
+
+
+def test_a_summary_takes_what_json_does_not(tmp_path):
+    recorder = record(tmp_path / "run")
+    extra = {"path": Path("x"), "flag": np.bool_(True), "array": np.array([1.0, np.inf]), 3: np.int64(4), "no": None}
+    summary = recorder.finish("finished", extra)
+    recorder.close()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    assert [summary[key] for key in ("path", "flag", "array", "3", "no")] == ["x", True, [1.0, None], 4, None]
+
+
+def test_an_interrupted_run_leaves_everything_so_far(tmp_path):
+    recorder = record(tmp_path / "run", accuracies=(0.1, 0.4))
+    recorder.metric(2, "global", "fit", "loss", 1.5)  # the round that was cut
+    summary = recorder.finish("interrupted", {})
+    recorder.close()
+    assert (summary["status"], summary["rounds"], summary["accuracy_final"]) == ("interrupted", 1, 0.4)
+    assert (tmp_path / "run" / "metrics.csv").read_text().endswith("2,global,fit,loss,1.5\n")
+    for name in ("accuracy.png", "participation.png", "partition.png"):
+        assert ink(tmp_path / "run" / name) > 0.005
+
+
+def test_names_with_commas_stay_one_cell(tmp_path):
+    recorder = record(tmp_path / "run", accuracies=())
+    recorder.metric(1, "global", "fit", 'mean, "raw"', 1.0)
+    recorder.nodes(1, [7], "a,b", [2.0])
+    recorder.close()
+    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
+        assert list(csv.DictReader(file))[-1]["metric"] == 'mean, "raw"'
+    with (tmp_path / "run" / "nodes.csv").open(newline="") as file:
+        assert list(csv.DictReader(file))[-1] == {"round": "1", "node": "7", "metric": "a,b", "value": "2.0"}
+
+
+def test_recording_costs_well_under_a_millisecond_a_round(tmp_path):
+    ids, spent = np.arange(0, 1_000_000, 10_000), []
+    (tmp_path / "many").mkdir()
+    recorder = RunRecorder(tmp_path / "many", "")
+    recorder.metric(0, "global", "test", "accuracy", 0.1)
+    for t in range(1, 101):
+        began = time.process_time()
+        for name in ("a", "b", "c", "d", "e", "f"):
+            recorder.metric(t, "global", "fit", name, t / 3)
+        recorder.participants(t, ids, 1_000_000)
+        recorder.nodes(t, ids[:20], "weight", np.ones(20))
+        recorder.flush()
+        spent.append(time.process_time() - began)
+    recorder.close()
+    assert np.median(spent) < 0.002  # 0.3 ms here; a slow machine may take a few times as long
 
 
 def test_a_run_that_ended_before_its_first_round_has_a_summary(tmp_path):
@@ -131,6 +216,11 @@ def test_models_are_saved_as_safetensors(tmp_path):
     with safe_open(tmp_path / "run" / "model.safetensors", "pt") as file:
         assert torch.equal(file.get_tensor("encoder.w"), weights)
         assert file.metadata() == {"strategy": "pmfl"}
+    weights = torch.randn(4, 3)  # contiguous, so that only a copy parts those that share its memory
+    recorder.save_model({"a": weights, "tied": weights, "part": weights[0]}, {})
+    with safe_open(tmp_path / "run" / "model.safetensors", "pt") as file:
+        assert torch.equal(file.get_tensor("tied"), weights)
+        assert torch.equal(file.get_tensor("part"), weights[0])
 
 
 def ink(path):
@@ -154,6 +244,19 @@ def test_figures_show_something(tmp_path, nodes, classes):
     assert ink(tmp_path / "c.png") > ink(tmp_path / "e.png") + 0.001
 
 
+def test_figures_of_the_smallest_runs(tmp_path):
+    shown = np.arange(3)
+    figures.participation_figure(tmp_path / "full.png", [(3, shown)], shown)
+    figures.participation_figure(tmp_path / "none.png", [(0, shown[:0])], shown)
+    assert ink(tmp_path / "full.png") > 0.3
+    figures.accuracy_figure(tmp_path / "point.png", {("global", "test", "accuracy"): [(1, 0.5)]})
+    figures.accuracy_figure(tmp_path / "blank.png", {("global", "test", "accuracy"): [(1, float("nan"))]})
+    assert not np.array_equal(image.imread(tmp_path / "point.png"), image.imread(tmp_path / "blank.png"))
+    figures.partition_figure(tmp_path / "empty.png", np.zeros((4, 3), dtype=int))
+    figures.partition_figure(tmp_path / "even.png", np.full((4, 3), 7))
+    assert ink(tmp_path / "even.png") > ink(tmp_path / "empty.png") + 0.2
+
+
 def test_plain_progress_is_a_few_lines(capsys):
     with Progress(1000, "a run") as progress:
         for t in range(1001):
@@ -165,6 +268,48 @@ def test_plain_progress_is_a_few_lines(capsys):
     assert lines[1].startswith("round    0/1000")
     assert lines[-2].startswith("round 1000/1000  accuracy 100.00%  loss 1.0000  participants   5")
     assert lines[-1] == "a note"
+
+
+def test_plain_progress_shows_the_first_round_and_where_a_run_was_cut(capsys):
+    with pytest.raises(KeyboardInterrupt), Progress(50, "a run") as progress:
+        for t in range(8):
+            progress.update(t, 3, 0.5 if t == 5 else None, None)
+        raise KeyboardInterrupt
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  accuracy")[0] for line in lines[1:]] == ["round  0/50", "round  5/50", "round  7/50"]
+
+
+def test_flower_stays_quiet_whatever_its_import_does():
+    logger, said = logging.getLogger("flwr"), []
+    level, listener = logger.level, logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())
+    logger.addHandler(listener)
+    try:
+        quiet_libraries(verbose=False)
+        logger.setLevel(logging.DEBUG)  # as Flower does when it is imported
+        logger.info("chatter")
+        logger.error("trouble")
+        quiet_libraries(verbose=True)
+        logger.info("details")
+    finally:
+        quiet_libraries(verbose=False)
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+    assert said == ["trouble", "details"]
+
+
+def test_what_the_user_set_stays(monkeypatch):
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    quiet_libraries(verbose=False)
+    assert (os.environ["RAY_DEDUP_LOGS"], os.environ["RAY_USAGE_STATS_ENABLED"]) == ("0", "0")
+
+
+def test_importing_is_light():
+    heavy = ["torch", "matplotlib", "pandas", "tensorboard", "rich", "flwr", "ray"]
+    code = f"import sys, contrafed.reporting; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_last_lines_of_a_run(tmp_path, capsys):

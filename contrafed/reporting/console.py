@@ -11,6 +11,8 @@ from typing import Any
 
 # How many lines a run prints where there is no terminal, about.
 PLAIN_LINES = 20
+# Seconds between two drawings of the bar: drawing costs more than a short round does.
+REDRAW_AFTER = 0.125
 
 
 class Progress:
@@ -24,6 +26,8 @@ class Progress:
         self._loss: float | None = None
         self._began = self._drawn = time.monotonic()
         self._next = 0.0
+        self._latest: tuple[int, int] | None = None  # a round not shown yet, and its participants
+        self._started = False
         self._narrow = False
         self._bar: Any = None
         self._task: Any = None
@@ -52,8 +56,9 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._latest is not None:  # an interrupted run: where it stopped
+            self._show(*self._latest)
         if self._bar is not None:
-            self._bar.refresh()
             self._bar.stop()
 
     def update(self, server_round: int, participants: int, accuracy: float | None, loss: float | None) -> None:
@@ -63,13 +68,23 @@ class Progress:
         now = time.monotonic()
         last = server_round >= self.total
         if self._bar is not None:
-            if last or now - self._drawn > 0.12:  # redrawing costs more than a short round does
-                self._drawn = now
-                self._bar.update(self._task, completed=server_round, numbers=self._numbers(server_round, participants))
-                self._bar.refresh()
-        elif last or (accuracy is not None and server_round >= self._next):
-            self._next = server_round + self.total / PLAIN_LINES
-            left = (now - self._began) / max(server_round, 1) * (self.total - server_round)
+            due = last or now - self._drawn > REDRAW_AFTER
+        else:
+            due = last or not self._started or (accuracy is not None and server_round >= self._next)
+        if due:
+            self._drawn, self._next, self._started = now, server_round + self.total / PLAIN_LINES, True
+            self._show(server_round, participants)
+        else:
+            self._latest = (server_round, participants)
+
+    def _show(self, server_round: int, participants: int) -> None:
+        self._latest = None
+        if self._bar is not None:
+            self._bar.update(self._task, completed=server_round, numbers=self._numbers(server_round, participants))
+            self._bar.refresh()
+        else:
+            last = server_round >= self.total
+            left = (time.monotonic() - self._began) / max(server_round, 1) * (self.total - server_round)
             eta = "" if last or server_round == 0 else f"  ETA {left:.0f} s"
             print(
                 f"round {server_round:>{len(str(self.total))}}/{self.total}  {self._numbers(server_round, participants)}{eta}"
@@ -92,10 +107,22 @@ class Progress:
         return f"accuracy {accuracy:>7}  loss {loss:>6}  participants {participants:>3}  {rate:5.1f} rounds/s"
 
 
+class _AtLeast(logging.Filter):
+    """Lets records of at least ``level`` pass."""
+
+    level = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= self.level
+
+
+_flower = _AtLeast()
+
+
 def quiet_libraries(verbose: bool) -> None:
     """Keep Flower, Ray and their like from talking, and from calling out; call before they are imported.
 
-    What the user set in the environment stays as it is.
+    What the user set in the environment stays as it is. Calling it again changes how much Flower says.
     """
     for name, value in {
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -108,7 +135,11 @@ def quiet_libraries(verbose: bool) -> None:
     }.items():
         os.environ.setdefault(name, value)
     level = logging.INFO if verbose else logging.ERROR
-    for library in ("flwr", "ray", "datasets", "httpx", "matplotlib", "tensorboard"):
+    # Flower sets its logger's level when it is imported, whatever it was before; a filter stays.
+    _flower.level = 0 if verbose or "FLWR_LOG_LEVEL" in os.environ else level
+    logging.getLogger("flwr").addFilter(_flower)
+    # Ray does likewise with its own, and ray.init takes the level that counts.
+    for library in ("ray", "datasets", "httpx", "matplotlib", "tensorboard"):
         logging.getLogger(library).setLevel(level)
     if not verbose:
         warnings.filterwarnings("ignore", module=r"(ray|flwr|tensorboard|google)\b")

@@ -9,6 +9,9 @@ import numpy as np
 # Okabe and Ito's colours, told apart by colour-blind readers as well.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
+# At most so many nodes are rows.
+SHOWN = 200
+
 Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 
 
@@ -28,7 +31,8 @@ def accuracy_figure(path: Path, curves: Curves) -> None:
             continue
         shown += 1
         rounds, values = zip(*points, strict=True)
-        axes.plot(rounds, 100 * np.array(values), color=colour, label=label, linewidth=1.6)
+        dots = {"marker": "o", "markersize": 3.5} if len(points) <= 25 else {}
+        axes.plot(rounds, 100 * np.array(values), color=colour, label=label, linewidth=1.6, clip_on=False, **dots)
         spread = curves.get((scope, split, "accuracy_std"), ())
         if len(spread) == len(points):
             middle, width = 100 * np.array(values), 100 * np.array([v for _, v in spread])
@@ -36,7 +40,9 @@ def accuracy_figure(path: Path, curves: Curves) -> None:
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy (%)")
     axes.set_ylim(0, 100)
-    axes.set_xlim(left=0)
+    ends = [points[-1][0] for (_, _, name), points in curves.items() if name == "accuracy" and points]
+    axes.set_xlim(0, max([1, *ends]))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     if shown:
         axes.legend(frameon=False, loc="lower right")
@@ -49,12 +55,12 @@ def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], sho
 
     figure = Figure(figsize=(7.2, 5.4), dpi=130, layout="constrained")
     top, raster = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.4))
-    rounds = np.arange(1, len(seen) + 1)
     counts = np.array([count for count, _ in seen])
-    top.step(rounds, counts, where="mid", color=BLUE, linewidth=0.8)
+    top.stairs(counts, np.arange(len(seen) + 1) + 0.5, baseline=None, color=BLUE, linewidth=1.2 if len(seen) <= 200 else 0.6)
     top.axhline(counts.mean(), color=ORANGE, linewidth=1, linestyle="--")
+    mean = counts.mean()
     top.annotate(
-        f"mean {counts.mean():.1f}", (1, counts.mean()), xycoords=("axes fraction", "data"), color=ORANGE,
+        f"mean {mean:,.{0 if mean >= 1000 else 1}f}", (1, mean), xycoords=("axes fraction", "data"), color=ORANGE,
         xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, annotation_clip=False,
     )  # fmt: skip
     top.set_ylabel("participants")
@@ -69,10 +75,12 @@ def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], sho
         width[column] += 1
     extent = (0.5, len(seen) + 0.5, len(shown) - 0.5, -0.5)
     raster.imshow(cells / width, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest", extent=extent)
+    total = int(shown[-1]) + 1  # the chosen nodes include the last
     _name_rows(raster, shown, 6)
     top.yaxis.get_major_locator().set_params(integer=True)
-    raster.set_xlabel("round")
-    raster.set_ylabel("node")
+    raster.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    raster.set_xlabel("round" if columns == len(seen) else "round (darker: more of the neighbouring rounds)")
+    raster.set_ylabel("node" if len(shown) == total else f"node ({len(shown)} of {total} shown)")
     for axes in (top, raster):
         axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
@@ -81,26 +89,40 @@ def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], sho
 def partition_figure(path: Path, class_counts: np.ndarray) -> None:
     """Draw who holds which classes: nodes x classes (K, C), and each node's number of examples beside it.
 
-    More than 200 nodes are shown as 200 evenly chosen ones.
+    More than 200 nodes are shown as 200 evenly chosen ones. A class that a node does not hold is white.
     """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-    nodes = np.unique(np.linspace(0, len(class_counts) - 1, min(len(class_counts), 200)).astype(int))
+    total = len(class_counts)
+    nodes = np.unique(np.linspace(0, total - 1, min(total, SHOWN)).astype(int))
     counts = class_counts[nodes]
     height = float(np.clip(1.6 + 0.085 * len(nodes), 3.6, 9))
     figure = Figure(figsize=(7.2, height), dpi=130, layout="constrained")
     grid, sizes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     extent = (-0.5, counts.shape[1] - 0.5, len(nodes) - 0.5, -0.5)
+    # From a blue that is visible on white; logarithmic, since counts span orders of magnitude.
+    blues = LinearSegmentedColormap.from_list("blues", ["#b3d3ea", "#4292c6", "#08306b"])
+    most = max(2, int(counts.max(initial=0)))
+    norm = LogNorm(1, most)
     masked = np.ma.masked_equal(counts, 0)
-    image = grid.imshow(masked, aspect="auto", cmap="viridis_r", interpolation="nearest", extent=extent, norm="log")
+    grid.imshow(masked, aspect="auto", cmap=blues, interpolation="nearest", extent=extent, norm=norm)
     grid.set_xlabel("class")
-    grid.set_ylabel("node" if len(nodes) == len(class_counts) else f"node ({len(nodes)} of {len(class_counts)} shown)")
+    grid.set_ylabel("node" if len(nodes) == total else f"node ({len(nodes)} of {total} shown)")
     _name_rows(grid, nodes, 11)
     if counts.shape[1] <= 20:
         grid.set_xticks(range(counts.shape[1]))
-    figure.colorbar(image, ax=grid, label="examples", location="top", shrink=0.6, aspect=30)
-    sizes.barh(np.arange(len(nodes)), counts.sum(1), height=0.8, color=BLUE)
+    scale = ScalarMappable(norm, blues)
+    bar = figure.colorbar(scale, ax=grid, label="examples", location="top", shrink=0.6, aspect=30, pad=0.02)
+    base = 10 if most >= 50 else 2
+    bar.ax.xaxis.set(major_locator=LogLocator(base), minor_locator=NullLocator(), minor_formatter=NullFormatter())
+    bar.ax.xaxis.set_major_formatter("{x:g}")
+    # Bars that touch: thinner ones than pixels would show a pattern that is not there.
+    sizes.barh(np.arange(len(nodes)), counts.sum(1), height=0.8 if len(nodes) <= 50 else 1, color=BLUE)
     sizes.set_xlabel("examples in all")
+    sizes.set_xlim(left=0)
     sizes.tick_params(left=False)
     for axes in (grid, sizes):
         axes.spines[["top", "right"]].set_visible(False)
@@ -108,10 +130,11 @@ def partition_figure(path: Path, class_counts: np.ndarray) -> None:
 
 
 def _name_rows(axes: Any, names: np.ndarray, most: int) -> None:
-    """Label about ``most`` rows with the node each stands for, at round steps."""
-    step = next(s for s in (1, 2, 5, 10, 20, 25, 50, 100) if len(names) / s <= most)
-    ticks = np.arange(0, len(names), step)
-    axes.set_yticks(ticks, [str(names[i]) for i in ticks])
+    """Label about ``most`` rows at round node numbers; ``names`` are the nodes that the rows stand for, ascending."""
+    last = int(names[-1])
+    step = next(m * 10**e for e in range(20) for m in (1, 2, 5) if last < m * 10**e * most)
+    ticks = np.arange(0, last + 1, step)
+    axes.set_yticks(np.interp(ticks, names, np.arange(len(names))), [str(tick) for tick in ticks])
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:

@@ -13,10 +13,12 @@ def claim_folder(path: Path, unique: bool) -> Path:
     """Create ``path`` and claim it for one run; returns the folder that was claimed.
 
     ``unique``: a taken folder gives ``path-2``, ``path-3`` and so on; otherwise it raises ``UserError``, as does a folder
-    that cannot be written.
+    that cannot be written. Creating the marker file exclusively is the claim, so of simultaneous runs only one gets it.
     """
+    if path.name in ("", ".."):  # a relative path such as "." has no name to number
+        path = path.resolve()
     for number in itertools.count(1):
-        folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        folder = path if number == 1 else path.parent / f"{path.name}-{number}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CLAIM).touch(exist_ok=False)
@@ -24,7 +26,9 @@ def claim_folder(path: Path, unique: bool) -> Path:
             if not folder.is_dir():
                 raise UserError(f"output_dir: {folder} is a file, not a folder") from None
             if not unique:
-                raise UserError(f"output_dir: {folder} already holds a run; name another folder") from None
+                raise UserError(
+                    f"output_dir: {folder} already holds a run; name another folder or move that one away"
+                ) from None
         except OSError as error:
             raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
         else:

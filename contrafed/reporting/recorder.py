@@ -8,12 +8,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from contrafed.reporting.series import ema, top_k_mean
+
+if TYPE_CHECKING:  # importing torch takes longer than the command line's help
+    from torch import Tensor
 
 SCOPES = ("global", "personal")
 # train and test: the model scored on training examples, or on the test set (global) or own test parts (personal);
@@ -22,6 +24,9 @@ SPLITS = ("train", "test", "nodes", "fit", "system")
 
 # At most so many nodes are rows of the participation figure.
 SHOWN_NODES = 200
+
+# Seconds after which TensorBoard events reach the disk; its own thread writes them.
+EVENTS_DELAY = 10
 
 
 class RunRecorder:
@@ -59,7 +64,7 @@ class RunRecorder:
         if scope not in SCOPES or split not in SPLITS:
             raise ValueError(f"unknown scope '{scope}' or split '{split}'")
         text = str(int(value)) if isinstance(value, int | np.integer) else repr(float(value))
-        self._rows["metrics"].append(f"{server_round},{scope},{split},{name},{text}")
+        self._rows["metrics"].append(f"{server_round},{scope},{split},{_cell(name)},{text}")
         if split == "system":
             self._sums[name] += value
         else:
@@ -67,29 +72,33 @@ class RunRecorder:
         if self._events is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(self.folder / "tensorboard"))
+            self._events = SummaryWriter(str(self.folder / "tensorboard"), flush_secs=EVENTS_DELAY)
         self._events.add_scalar(f"{scope}/{split}/{name}", value, server_round)
 
     def nodes(self, server_round: int, ids: Iterable[int], name: str, values: Iterable[float]) -> None:
-        """Record one value for each of several nodes."""
+        """Record one value for each of several nodes; ``ValueError`` where there are not as many values as ids."""
+        name = _cell(name)
         self._rows["nodes"] += [
             f"{server_round},{node},{name},{float(value)!r}" for node, value in zip(ids, values, strict=True)
         ]
 
     def participants(self, server_round: int, ids: np.ndarray, num_nodes: int) -> None:
-        """Record who took part; for the figure only up to 200 evenly chosen nodes are kept apart."""
+        """Record who took part: ``ids`` (m,) of 0..num_nodes-1.
+
+        For the figure only up to 200 evenly chosen nodes are told apart, so memory stays small for any number of nodes.
+        """
         self._rounds = server_round
         self.metric(server_round, "global", "system", "participants", len(ids))
         if not len(self._shown):
             self._shown = np.unique(np.linspace(0, num_nodes - 1, min(num_nodes, SHOWN_NODES)).astype(np.int64))
-        self._seen.append((len(ids), np.flatnonzero(np.isin(self._shown, ids))))
+        self._seen.append((len(ids), np.flatnonzero(np.isin(self._shown, ids)).astype(np.int16)))
 
     def partition(self, class_counts: np.ndarray) -> None:
         """Keep the partition (K, C) for its figure."""
         self._class_counts = class_counts
 
     def time(self, server_round: int, seconds: float) -> None:
-        """Record how long a round took."""
+        """Record how many seconds of wall-clock time a round took."""
         self._rows["times"].append(f"{server_round},{seconds:.6f}")
 
     def flush(self) -> None:
@@ -101,18 +110,20 @@ class RunRecorder:
                 file.flush()
                 rows.clear()
 
-    def save_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-        """Write ``model.safetensors``."""
+    def save_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
+        """Write ``model.safetensors``; tensors may be on any device, be views, or share memory."""
         from safetensors.torch import save_file
+        from torch import contiguous_format
 
-        ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        ready = {name: tensor.detach().cpu().clone(memory_format=contiguous_format) for name, tensor in tensors.items()}
         save_file(ready, str(self.folder / "model.safetensors"), metadata=dict(metadata))
 
     def finish(self, status: str, extra: Mapping[str, Any]) -> dict[str, Any]:
         """Write ``summary.json`` and the figures from whatever was recorded; returns the summary.
 
-        ``status`` is finished, interrupted or failed. The initial model's evaluation (round 0) is in no number but the
-        final one of a run without rounds.
+        ``status`` is finished, interrupted or failed. What is returned is what the file holds: None stands for a number
+        that does not exist. Accuracies and their standard deviations are fractions, not percentages. The initial model's
+        evaluation (round 0) is in no number.
         """
         self.flush()
         summary: dict[str, Any] = {"status": status, **extra, "rounds": self._rounds}
@@ -126,11 +137,14 @@ class RunRecorder:
             summary["personal_accuracy_last10_mean"] = sum(last) / len(last)
         if spread := self._points("personal", "test", "accuracy_std"):
             summary["personal_accuracy_std"] = spread[-1]
+            if len(spread) == len(own):
+                summary["personal_accuracy_best_std"] = spread[own.index(max(own))]
         seconds = float(extra.get("seconds", time.perf_counter() - self.began))
         summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self._rounds, 1)
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
             summary[name] = int(self._sums[name])
-        text = json.dumps(_strict(summary), indent=2, allow_nan=False)
+        summary = _strict(summary)
+        text = json.dumps(summary, indent=2, allow_nan=False)
         (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
         self._draw()
         return summary
@@ -167,15 +181,22 @@ class RunRecorder:
             figures.partition_figure(self.folder / "partition.png", self._class_counts)
 
 
+def _cell(name: str) -> str:
+    """Return a metric's name as one CSV cell."""
+    return '"' + name.replace('"', '""') + '"' if any(mark in name for mark in ',"\n\r') else name
+
+
 def _strict(value: Any) -> Any:
-    """Return ``value`` as strict JSON can hold it: NaN and infinities become null."""
+    """Return ``value`` as strict JSON can hold it: NaN and infinities become null, unknown objects their text."""
     if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
+        return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_strict(item) for item in value]
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
+    if isinstance(value, np.ndarray | np.generic):
+        return _strict(value.tolist())
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def versions() -> dict[str, str]:
