@@ -24,10 +24,10 @@ class Features(NamedTuple):
 
 
 class Stages(nn.Module):
-    """An encoder as a list of stages; ``heads[l]`` is what a stage ends with after the output that a level pools.
+    """An encoder as a list of stages, each ending in its tail: ``tails[l](stages[l](x))`` is what stage l+1 takes.
 
     Stage l maps its input to a pre-activation; its level is the global average pool of that (FedRCL compares features
-    before the last ReLU of a stage); then its ``tail`` (an activation, a pool, a flattening) leads to stage l+1.
+    before the last ReLU of a stage; METHODS section 5); its tail is an activation, a pool, a flattening, or nothing.
     """
 
     def __init__(self, stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> None:
@@ -61,6 +61,7 @@ class SplitModel(nn.Module):
         """Return the features of images x (b, C, H, W).
 
         ``dropout_mask`` (b, D), 0 or 1/(1-p), multiplies z on its way into the classifier; None is evaluation mode.
+        ``with_levels`` pools the stages' outputs too, which only methods that compare them should pay for.
         """
         levels: list[Tensor] | None = [] if with_levels else None
         z = self.projector(self.encoder(x, levels))
@@ -133,12 +134,12 @@ def relu_pool() -> nn.Module:
     return nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
 
 
-def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int) -> int:
-    """Return the padding of ``layers`` convolutions, each followed by a 2x2 pool: 0 where they fit, else kernel // 2.
+def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int, wanted: int = 0) -> int:
+    """Return the padding of ``layers`` convolutions, each followed by a 2x2 pool: ``wanted`` where that leaves a pixel.
 
-    Raises ``UserError`` where the pools alone leave less than a pixel.
+    Else kernel // 2, which keeps the size for odd kernels. Raises ``UserError`` where that leaves nothing either.
     """
-    for padding in (0, kernel // 2):
+    for padding in (wanted, kernel // 2):
         side = min(image_size)
         for _ in range(layers):
             side = max(side + 2 * padding - kernel + 1, 0) // 2

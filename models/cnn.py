@@ -16,23 +16,27 @@ class Config:
 
     channels: tuple[Annotated[int, Range(ge=1)], ...]
     kernel: Annotated[int, Range(ge=1)]
+    padding: Annotated[int, Range(ge=0)]
     hidden: Annotated[int, Range(ge=1)]
-    relu: bool
+    rep_relu: bool
     dropout: Annotated[float, Range(ge=0, lt=1)]
     projection: tuple[Annotated[int, Range(ge=1)], ...]
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` for no convolution."""
+        if not self.channels:
+            raise UserError("model.channels must name at least one convolution; model=mlp has none")
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
     """Encoder: convolution-ReLU-pool for each of ``channels``, then a layer of ``hidden`` units, with or without ReLU.
 
-    Convolutions are unpadded, which on CIFAR-10 gives FedCRL's 258,624 shared parameters of 259,914; images too small for
-    that are padded to keep their size.
+    Padding 0 gives FedCRL's counts on CIFAR-10: 258,624 shared parameters of 259,914. Images too small for ``padding``
+    get kernel // 2 instead. Sizes are METHODS section 1's reading, as the paper prints none.
 
-    Raises ``UserError`` for no convolution, or for more pools than the image allows.
+    Raises ``UserError`` for more pools than the image allows.
     """
-    if not config.channels:
-        raise UserError("model.channels must name at least one convolution; model=mlp has none")
-    padding = fitting_padding(image_size, config.kernel, len(config.channels))
+    padding = fitting_padding(image_size, config.kernel, len(config.channels), config.padding)
     stages: list[nn.Module] = []
     tails: list[nn.Module] = []
     channels = in_channels
@@ -43,6 +47,6 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
     flat = features_of(Stages(stages, tails), in_channels, image_size)
     stages.append(nn.Linear(flat, config.hidden))
-    tails.append(nn.ReLU() if config.relu else nn.Identity())
+    tails.append(nn.ReLU() if config.rep_relu else nn.Identity())
     projector, width = projector_of(config.hidden, config.projection)
     return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes), config.dropout)

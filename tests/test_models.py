@@ -55,6 +55,34 @@ def test_parameter_counts_match_the_papers():
     assert count(mpfedcon.encoder) + count(mpfedcon.classifier) == 307_842
     # The usual MNIST CNN: 5x5 convolutions of 32 and 64 channels, 1024 -> 512 -> 10.
     assert count(make("cnn", 1, 28, hidden=512)) == 832 + 51_264 + 524_800 + 5_130
+    assert count(make("cnn", 1, 28, hidden=512, padding=2)) == 1_663_370  # as McMahan et al. 2017 print for theirs
+
+
+def test_too_small_an_image_is_padded_instead():
+    assert make("cnn", 1, 8).encoder.stages[0].padding == (2, 2)
+    assert make("cnn", 1, 28).encoder.stages[0].padding == (0, 0)
+
+
+def test_the_representation_is_taken_before_or_after_the_relu():
+    x = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        after, before = make("cnn")(x).z, make("cnn", rep_relu=False)(x).z
+    assert (before < 0).any()
+    assert torch.equal(after, before.relu())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_later_stages_continue_from_any_stage(name):
+    """What FedMLB grafts: the stages above l, fed with the output of stage l, end in the same logits."""
+    model, x = make(name, 1, 8), torch.randn(2, 1, 8, 8)
+    pairs = list(zip(model.encoder.stages, model.encoder.tails, strict=True))
+    with torch.no_grad():
+        out = model(x, with_levels=True)
+        for (stage, tail), level in zip(pairs, out.levels, strict=True):
+            x = stage(x)
+            assert torch.equal(level, x if x.dim() == 2 else x.mean((2, 3)))
+            x = tail(x)
+        assert torch.equal(model.classifier(model.projector(x)), out.logits)
 
 
 def test_resnet_levels_have_the_stages_channels_before_the_last_relu():
@@ -73,12 +101,15 @@ def test_a_stack_of_three_equals_one_by_one(name):
 
     def loss(params, images):
         out = functional_call(model, params, (images,), {"with_levels": True})
-        return sum(part.square().sum() for part in (out.logits, out.z, *out.levels))
+        return sum(part.square().sum() for part in (out.logits, out.z, *out.levels)), out.logits
 
     stacked = {n: torch.stack([s[n].detach() for s in sets]).requires_grad_() for n in sets[0]}
-    vmap(loss, randomness="error")(stacked, x).sum().backward()
+    losses, logits = vmap(loss, randomness="error")(stacked, x)
+    losses.sum().backward()
     for row, params in enumerate(sets):
-        loss(params, x[row]).backward()
+        alone, alone_logits = loss(params, x[row])
+        torch.testing.assert_close(logits[row], alone_logits, rtol=1e-9, atol=1e-9)
+        alone.backward()
         for n, p in params.items():
             torch.testing.assert_close(stacked[n].grad[row], p.grad, rtol=1e-9, atol=1e-9)
 
@@ -133,4 +164,4 @@ def test_faults_are_one_line():
     with pytest.raises(UserError, match="4 convolutions of kernel 5, .* leave nothing of images of 8x8"):
         build_model(settings_of("cnn", channels=[8] * 4), 1, (8, 8), 10, 0)
     with pytest.raises(UserError, match="model.channels must name at least one convolution"):
-        build_model(settings_of("cnn", channels=[]), 1, (8, 8), 10, 0)
+        check_settings(settings_of("cnn", channels=[]))

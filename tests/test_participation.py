@@ -1,16 +1,30 @@
 """Who shows up: probabilities, the chain's frequencies, cycles, traces, and the server's selection."""
 
+import functools
+import tracemalloc
+
 import numpy as np
 import pytest
 from rig import config_of
 
 from contrafed.errors import UserError
+from contrafed.randomness import generator
+from partitions.participation import markovian
 from partitions.participation.base import Heterogeneous, check_settings, make_participation, probabilities
 from partitions.participation.markovian import transitions
 
 
+@functools.cache
+def composed(name):
+    return config_of(f"participation={name}")["participation"]
+
+
 def settings_of(name, **changes):
-    return config_of(f"participation={name}")["participation"] | changes
+    return composed(name) | changes
+
+
+def heterogeneous(beta, mean_probability, floor, scaling):
+    return Heterogeneous(select=None, beta=beta, mean_probability=mean_probability, floor=floor, scaling=scaling)
 
 
 def classes(num_nodes=200, num_classes=10, seed=0):
@@ -50,6 +64,35 @@ def test_markov_frequency_is_the_stationary_probability(chain, stationary):
     assert (np.abs(seen - target) < 3 * sigma).all(), (seen, target, sigma)
 
 
+@pytest.mark.parametrize("chain", ["fedau", "paper"])
+def test_markov_moves_with_its_probabilities_and_once_before_the_first_round(chain):
+    """With p_k = 0.4 and p01 = 0.3: counts of 100,000 nodes, within five standard deviations."""
+    p, p01, nodes = 0.4, 0.3, 100_000
+    pattern = make("markovian", num_nodes=nodes, beta=None, mean_probability=p, p01=p01, chain=chain)
+    p10 = {"fedau": 0.45, "paper": 0.18}[chain]
+    first, second = pattern.available(1), pattern.available(2)
+    # For the paper's chain neither p (0.4, not moved) nor 1/(2 - p) (0.625, in balance).
+    assert first.mean() == pytest.approx(p * (1 - p10) + (1 - p) * p01, abs=5 * 0.5 / nodes**0.5)
+    assert second[~first].mean() == pytest.approx(p01, abs=5 * 0.5 / (~first).sum() ** 0.5)
+    assert (~second[first]).mean() == pytest.approx(p10, abs=5 * 0.5 / first.sum() ** 0.5)
+
+
+def test_markov_moves_one_round_at_a_time(monkeypatch):
+    """Asking for the next round draws once; only going back replays."""
+    pattern = make("markovian")
+    drawn = []
+    monkeypatch.setattr(markovian, "generator", lambda *key: drawn.append(key) or generator(*key))
+    for r in (1, 2, 3, 3):
+        pattern.available(r)
+    assert drawn == [(0, "availability", 0), (0, "availability", 1), (0, "availability", 2)]
+
+
+def test_an_answer_is_not_the_state_of_the_chain():
+    pattern, untouched = make("markovian"), make("markovian")
+    pattern.available(1)[:] = True
+    assert np.array_equal(pattern.available(2), untouched.available(2))
+
+
 def test_markov_transitions_table():
     p01, p10 = transitions(np.array([0.02, 0.04, 0.1, 0.4, 1.0]), 0.05, "fedau")
     assert p01 == pytest.approx([0.020408, 0.041667, 0.05, 0.05, 0.05], abs=1e-6)
@@ -73,6 +116,28 @@ def test_cyclic_rounds_per_cycle(p, active):
     assert ((here[1:] & ~here[:-1]).sum(0) <= 2).all()
 
 
+def test_cyclic_rounds_are_the_ceiling_for_every_hundredth():
+    for hundredths in range(1, 101):
+        pattern = make("cyclic", num_nodes=1, beta=None, mean_probability=hundredths / 100)
+        assert pattern.active.tolist() == [hundredths]
+    assert make("cyclic", num_nodes=1, beta=None, mean_probability=1e-13).active.tolist() == [1]
+
+
+def test_cyclic_offsets_are_uniform():
+    pattern = make("cyclic", num_nodes=100_000, beta=None, mean_probability=0.01)
+    starts = np.array([pattern.available(r).sum() for r in range(1, 101)])  # one active round each: the offset itself
+    assert starts.sum() == 100_000
+    assert np.abs(starts - 1000).max() < 5 * 1000**0.5
+
+
+def test_cyclic_by_hand():
+    """Period 5, p = 0.4, offset 3: active at t = 3, 4, 8, 9, ...; FedAU's variant has the idle rounds first: t = 1, 2, 6, 7."""
+    for variant, active in (("pmfl", [3, 4, 8, 9]), ("fedau", [1, 2, 6, 7])):
+        pattern = make("cyclic", num_nodes=1, beta=None, mean_probability=0.4, period=5, variant=variant)
+        pattern.offsets = np.array([3])
+        assert [t for t in range(10) if pattern.available(t + 1)[0]] == active
+
+
 def test_cyclic_fedau_variant_has_an_active_and_an_idle_round():
     for p, active in ((0.001, 1), (0.026, 3), (1.0, 99)):
         pattern = make("cyclic", num_nodes=5, beta=None, mean_probability=p, floor=0.0, variant="fedau")
@@ -83,7 +148,7 @@ def test_probabilities_are_floored_capped_and_scaled():
     proportions = classes(5000)
     z = None
     for scaling in ("analytic", "empirical", "empirical_floor"):
-        config = Heterogeneous(0.1, 0.1, 0.02, scaling)
+        config = heterogeneous(0.1, 0.1, 0.02, scaling)
         p = probabilities(config, lambda: proportions, 5000, 0)
         assert p.min() >= 0.02
         assert p.max() <= 1.0
@@ -91,19 +156,75 @@ def test_probabilities_are_floored_capped_and_scaled():
         if scaling == "empirical_floor":
             assert p.mean() == pytest.approx(0.1, abs=1e-6)
     # Before floor and cap, the mean over draws of Z of the analytic scaling is E[p].
-    config = Heterogeneous(1.0, 0.1, 0.0, "analytic")
+    config = heterogeneous(1.0, 0.1, 0.0, "analytic")
     means = [probabilities(config, lambda: proportions, 5000, seed).mean() for seed in range(300)]
     assert np.mean(means) == pytest.approx(0.1, rel=0.05)
-    raised = probabilities(Heterogeneous(0.1, 1.0, 0.0, "analytic"), lambda: proportions, 5000, 0)
+    raised = probabilities(heterogeneous(0.1, 1.0, 0.0, "analytic"), lambda: proportions, 5000, 0)
     assert raised.max() == 1.0  # 10 <Z, D> exceeds 1 for many nodes
+
+
+def test_empirical_means_by_hand():
+    """One class per node: <Z, D_k> = Z_k, so r = mean(Z)/E[p] = 1/(3 E[p]) and p_k = 3 E[p] Z_k, here below 1."""
+    z = generator(4, "participation probabilities").dirichlet(np.full(3, 0.5))
+    p = probabilities(heterogeneous(0.5, 0.1, 0.0, "empirical"), lambda: np.eye(3), 3, 4)
+    assert p == pytest.approx(0.3 * z)
+    assert p.mean() == pytest.approx(0.1)
+    # Without a node of the second class this run's mean is still E[p]; the analytic one is not.
+    some = np.eye(3)[[0, 2]]
+    assert probabilities(heterogeneous(0.5, 0.1, 0.0, "empirical"), lambda: some, 2, 4).mean() == pytest.approx(0.1)
+    assert probabilities(heterogeneous(0.5, 0.1, 0.0, "analytic"), lambda: some, 2, 4).mean() != pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mean", [0.03, 0.5, 0.9, 1.0])
+def test_floored_mean_is_reached_however_unequal_the_nodes(mean, seed):
+    """At beta = 0.05 the shares of single-class nodes span more than twelve powers of ten, and none is 0."""
+    p = probabilities(heterogeneous(0.05, mean, 0.02, "empirical_floor"), lambda: np.eye(20), 20, seed)
+    assert p.mean() == pytest.approx(mean, rel=1e-9)
+    assert p.min() >= 0.02
+    assert p.max() <= 1
+
+
+def test_empty_nodes_have_the_floor():
+    proportions = np.vstack([np.eye(4), np.zeros((2, 4))])
+    for scaling in ("analytic", "empirical", "empirical_floor"):
+        p = probabilities(heterogeneous(0.5, 0.1, 0.02, scaling), lambda: proportions, 6, 0)
+        assert p[4:].tolist() == [0.02, 0.02]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "mean", "rows"), [("empirical", 0.1, np.zeros((3, 4))), ("empirical_floor", 0.9, np.eye(4)[[0, 1]])]
+)
+def test_a_mean_out_of_reach_is_one_line(scaling, mean, rows):
+    rows = np.vstack([rows, np.zeros((2, 4))])
+    with pytest.raises(UserError, match=f"scaling={scaling} cannot reach mean_probability={mean}: only [02] of") as error:
+        probabilities(heterogeneous(0.5, mean, 0.02, scaling), lambda: rows, len(rows), 0)
+    assert "\n" not in str(error.value)
+
+
+def test_equal_probabilities_and_the_realised_mean():
+    def never():
+        raise AssertionError("needs no class proportions")
+
+    equal = make_participation(settings_of("bernoulli", beta=None, mean_probability=0.01), never, 7, 0)
+    assert equal.probabilities.tolist() == [0.01] * 7  # the floor is for unequal ones
+    assert equal.realised_mean == pytest.approx(0.01)
+    assert make("markovian").realised_mean == make("markovian").probabilities.mean()
+    full = make_participation(settings_of("full"), never, 7, 0)
+    assert full.probabilities is None
+    assert full.realised_mean is None
+
+
+def test_patterns_of_one_seed_share_their_probabilities():
+    first, *rest = (make(name).probabilities for name in ("bernoulli", "markovian", "cyclic"))
+    assert all(np.array_equal(first, other) for other in rest)
+    assert not np.array_equal(first, make("bernoulli", seed=1).probabilities)
 
 
 def test_by_hand_probabilities():
     """One class per node and Z from the seed: p_k = Z_c * E[p] * C."""
-    from contrafed.randomness import generator
-
     z = generator(4, "participation probabilities").dirichlet(np.full(3, 0.5))
-    p = probabilities(Heterogeneous(0.5, 0.1, 0.0, "analytic"), lambda: np.eye(3), 3, 4)
+    p = probabilities(heterogeneous(0.5, 0.1, 0.0, "analytic"), lambda: np.eye(3), 3, 4)
     assert p == pytest.approx(np.minimum(z * 0.3, 1))
 
 
@@ -126,11 +247,18 @@ def test_a_fraction_selects_at_least_one():
     assert len(make("uniform", num_nodes=3, select=0.1).participants(1)) == 1
 
 
-def test_selecting_from_a_million_nodes_builds_no_array_of_them(monkeypatch):
-    pattern = make_participation(settings_of("uniform", select=100), lambda: None, 1_000_000, 0)
-    monkeypatch.setattr(np, "arange", None)
+@pytest.mark.parametrize("name", ["full", "uniform"])
+def test_selecting_from_a_million_nodes_builds_no_array_of_them(monkeypatch, name):
+    pattern = make_participation(settings_of(name, select=100), lambda: None, 1_000_000, 0)
     monkeypatch.setattr(type(pattern), "available", None)
-    assert len(pattern.participants(1)) == 100
+    tracemalloc.start()
+    try:
+        ids = pattern.participants(1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(np.unique(ids)) == 100
+    assert peak < 200_000  # bytes; a mask of the nodes alone would be 1,000,000
 
 
 def test_trace(tmp_path):
@@ -146,20 +274,46 @@ def test_trace_from_parquet(tmp_path):
     import pandas as pd
 
     file = tmp_path / "trace.parquet"
-    pd.DataFrame({"node": [1], "round": [1], "available": [True]}).to_parquet(file)
-    pattern = make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
-    assert pattern.participants(1).tolist() == [1]
+    for frame in (
+        pd.DataFrame({"node": [1, 2], "round": [1, 1], "available": [True, False]}),
+        pd.DataFrame({"node": [1, 2], "round": [1, 1], "available": [1, 0]}).astype("Int64"),
+    ):
+        frame.to_parquet(file)
+        pattern = make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
+        assert pattern.participants(1).tolist() == [1]
+
+
+def test_trace_with_selection_and_unsorted_rows(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text("round,available,node\n2,1,3\n1,1,4\n2,1,0\n1,1,1\n")
+    pattern = make_participation(settings_of("trace", path=str(file), select=3), lambda: None, 5, 0)
+    server = make("uniform", num_nodes=5, select=3)
+    for r, here in ((1, {1, 4}), (2, {0, 3}), (3, {1, 4})):
+        assert set(pattern.participants(r)) == here & set(server.participants(r))
+
+
+def test_faulty_parquet_is_one_line(tmp_path):
+    file = tmp_path / "trace.parquet"
+    file.write_text("this is not\nparquet")
+    with pytest.raises(UserError, match="cannot read") as error:
+        make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("node,round\n0,1\n", "no column 'available'"),
-        ("node,round,available\n7,1,1\n", r"0\.\.2 .*found 7\.\.7"),
+        ("node,round,available\n7,1,1\n", r"0\.\.2 .*found 7"),
         ("node,round,available\n0,0,1\n", "at least 1, found 0"),
         ("node,round,available\n0,1,2\n", "must be 0 or 1"),
         ("node,round,available\n", "no rows"),
-        ("node,round,available\n0,1,\n", "empty cells"),
+        ("node,round,available\n0,1,1\n0,2,\n", "'available' has empty cells, the first in row 2"),
+        ("node,round,available\n0,1,yes\n", "available must be whole numbers, found yes"),
+        ("node,round,available\na,1,1\n", "node must be whole numbers, found a"),
+        ("node,round,available\n0,1.5,1\n", "round must be whole numbers, found 1.5"),
+        ("node,round,available\n-1,1,1\n", r"0\.\.2 .*found -1"),
+        ("node,round,available\n0,1,1\n1,1,1\n0,1,0\n", "lists node 0 in round 1 more than once"),
         ("", "cannot read"),
     ],
 )
@@ -174,11 +328,24 @@ def test_faulty_traces_are_one_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("trace", {}, "needs participation.path"),
+        ("trace", {}, "participation.path is null"),
         ("trace", {"path": "/nowhere.csv"}, "no file /nowhere.csv"),
         ("uniform", {"select": 11}, r"1\.\.10"),
         ("uniform", {"select": 0}, "got 0"),
         ("uniform", {"select": 1.5}, "got 1.5"),
+        ("full", {"select": "many"}, "participation.select must be a whole number or .* got 'many'"),
+        ("full", {"select": True}, "participation.select must be .* got True"),
+        ("full", {"selct": 3}, "unknown participation key 'selct', did you mean 'select'"),
+        ("fulll", {}, "unknown participation 'fulll', did you mean 'full'"),
+        ("bernoulli", {"beta": 0}, "participation.beta must be > 0"),
+        ("bernoulli", {"mean_probability": 1.1}, "participation.mean_probability must be > 0 and <= 1"),
+        ("bernoulli", {"scaling": "empirical_floor", "floor": 0.2}, "mean_probability=0.1 is below participation.floor=0.2"),
+        ("markovian", {"p01": 0}, "participation.p01 must be > 0"),
+        ("markovian", {"chain": "x"}, "choices: fedau, paper"),
+        ("cyclic", {"period": 0}, "participation.period must be >= 1"),
+        ("cyclic", {"period": 1, "variant": "fedau"}, "participation.period must be >= 2 for variant=fedau"),
+        ("cyclic", {"variant": "x"}, "choices: pmfl, fedau"),
+        ("trace", {"repeat": 3}, "participation.repeat must be true or false"),
         ("bernoulli", {"floor": 1.5}, "participation.floor must be >= 0 and <= 1"),
         ("bernoulli", {"scaling": "x"}, "choices: analytic, empirical, empirical_floor"),
         ("markovian", {"p10": 1}, "unknown participation key 'p10', did you mean 'p01'"),
@@ -186,5 +353,15 @@ def test_faulty_traces_are_one_line(tmp_path, text, message):
 )
 def test_faulty_settings_are_one_line(name, changes, message):
     with pytest.raises(UserError, match=message) as error:
-        check_settings(settings_of(name, **changes), 10)
+        settings = {"name": name, **changes} if name == "fulll" else settings_of(name, **changes)
+        check_settings(settings, 10)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic"])
+def test_no_default_is_hidden_in_the_code(name):
+    settings = settings_of(name)
+    check_settings(settings, 10)
+    for key in set(settings) - {"name"}:
+        with pytest.raises(UserError, match=f"participation.{key} is missing"):
+            check_settings({k: v for k, v in settings.items() if k != key}, 10)

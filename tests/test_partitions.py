@@ -17,6 +17,12 @@ def data_of(count=2000, classes=10, test=0, owner=None, seed=0):
     return with_images(x, y, mask, owner, classes)
 
 
+def data_with_a_gap():
+    """Ten classes, the last two without an example."""
+    y = (np.arange(2000) % 8).astype(np.int64)
+    return with_images(np.zeros((2000, 1, 8, 8), dtype=np.uint8), y, np.zeros(2000, dtype=bool), None, 10)
+
+
 def settings_of(name, **changes):
     return config_of(f"partition={name}")["partition"] | changes
 
@@ -189,7 +195,7 @@ def test_scarcity_keeps_the_label_distribution():
 
 def test_small_nodes_error_move_and_drop():
     tight = {"alpha": 0.05, "min_node_size": 60, "max_redraws": 2}
-    with pytest.raises(UserError, match=r"after 2 redraws \d+ of 20 nodes have fewer than partition.min_node_size=60"):
+    with pytest.raises(UserError, match=r"\d+ of 20 nodes have fewer than partition.min_node_size=60 .* and max_redraws=2"):
         make("dirichlet", on_small="error", **tight)
     moved = make("dirichlet", on_small="move", **tight)
     assert moved.sizes.min() >= 60
@@ -198,6 +204,41 @@ def test_small_nodes_error_move_and_drop():
     assert ((dropped.sizes == 0) | (dropped.sizes >= 60)).all()
     assert (dropped.sizes == 0).any()
     assert (dropped.class_proportions()[dropped.sizes == 0] == 0).all()
+
+
+def test_moving_is_refused_when_nobody_has_enough():
+    with pytest.raises(UserError, match=r"min_node_size=50 cannot be had: node \d+ has \d+ of the \d+ examples that 20 nodes"):
+        make("lognormal", mean_size=10, min_node_size=50)
+    owner = np.repeat(np.arange(40), 50)
+    with pytest.raises(UserError, match=r"node \d+ has 50 of the 1000 examples that 20 nodes hold"):
+        make("natural", data=data_of(owner=owner), min_node_size=60, on_small="move")
+
+
+def test_natural_nodes_get_nothing_that_others_wrote():
+    owner = np.repeat([0, 1, 2], [1997, 2, 1])
+    part = make("natural", nodes=3, data=data_of(owner=owner))
+    assert sorted(part.sizes.tolist()) == [0, 0, 1997]
+
+
+@pytest.mark.parametrize(("name", "each"), [("pathological", 2), ("lognormal", 3)])
+def test_filled_up_nodes_keep_their_class_limit(name, each):
+    changes = {"pieces": "random"} if name == "pathological" else {"mean_size": 60, "sigma": 1.0}
+    part = make(name, classes_per_node=each, min_node_size=30, max_redraws=0, **changes)
+    assert part.sizes.min() >= 30
+    assert ((part.class_counts() > 0).sum(1) <= each).all()
+
+
+def test_dropping_needs_no_examples_for_everyone_but_keeps_someone():
+    few = make("dirichlet", nodes=500, alpha=0.1, min_node_size=5, on_small="drop", max_redraws=1)
+    assert ((few.sizes == 0) | (few.sizes >= 5)).all()
+    assert 0 < (few.sizes > 0).sum() < 500
+    with pytest.raises(UserError, match=r"all 500 nodes have fewer than partition.min_node_size=10 .* would be dropped"):
+        make("iid", nodes=500, min_node_size=10, on_small="drop")
+
+
+def test_per_class_with_classes_that_have_no_example():
+    part = make("dirichlet", nodes=5, data=data_with_a_gap(), scheme="per_class")
+    assert part.sizes.sum() == 2000
 
 
 def test_redraws_until_large_enough():
@@ -255,6 +296,11 @@ def test_partition_from_a_file(tmp_path, text):
         ("[[0], [1], [2000]]", r"must be in 0\.\.1999, found 0\.\.2000"),
         ("[[0], [1], [1999]]", "1 indices point into the central test split"),
         ("[[0], [1], [0.5]]", "must be whole numbers"),
+        ("[[0], [1], [true]]", "must be whole numbers, found 'True'"),
+        ("[[0], [1], [99999999999999999999]]", "must be whole numbers, found '9999"),
+        ("[[0], [1], [[2]]]", "must be whole numbers"),
+        ("[" * 100_000, "neither JSON nor a Python dictionary"),
+        ("{[1]: [2]}", "neither JSON nor a Python dictionary"),
         ("hello", "neither JSON nor a Python dictionary"),
         ('{"a": [1]}', "keys of the dictionary must be node numbers"),
         ("3", "must hold a list of index lists"),
@@ -266,6 +312,32 @@ def test_faulty_files_are_one_line(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as error:
         make("file", nodes=3, path=str(file), data=data_of(test=10))
     assert "\n" not in str(error.value)
+
+
+def test_published_partitions_are_used_as_they_are(tmp_path):
+    file = tmp_path / "nodes.json"
+    file.write_text(json.dumps([[0], [], list(range(1, 50))]))
+    part = make("file", nodes=3, path=str(file))
+    assert part.sizes.tolist() == [1, 0, 49]
+
+
+@pytest.mark.parametrize("changes", [{"test_fraction": 0.2}, {"scarce_nodes": 3}, {"keep_fraction": 0.5}])
+def test_sampled_refuses_what_it_would_ignore(changes):
+    with pytest.raises(UserError, match=f"partition=sampled has no partition.{next(iter(changes))}"):
+        make("sampled", **changes)
+    with pytest.raises(UserError, match="no test parts of its own; set dataset.merge_splits=false"):
+        make("sampled", merged=True)
+
+
+def test_sampled_nodes_have_the_counts_that_are_told():
+    data = data_with_a_gap()
+    part = make("sampled", nodes=600, data=data, examples_per_node=40, alpha=0.1)
+    counts = part.class_counts()
+    assert counts.shape == (600, 10)
+    assert (counts.sum(1) == 40).all()
+    assert not counts[:, 8:].any()
+    for k in (0, 255, 256, 599):
+        assert np.bincount(data.y.numpy()[part.train(k)], minlength=10).tolist() == counts[k].tolist()
 
 
 def test_a_million_sampled_nodes_are_drawn_when_asked_for(monkeypatch):

@@ -13,6 +13,8 @@ from typing import Any
 PLAIN_LINES = 20
 # Seconds between two drawings of the bar: drawing costs more than a short round does.
 REDRAW_AFTER = 0.125
+# Columns of a terminal below which the bar's words are abbreviated, and below which bar and speed are left out.
+NARROW_BELOW, SHORT_BELOW = 105, 78
 
 
 class Progress:
@@ -24,31 +26,35 @@ class Progress:
         self.live = sys.stdout.isatty()
         self._accuracy: float | None = None
         self._loss: float | None = None
+        # Speed counts from the first update: starting the workers takes longer than many rounds.
         self._began = self._drawn = time.monotonic()
+        self._base = 0
         self._next = 0.0
         self._latest: tuple[int, int] | None = None  # a round not shown yet, and its participants
         self._started = False
-        self._narrow = False
+        self._width = 0
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> "Progress":
-        self._began = time.monotonic()
         if self.live:
+            from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
             print(self.title)
+            console = Console()
+            self._width = console.width
             self._bar = Bar(
                 TextColumn("round"),
                 MofNCompleteColumn(),
-                BarColumn(bar_width=12),
+                *([BarColumn(bar_width=12)] if self._width >= SHORT_BELOW else []),
                 TextColumn("{task.fields[numbers]}"),
                 TextColumn("ETA"),
                 TimeRemainingColumn(compact=True),
+                console=console,
                 auto_refresh=False,
             )
-            self._narrow = self._bar.console.width < 105
             self._bar.start()
             self._task = self._bar.add_task("", total=self.total, numbers="")
         else:
@@ -66,11 +72,17 @@ class Progress:
         self._accuracy = self._accuracy if accuracy is None else accuracy
         self._loss = self._loss if loss is None else loss
         now = time.monotonic()
+        if not self._started:
+            self._began, self._base = now, server_round
         last = server_round >= self.total
         if self._bar is not None:
-            due = last or now - self._drawn > REDRAW_AFTER
+            # The first is drawn at once, so that a long first round does not look like a run that hangs.
+            due = last or not self._started or now - self._drawn > REDRAW_AFTER
         else:
-            due = last or not self._started or (accuracy is not None and server_round >= self._next)
+            # A line waits for the next evaluation, but not for long: runs with few of them would fall silent.
+            gap = self.total / PLAIN_LINES
+            wait = 0 if accuracy is not None else gap
+            due = last or not self._started or server_round >= self._next + wait
         if due:
             self._drawn, self._next, self._started = now, server_round + self.total / PLAIN_LINES, True
             self._show(server_round, participants)
@@ -83,9 +95,8 @@ class Progress:
             self._bar.update(self._task, completed=server_round, numbers=self._numbers(server_round, participants))
             self._bar.refresh()
         else:
-            last = server_round >= self.total
-            left = (time.monotonic() - self._began) / max(server_round, 1) * (self.total - server_round)
-            eta = "" if last or server_round == 0 else f"  ETA {left:.0f} s"
+            rate = self._rate(server_round)
+            eta = f"  ETA {(self.total - server_round) / rate:.0f} s" if rate and server_round < self.total else ""
             print(
                 f"round {server_round:>{len(str(self.total))}}/{self.total}  {self._numbers(server_round, participants)}{eta}"
             )
@@ -98,13 +109,18 @@ class Progress:
         else:
             print(text, flush=True)
 
+    def _rate(self, server_round: int) -> float:
+        return (server_round - self._base) / max(time.monotonic() - self._began, 1e-9)
+
     def _numbers(self, server_round: int, participants: int) -> str:
         accuracy = "-" if self._accuracy is None else f"{100 * self._accuracy:.2f}%"
         loss = "-" if self._loss is None else f"{self._loss:.4f}"
-        rate = server_round / max(time.monotonic() - self._began, 1e-9)
-        if self._narrow:
-            return f"acc {accuracy:>6} loss {loss:>6} {participants:>3} nodes {rate:.1f} rounds/s"
-        return f"accuracy {accuracy:>7}  loss {loss:>6}  participants {participants:>3}  {rate:5.1f} rounds/s"
+        rate = self._rate(server_round)
+        speed = f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"  # rounds may take minutes
+        if self.live and self._width < NARROW_BELOW:
+            text = f"acc {accuracy:>6} loss {loss:>6} {participants:>3} nodes"
+            return text if self._width < SHORT_BELOW else f"{text} {speed} rounds/s"
+        return f"accuracy {accuracy:>7}  loss {loss:>6}  participants {participants:>3}  {speed:>5} rounds/s"
 
 
 class _AtLeast(logging.Filter):
@@ -131,6 +147,7 @@ def quiet_libraries(verbose: bool) -> None:
         "RAY_DEDUP_LOGS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_enable_metrics_collection": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }.items():
         os.environ.setdefault(name, value)

@@ -6,11 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from contrafed.reporting.series import moving_average
+
 # Okabe and Ito's colours, told apart by colour-blind readers as well.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
 # At most so many nodes are rows.
 SHOWN = 200
+
+# From so many points on, a curve is drawn as its moving average over the window, with the points pale behind it: FedCRL
+# smooths its curves over 20.
+MANY_POINTS, WINDOW = 100, 20
 
 Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 
@@ -31,12 +37,18 @@ def accuracy_figure(path: Path, curves: Curves) -> None:
             continue
         shown += 1
         rounds, values = zip(*points, strict=True)
+        drawn, smooth = 100 * np.array(values), len(points) >= MANY_POINTS
+        if smooth:
+            axes.plot(rounds, drawn, color=colour, alpha=0.25, linewidth=0.6)
+            drawn, label = np.array(moving_average(drawn.tolist(), WINDOW)), f"{label} (mean of {WINDOW})"
         dots = {"marker": "o", "markersize": 3.5} if len(points) <= 25 else {}
-        axes.plot(rounds, 100 * np.array(values), color=colour, label=label, linewidth=1.6, clip_on=False, **dots)
+        axes.plot(rounds, drawn, color=colour, label=label, linewidth=1.6, clip_on=smooth, **dots)
         spread = curves.get((scope, split, "accuracy_std"), ())
         if len(spread) == len(points):
-            middle, width = 100 * np.array(values), 100 * np.array([v for _, v in spread])
-            axes.fill_between(rounds, middle - width, middle + width, color=colour, alpha=0.15, linewidth=0)
+            width = 100 * np.array([value for _, value in spread])
+            if smooth:
+                width = np.array(moving_average(width.tolist(), WINDOW))
+            axes.fill_between(rounds, drawn - width, drawn + width, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy (%)")
     axes.set_ylim(0, 100)
@@ -45,7 +57,7 @@ def accuracy_figure(path: Path, curves: Curves) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     if shown:
-        axes.legend(frameon=False, loc="lower right")
+        figure.legend(frameon=False, loc="outside upper left", ncols=2)  # beside the curves, wherever they are
     _save(figure, path)
 
 
@@ -74,7 +86,9 @@ def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], sho
         cells[rows, column] += 1
         width[column] += 1
     extent = (0.5, len(seen) + 0.5, len(shown) - 0.5, -0.5)
-    raster.imshow(cells / width, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest", extent=extent)
+    shares = cells / width
+    most = shares.max() or 1  # rarely all of a column's rounds: the darkest colour is the largest share there is
+    raster.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=most, interpolation="nearest", extent=extent)
     total = int(shown[-1]) + 1  # the chosen nodes include the last
     _name_rows(raster, shown, 6)
     top.yaxis.get_major_locator().set_params(integer=True)

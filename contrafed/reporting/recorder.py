@@ -6,7 +6,7 @@ import math
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from contrafed.reporting.series import ema, top_k_mean
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
+    from numpy.typing import ArrayLike
     from torch import Tensor
 
 SCOPES = ("global", "personal")
@@ -24,6 +25,9 @@ SPLITS = ("train", "test", "nodes", "fit", "system")
 
 # At most so many nodes are rows of the participation figure.
 SHOWN_NODES = 200
+
+# FedRCL reports the average that forgets by this factor per evaluation.
+EMA_DECAY = 0.9
 
 # Seconds after which TensorBoard events reach the disk; its own thread writes them.
 EVENTS_DELAY = 10
@@ -75,12 +79,12 @@ class RunRecorder:
             self._events = SummaryWriter(str(self.folder / "tensorboard"), flush_secs=EVENTS_DELAY)
         self._events.add_scalar(f"{scope}/{split}/{name}", value, server_round)
 
-    def nodes(self, server_round: int, ids: Iterable[int], name: str, values: Iterable[float]) -> None:
-        """Record one value for each of several nodes; ``ValueError`` where there are not as many values as ids."""
-        name = _cell(name)
-        self._rows["nodes"] += [
-            f"{server_round},{node},{name},{float(value)!r}" for node, value in zip(ids, values, strict=True)
-        ]
+    def nodes(self, server_round: int, ids: "ArrayLike", name: str, values: "ArrayLike") -> None:
+        """Record ``values`` (m,) of the nodes ``ids`` (m,); ``ValueError`` where there are not as many values as ids."""
+        start, middle = f"{server_round},", f",{_cell(name)},"
+        # Lists hold Python's own numbers, whose repr is short and quick.
+        pairs = zip(np.asarray(ids).tolist(), np.asarray(values).tolist(), strict=True)
+        self._rows["nodes"] += [f"{start}{node}{middle}{value!r}" for node, value in pairs]
 
     def participants(self, server_round: int, ids: np.ndarray, num_nodes: int) -> None:
         """Record who took part: ``ids`` (m,) of 0..num_nodes-1.
@@ -167,7 +171,7 @@ class RunRecorder:
             f"{prefix}accuracy_final": points[-1] if points else nothing,
             f"{prefix}accuracy_best": max(points, default=nothing),
             f"{prefix}accuracy_top5_mean": top_k_mean(points),
-            f"{prefix}accuracy_ema": ema(points)[-1] if points else nothing,
+            f"{prefix}accuracy_ema": ema(points, EMA_DECAY)[-1] if points else nothing,
         }
 
     def _draw(self) -> None:

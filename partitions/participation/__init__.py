@@ -1,1 +1,1 @@
-"""One file per participation pattern: ``Config`` and a ``Participation``."""
+"""One file per participation pattern: a ``Config`` that inherits ``Selection``, and a ``Participation``."""

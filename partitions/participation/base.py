@@ -2,17 +2,38 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from contrafed import registry
-from contrafed.config import Range, build, convert
+from contrafed.config import Range, build
 from contrafed.errors import UserError
 from contrafed.randomness import generator
 
-SHARED_KEYS = registry.COMMON_KEYS | {"select"}
+
+@dataclass(frozen=True)
+class Selection:
+    """What the ``Config`` of every pattern inherits: how many of all nodes the server selects, None for every node."""
+
+    select: int | float | None
+
+    def count(self, num_nodes: int) -> int | None:
+        """Return the number of nodes selected: a whole number as it is, a fraction as that share, at least 1.
+
+        Raises ``UserError`` outside 1..num_nodes and (0, 1).
+        """
+        value = self.select
+        if value is None:
+            return None
+        if isinstance(value, int) and 1 <= value <= num_nodes:
+            return value
+        if isinstance(value, float) and 0 < value < 1:
+            return max(1, round(value * num_nodes))
+        raise UserError(
+            f"participation.select must be null, a whole number in 1..{num_nodes} (num_nodes) or a fraction between 0 and 1, "
+            f"got {value}"
+        )
 
 
 class Participation:
@@ -26,15 +47,20 @@ class Participation:
     everyone = True  # whether all nodes are available in every round
 
     def __init__(self, config: Any, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> None:
-        """``class_proportions()`` returns (K, C) rows that sum to 1; it is called only by patterns that need it."""
+        """``class_proportions()`` returns (K, C) rows that sum to 1, an empty node's to 0; only some patterns call it."""
         self.config = config
         self.num_nodes = num_nodes
         self.seed = seed
-        self.select: int | None = None
+        self.select: int | None = config.count(num_nodes)
         self.prepare(class_proportions)
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Draw what holds for the whole run."""
+
+    @property
+    def realised_mean(self) -> float | None:
+        """The mean of p_k over nodes: under ``scaling: analytic`` one draw of Z can put it far from E[p]."""
+        return None if self.probabilities is None else float(self.probabilities.mean())
 
     def available(self, server_round: int) -> np.ndarray:
         """Return which nodes are available in a round, (K,) bool."""
@@ -60,45 +86,19 @@ def make_participation(
     settings: Mapping[str, Any], class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int
 ) -> Participation:
     """Return the pattern of the ``participation`` group. Raises ``UserError``."""
-    module, config, select = _configured(settings, num_nodes)
-    pattern = registry.only_subclass(module, Participation)(config, class_proportions, num_nodes, seed)
-    pattern.select = select
-    return pattern
+    module = registry.find("partitions.participation", "participation", settings)
+    config = build(module.Config, settings, "participation", ignore=registry.COMMON_KEYS)
+    return registry.only_subclass(module, Participation)(config, class_proportions, num_nodes, seed)
 
 
 def check_settings(settings: Mapping[str, Any], num_nodes: int) -> None:
     """Raise ``UserError`` for a wrong key, type or value, or a file that is not there."""
-    _, config, _ = _configured(settings, num_nodes)
-    if hasattr(config, "path"):
-        if config.path is None:
-            raise UserError(f"participation={settings['name']} needs participation.path")
-        if not Path(config.path).expanduser().is_file():
-            raise UserError(f"participation.path: there is no file {config.path}")
-
-
-def _configured(settings: Mapping[str, Any], num_nodes: int) -> tuple[Any, Any, int | None]:
     module = registry.find("partitions.participation", "participation", settings)
-    config = build(module.Config, settings, "participation", ignore=SHARED_KEYS)
-    return module, config, _selected(settings.get("select"), num_nodes)
-
-
-def _selected(select: Any, num_nodes: int) -> int | None:
-    """Return how many nodes the server selects: a whole number as it is, a fraction of all nodes, None for every node."""
-    value = convert(int | float | None, select, "participation.select")
-    if value is None:
-        return None
-    if isinstance(value, int) and 1 <= value <= num_nodes:
-        return value
-    if isinstance(value, float) and 0 < value < 1:
-        return max(1, round(value * num_nodes))
-    raise UserError(
-        f"participation.select must be null, a whole number in 1..{num_nodes} (num_nodes) or a fraction between 0 and 1, "
-        f"got {select}"
-    )
+    build(module.Config, settings, "participation", ignore=registry.COMMON_KEYS).count(num_nodes)
 
 
 @dataclass(frozen=True)
-class Heterogeneous:
+class Heterogeneous(Selection):
     """How the participation probabilities p_k differ (PMFL Equation 12, METHODS section 4.6)."""
 
     beta: Annotated[float, Range(gt=0)] | None
@@ -106,32 +106,48 @@ class Heterogeneous:
     floor: Annotated[float, Range(ge=0, le=1)]
     scaling: Literal["analytic", "empirical", "empirical_floor"]
 
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` when a floor above E[p] leaves ``empirical_floor`` nothing to find."""
+        if self.beta is not None and self.scaling == "empirical_floor" and self.mean_probability < self.floor:
+            raise UserError(
+                f"participation.mean_probability={self.mean_probability:g} is below participation.floor={self.floor:g}, "
+                "which scaling=empirical_floor cannot reach"
+            )
+
 
 def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> np.ndarray:
     """Return p_k = max(floor, min(1, <Z, D_k> / r)) (K,), Z ~ Dir(beta 1_C) once per run, D_k the node's class proportions.
 
     r by ``scaling``: ``analytic`` 1/(E[p] C), so that E[p] holds over Z before the floor; ``empirical`` so that this run's
     mean is E[p] before floor and cap; ``empirical_floor`` so that it is after them. ``beta`` None: every p_k is E[p].
-    Deviation from Equation 12: capped at 1, since a probability above 1 is none.
+    Deviation from Equation 12: capped at 1, since a probability above 1 is none. Raises ``UserError`` when an empirical mean
+    is out of reach because too few nodes hold the classes that Z favours.
     """
+    mean = config.mean_probability
     if config.beta is None:
-        return np.full(num_nodes, float(config.mean_probability))
+        return np.full(num_nodes, float(mean))
     classes = class_proportions()
     z = generator(seed, "participation probabilities").dirichlet(np.full(classes.shape[1], config.beta))
     raw = classes @ z
 
     def clipped(r: float) -> np.ndarray:
-        return np.maximum(config.floor, np.minimum(1.0, raw / r))
+        with np.errstate(over="ignore"):  # r may be as small as the smallest <Z, D_k>; infinity is capped at 1
+            return np.maximum(config.floor, np.minimum(1.0, raw / r))
 
-    mean = config.mean_probability
     if config.scaling == "analytic":
         return clipped(1 / (mean * classes.shape[1]))
+    held = raw[raw > 0]
+    reachable = (len(held) + config.floor * (num_nodes - len(held))) / num_nodes if config.scaling == "empirical_floor" else 1.0
+    if not len(held) or mean > reachable:
+        raise UserError(
+            f"participation.scaling={config.scaling} cannot reach mean_probability={mean:g}: only {len(held)} of {num_nodes} "
+            "nodes hold a class that Z favours; use another seed, a larger beta or scaling=analytic"
+        )
     if config.scaling == "empirical":
         return clipped(raw.mean() / mean)
-    if mean < config.floor:
-        raise UserError(f"participation.mean_probability={mean} is below participation.floor={config.floor}")
-    low, high = 1e-12, 1e12  # the clipped mean falls as r grows
-    for _ in range(200):
-        middle = (low * high) ** 0.5
+    # The clipped mean falls as r grows: all of the held are 1 at the lower end, all are at most E[p] at the upper one.
+    low, high = float(held.min()), float(held.max()) / mean
+    for _ in range(100):
+        middle = low**0.5 * high**0.5  # <Z, D_k> spans hundreds of powers of ten when beta is small
         low, high = (middle, high) if clipped(middle).mean() > mean else (low, middle)
     return clipped(high)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from contrafed.config import Range
+from contrafed.errors import UserError
 from contrafed.randomness import generator
 from partitions.participation.base import Heterogeneous, Participation, probabilities
 
@@ -18,11 +19,18 @@ class Config(Heterogeneous):
     period: Annotated[int, Range(ge=1)]
     variant: Literal["pmfl", "fedau"]
 
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` when the period has no room for FedAU's active and idle round."""
+        super().__post_init__()
+        if self.variant == "fedau" and self.period < 2:
+            raise UserError(f"participation.period must be >= 2 for variant=fedau, got {self.period}")
+
 
 class Cyclic(Participation):
     """A_k^t = 1 iff (t - o_k) mod period < period p_k. Source: PMFL section VI, METHODS section 4.6.
 
-    ``variant: fedau`` has max(1, round(period p_k)) active rounds and at least one idle one.
+    That is ceil(period p_k) rounds of each cycle. ``variant: fedau`` has max(1, round(period p_k)) active rounds, at least
+    one idle one, and the idle ones first.
     """
 
     everyone = False
@@ -33,11 +41,14 @@ class Cyclic(Participation):
         period = self.config.period
         self.offsets = generator(self.seed, "availability offsets").integers(0, period, self.num_nodes)
         if self.config.variant == "pmfl":
-            # Rounded first: 100 * 0.07 is a little more than 7 in floating point.
-            self.active = np.ceil(np.round(period * self.probabilities, 9)).astype(np.int64)
+            # 100 * 0.07 is a little more than 7 in floating point; relative, so that a tiny p_k keeps its one round.
+            self.active = np.ceil(period * self.probabilities * (1 - 1e-12)).astype(np.int64)
         else:
-            self.active = np.clip(np.rint(period * self.probabilities).astype(np.int64), 1, max(period - 1, 1))
+            self.active = np.clip(np.rint(period * self.probabilities).astype(np.int64), 1, period - 1)
 
     def available(self, server_round: int) -> np.ndarray:
         """Return which nodes are available, (K,) bool."""
-        return (server_round - 1 - self.offsets) % self.config.period < self.active
+        phase = (server_round - 1 - self.offsets) % self.config.period
+        if self.config.variant == "fedau":
+            return phase >= self.config.period - self.active
+        return phase < self.active

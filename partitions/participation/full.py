@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from partitions.participation.base import Participation
+from partitions.participation.base import Participation, Selection
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Selection):
     """No settings of its own."""
 
 

@@ -3,58 +3,54 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from contrafed.errors import UserError
-from partitions.participation.base import Participation
+from partitions.participation.base import Participation, Selection
+
+COLUMNS = ("node", "round", "available")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Selection):
     """Settings of the pattern."""
 
     path: str | None
     repeat: bool
 
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` when there is no such file."""
+        if self.path is None:
+            raise UserError("participation.path is null; a trace needs a CSV or parquet file of node, round, available")
+        if not Path(self.path).expanduser().is_file():
+            raise UserError(f"participation.path: there is no file {self.path}")
+
 
 class Trace(Participation):
-    """Columns ``node`` (from 0), ``round`` (from 1) and ``available`` (0 or 1); a pair that is not listed is absent.
+    """Columns ``node`` (from 0), ``round`` (from 1) and ``available`` (0 or 1); a pair that is not listed is unavailable.
 
-    A run longer than the trace starts it over with ``repeat``, and otherwise finds nobody there.
+    The trace is as long as its largest round. A longer run starts it over with ``repeat``, and otherwise finds nobody there.
     """
 
     everyone = False
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Read the file. Raises ``UserError``."""
-        import pandas as pd
-
-        path = Path(str(self.config.path)).expanduser()
-        try:
-            table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-        except FileNotFoundError:
-            raise UserError(f"participation.path: there is no file {path}") from None
-        except (OSError, ValueError) as error:  # pandas' and pyarrow's parse errors are ValueErrors
-            raise UserError(f"participation.path: cannot read {path} ({' '.join(str(error).split())})") from error
-        missing = [name for name in ("node", "round", "available") if name not in table]
-        if missing:
-            raise UserError(f"{path} has no column '{missing[0]}'; it has: {', '.join(map(str, table.columns))}")
-        if table.empty:
-            raise UserError(f"{path} holds no rows")
-        if table[["node", "round", "available"]].isna().any().any():
-            raise UserError(f"{path} has empty cells")
-        node, when, here = (table[name].to_numpy() for name in ("node", "round", "available"))
-        if not np.isin(here, (0, 1)).all():
-            raise UserError(f"{path}: available must be 0 or 1")
-        for name, values, low, high in (("node", node, 0, self.num_nodes - 1), ("round", when, 1, None)):
-            if not np.issubdtype(values.dtype, np.integer) or values.min() < low or (high is not None and values.max() > high):
-                bound = f"{low}..{high} (num_nodes={self.num_nodes})" if high is not None else f"at least {low}"
-                raise UserError(f"{path}: {name} must be whole numbers, {bound}, found {values.min()}..{values.max()}")
-        present = here.astype(bool)
-        order = np.argsort(when[present], kind="stable")
-        self._nodes, self._rounds = node[present][order], when[present][order]
-        self._length = int(when.max())
+        path = Path(self.config.path).expanduser()
+        columns = _read(path)
+        node, when, here = (_whole(path, name, columns[name]) for name in COLUMNS)
+        _within(path, "node", node, 0, self.num_nodes - 1, f"in 0..{self.num_nodes - 1} (num_nodes={self.num_nodes})")
+        _within(path, "round", when, 1, None, "at least 1")
+        _within(path, "available", here, 0, 1, "0 or 1")
+        order = np.lexsort((node, when))
+        node, when, here = node[order], when[order], here[order] == 1
+        twice = np.flatnonzero((np.diff(node) == 0) & (np.diff(when) == 0))
+        if len(twice):
+            raise UserError(f"{path} lists node {node[twice[0]]} in round {when[twice[0]]} more than once")
+        self._nodes, self._rounds = node[here], when[here]
+        self._length = int(when[-1])
 
     def available(self, server_round: int) -> np.ndarray:
         """Return which nodes are available, (K,) bool."""
@@ -63,3 +59,40 @@ class Trace(Participation):
         mask = np.zeros(self.num_nodes, dtype=bool)
         mask[self._nodes[first:last]] = True
         return mask
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the three columns of the file as pandas series."""
+    import pandas as pd
+
+    try:
+        table = pd.read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else pd.read_csv(path)
+    except (OSError, ValueError, ImportError) as error:  # pandas' and pyarrow's parse errors are ValueErrors
+        raise UserError(f"participation.path: cannot read {path} ({' '.join(str(error).split())})") from error
+    for name in COLUMNS:
+        if name not in table:
+            raise UserError(f"{path} has no column '{name}'; it has: {', '.join(map(str, table.columns))}")
+    if table.empty:
+        raise UserError(f"{path} holds no rows")
+    return {name: table[name] for name in COLUMNS}
+
+
+def _whole(path: Path, name: str, column: Any) -> np.ndarray:
+    """Return a column as int64, or raise ``UserError`` with its first cell that is no whole number."""
+    import pandas as pd
+
+    if column.isna().any():
+        raise UserError(
+            f"{path}: column '{name}' has empty cells, the first in row {int(column.isna().to_numpy().argmax()) + 1}"
+        )
+    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64)
+    wrong = ~np.isfinite(values) | (values != np.floor(values))
+    if wrong.any():
+        raise UserError(f"{path}: {name} must be whole numbers, found {column.iloc[int(wrong.argmax())]}")
+    return values.astype(np.int64)
+
+
+def _within(path: Path, name: str, values: np.ndarray, low: int, high: int | None, words: str) -> None:
+    outside = (values < low) if high is None else (values < low) | (values > high)
+    if outside.any():
+        raise UserError(f"{path}: {name} must be {words}, found {values[outside][0]}")

@@ -30,8 +30,10 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     held = np.zeros(draw.num_nodes)
     rows = []
     for examples in members:
-        share = draw.rng.dirichlet(np.full(draw.num_nodes, config.alpha)) * (held < capacity)
-        share = share / share.sum() if share.sum() > 0 else (held < capacity) / (held < capacity).sum()
+        room = held < capacity
+        share = draw.rng.dirichlet(np.full(draw.num_nodes, config.alpha)) * room
+        # No share left: every node is full (a class without examples comes last), or only underflowed ones have room.
+        share = share / share.sum() if share.sum() > 0 else room / max(room.sum(), 1)
         rows.append(share)
         held += np.diff(_cuts(share, len(examples)))
     return _deal(members, np.array(rows), draw.num_nodes)

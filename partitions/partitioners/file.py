@@ -32,10 +32,10 @@ def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.
         raise UserError(f"partition.path: cannot read {path} ({error})") from error
     try:
         found = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         try:
             found = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
             raise UserError(f"partition.path: {path} holds neither JSON nor a Python dictionary") from error
     parts = found if isinstance(found, dict) and set(found) == {"train", "test"} else {"train": found}
     lists = {name: _lists(value, path, num_nodes) for name, value in parts.items()}
@@ -62,7 +62,8 @@ def _lists(found: Any, path: Path, num_nodes: int) -> list[np.ndarray]:
         raise UserError(f"{path} must hold a list of index lists, one per node")
     if len(found) != num_nodes:
         raise UserError(f"{path} has {len(found)} nodes, num_nodes={num_nodes}")
-    parts = [np.asarray(part) if len(part) else np.zeros(0, dtype=np.int64) for part in found]
-    if not all(np.issubdtype(part.dtype, np.integer) and part.ndim == 1 for part in parts):
-        raise UserError(f"{path}: indices must be whole numbers")
-    return [part.astype(np.int64) for part in parts]
+    # The type itself rather than isinstance: true and false are ints to Python.
+    odd = next((index for part in found for index in part if type(index) is not int or abs(index) >= 2**63), None)
+    if odd is not None:
+        raise UserError(f"{path}: indices must be whole numbers, found {str(odd)[:40]!r}")
+    return [np.array(part, dtype=np.int64) for part in found]

@@ -19,6 +19,10 @@ class Config:
     sigma: Annotated[float, Range(ge=0)]
 
 
+# Nodes that are filled up get no class that they do not hold.
+FIXED_CLASSES = True
+
+
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """Return K parts: S random classes each, a log-normal number of examples, in equal shares of the classes.
 

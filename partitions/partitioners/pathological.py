@@ -20,6 +20,10 @@ class Config:
     distinct: bool
 
 
+# Nodes that are filled up get no class that they do not hold.
+FIXED_CLASSES = True
+
+
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """Return K parts (METHODS section 42.2, Pathological and MpFedcon CIFAR). Raises ``UserError`` for the impossible."""
     wanted, classes, nodes = config.classes_per_node, draw.num_classes, draw.num_nodes

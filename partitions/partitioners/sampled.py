@@ -1,6 +1,7 @@
 """sampled: each node draws its examples with replacement when it is first asked, so that a million nodes cost nothing."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -9,8 +10,9 @@ from contrafed.config import Range
 from contrafed.randomness import generator
 from partitions.partition import Partition
 
-# Class distributions are drawn for so many nodes at a time: one generator a chunk, not one a node.
-CHUNK = 4096
+# Class distributions are drawn for so many nodes at a time. A generator a node would be slow for a million of them at once,
+# a larger chunk slow for one of them.
+CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,18 @@ class Config:
 
 
 class SampledPartition(Partition):
-    """Nodes as pure functions of (seed, node). A node has no test part of its own: draws with replacement would overlap."""
+    """Nodes as pure functions of (seed, node): q, then class counts ~ Multinomial(n, q), then examples of each class.
+
+    Own design (no paper has it). A node has no test part: draws with replacement would overlap with it.
+    """
 
     def __init__(self, config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int) -> None:
         self.num_nodes, self.num_classes = num_nodes, num_classes
         self.config, self.seed = config, seed
-        self._members = [pool[y[pool] == c] for c in range(num_classes)]
-        self._balance = np.array([len(m) for m in self._members]) / len(pool)
+        self._by_class = pool[np.argsort(y[pool], kind="stable")]
+        self._available = np.bincount(y[pool], minlength=num_classes)
+        self._starts = np.cumsum(self._available) - self._available
+        self._balance = self._available / len(pool)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -36,36 +43,46 @@ class SampledPartition(Partition):
         return np.broadcast_to(np.int64(self.config.examples_per_node), self.num_nodes)
 
     def train(self, node: int) -> np.ndarray:
-        """Draw a node's examples: classes from its distribution, then examples of the class, with replacement."""
+        """Draw a node's examples with replacement, int64 indices in order of class."""
+        labels = np.repeat(np.arange(self.num_classes), self._chunk_counts(node // CHUNK)[node % CHUNK])
         rng = generator(self.seed, "partition sampled", 0, node)
-        labels = rng.choice(self.num_classes, self.config.examples_per_node, p=self._distribution(node))
-        return np.array([self._members[c][rng.integers(len(self._members[c]))] for c in labels], dtype=np.int64)
+        return self._by_class[self._starts[labels] + rng.integers(0, self._available[labels])]
 
     def test(self, node: int) -> np.ndarray:
         """Return an empty array."""
         return np.zeros(0, dtype=np.int64)
 
-    def class_counts(self) -> np.ndarray:
-        """Return expected examples per node and class (K, C), rounded: exact counts would draw every node."""
-        return np.rint(self.class_proportions() * self.config.examples_per_node).astype(np.int64)
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        return np.concatenate([self._chunk_counts(chunk) for chunk in range(self._chunks)])[: self.num_nodes]
 
     def class_proportions(self) -> np.ndarray:
-        """Return the class distribution that each node draws from (K, C)."""
+        """Return the class distribution q that each node draws from (K, C), not the proportions of what it drew."""
         if self.config.alpha is None:
             return np.broadcast_to(self._balance, (self.num_nodes, self.num_classes))
-        chunks = [self._chunk(c) for c in range(-(-self.num_nodes // CHUNK))]
-        return np.concatenate(chunks)[: self.num_nodes]
+        return np.concatenate([self._chunk_q(chunk) for chunk in range(self._chunks)])[: self.num_nodes]
 
-    def _distribution(self, node: int) -> np.ndarray:
-        return self._balance if self.config.alpha is None else self._chunk(node // CHUNK)[node % CHUNK]
+    @property
+    def _chunks(self) -> int:
+        return -(-self.num_nodes // CHUNK)
 
-    def _chunk(self, chunk: int) -> np.ndarray:
-        """Return q ~ Dir(alpha 1_C) over the classes that exist, for 4,096 nodes."""
+    def _chunk_q(self, chunk: int) -> np.ndarray:
+        """Return q (CHUNK, C) ~ Dir(alpha 1_C) over the classes that exist, or the balance of the data set."""
+        if self.config.alpha is None:
+            return np.broadcast_to(self._balance, (CHUNK, self.num_classes))
         rng = generator(self.seed, "partition sampled classes", chunk)
-        assert self.config.alpha is not None
-        draw = rng.dirichlet(np.full(self.num_classes, self.config.alpha), CHUNK) * (self._balance > 0)
+        draw = rng.dirichlet(np.full(self.num_classes, self.config.alpha), CHUNK) * (self._available > 0)
         totals = draw.sum(1, keepdims=True)
         return np.where(totals > 0, draw / np.where(totals > 0, totals, 1), self._balance)
+
+    def _chunk_counts(self, chunk: int) -> np.ndarray:
+        """Return examples per node and class (CHUNK, C), rows summing to n."""
+        rng = generator(self.seed, "partition sampled counts", chunk)
+        # The last class gets what rounding leaves of 1, and must not where it has no example: classes that exist come last.
+        order = np.argsort(self._available > 0, kind="stable")
+        counts = np.zeros((CHUNK, self.num_classes), dtype=np.int64)
+        counts[:, order] = rng.multinomial(self.config.examples_per_node, self._chunk_q(chunk)[:, order])
+        return counts
 
 
 def lazy(config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int) -> SampledPartition:
