@@ -28,8 +28,8 @@ PARTS = ("encoder", "projector", "classifier")
 Tensors = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
-# How many examples an evaluation takes at a time, over all nodes of a stack.
-EVALUATION_BATCH = 1024
+# How many examples an evaluation takes at a time, over all nodes of a stack: activations that fit a CPU's cache.
+EVALUATION_BATCH = 256
 
 
 class DeadlineError(Exception):

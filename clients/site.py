@@ -57,16 +57,17 @@ class Site:
         self.model = model or make_model(settings, self.federation)
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
         self.initial: dict[str, Tensor] = dict(self.model.named_parameters())
-        self.x, self.y = data.x.to(self.device), data.y.to(self.device)
+        # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
+        self.x, self.y = data.x.to(self.device).permute(0, 2, 3, 1).contiguous(), data.y.to(self.device)
         # (x/255 - mean) / std as one multiplication and one addition.
-        mean = torch.tensor(data.mean, dtype=dtype, device=self.device).view(-1, 1, 1)
-        std = torch.tensor(data.std, dtype=dtype, device=self.device).view(-1, 1, 1)
+        mean = torch.tensor(data.mean, dtype=dtype, device=self.device)
+        std = torch.tensor(data.std, dtype=dtype, device=self.device)
         self.scale, self.shift = 1 / (255 * std), -mean / std
 
     def images(self, index: Tensor) -> Tensor:
-        """Return normalised images (..., C, H, W) of the examples ``index`` (...)."""
+        """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""
         flat = self.x.index_select(0, index.reshape(-1))
-        return (flat.to(self.dtype) * self.scale + self.shift).reshape(*index.shape, *self.x.shape[1:])
+        return (flat.to(self.dtype) * self.scale + self.shift).reshape(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
 
     def labels(self, index: Tensor) -> Tensor:
         """Return labels (...) of the examples ``index`` (...)."""
