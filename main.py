@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from contrafed.cli import check_jobs, help_text
+from contrafed.cli import as_choices, check_jobs, help_text
 from contrafed.errors import UserError
 from contrafed.reporting import print_summary, quiet_libraries
 
@@ -58,7 +58,7 @@ def job(cfg: DictConfig) -> None:
 
 def main() -> int:
     """Check every job, run them, and return the exit status."""
-    arguments = sys.argv[1:]
+    arguments = sys.argv[1:] = as_choices(sys.argv[1:])
     if any(a in ("-h", "--help") for a in arguments):
         with contextlib.suppress(BrokenPipeError):  # somebody reads only the first lines
             print(help_text(), flush=True)

@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
+from clients.augment import augmented, draw_augmentation
 from clients.losses import cross_entropy
+from clients.optimizers import OwnClocks, StackedOptimizer
 from clients.site import Site
 from clients.stack import Batch, LocalWork, Plan, Stack, draw_batches, draw_dropout
 from contrafed import codec
@@ -78,6 +80,7 @@ class Client(NumPyClient):
 
     shared: ClassVar[tuple[str, ...]] = PARTS  # the parts of the model that travel; the others stay on the node
     upload: ClassVar[Literal["model", "delta"]] = "model"  # send the trained tensors, or their change
+    mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # where local.mixed_precision has an effect
 
     def __init__(self, site: Site, nodes: Sequence[int], memories: Sequence[Tensors] | None = None) -> None:
         """Stand for ``nodes`` (partition ids); ``memories`` is what each remembers, empty for a node's first time."""
@@ -111,7 +114,7 @@ class Client(NumPyClient):
         """Whether a node keeps anything between rounds."""
         parts = cls.shared_parts(hyper)
         personal = any(name.split(".", 1)[0] not in parts for name, _ in model.named_parameters())
-        return personal or cls.fresh_memory is not Client.fresh_memory
+        return personal or hyper.local.keep_optimizer or cls.fresh_memory is not Client.fresh_memory
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return what a node remembers before its first round, given what it ``received``; personal parts are added."""
@@ -148,18 +151,24 @@ class Client(NumPyClient):
         """Mean cross-entropy of one node's batch."""
         return cross_entropy(features.logits, batch.y, batch.mask)
 
-    def forward(self, params: Tensors, batch: Batch) -> Features:
+    def forward(self, params: Tensors, batch: Batch, with_levels: bool = False) -> Features:
         """Run one node's model on its batch, with the step's dropout; for use inside ``loss``."""
-        inputs = (batch.x, batch.dropout) if self.model.dropout else (batch.x,)
-        features: Features = functional_call(self.model, params, inputs)
-        return features
+        return self._features(params, batch.x, batch.dropout if self.model.dropout else None, with_levels)
+
+    def _features(self, params: Tensors, x: Tensor, dropout: Tensor | None = None, with_levels: bool = False) -> Features:
+        """Run a model as training does: under ``mixed_precision`` in bfloat16, with features in full precision."""
+        device = self.site.device.type
+        mixed = self.hyper.local.mixed_precision and device in self.mixed_on
+        # Casts are not cached: the cache outlives neither vmap's wrappers nor functional_call's swap.
+        with torch.autocast(device, torch.bfloat16, enabled=mixed, cache_enabled=False):
+            features: Features = functional_call(self.model, params, (x, dropout, with_levels))
+        return tree_map(lambda t: t.to(self.site.dtype), features) if mixed else features  # type: ignore[no-any-return]
 
     def embed(self, params: Tensors, x: Tensor) -> Tensor:
         """Representations z (B, b, D) of images x (B, b, C, H, W) under models ``params`` (B, ...), in evaluation mode."""
 
         def one(params: Tensors, x: Tensor) -> Tensor:
-            z: Tensor = functional_call(self.model, params, (x,)).z
-            return z
+            return self._features(params, x).z
 
         return self._over_nodes(one, params, x)
 
@@ -199,7 +208,7 @@ class Client(NumPyClient):
         totals: Tensors = {}
         with torch.no_grad():
             for step in range(plan.index.shape[1]):
-                batch = self._batch(plan, step, len(parts), None)
+                batch = self._batch(plan, step, len(parts))
                 for name, value in self._over_nodes(function, params, batch, constants).items():
                     totals[name] = totals[name] + value if name in totals else value
         return totals
@@ -289,6 +298,9 @@ class Client(NumPyClient):
                 memory = {f"personal/{n}": self.site.initial[n] for n in self._personal()}
                 memory |= self.fresh_memory({n: place(v) for n, v in tensors.items()})
             remembered.append(memory)
+        # Optimiser state of phases that some of the nodes have not been through starts at zero, as in a new optimiser.
+        kept = {n: v for memory in remembered for n, v in memory.items() if n.startswith("optimizer/")}
+        remembered = [{n: torch.zeros_like(v) for n, v in kept.items()} | memory for memory in remembered]
         # torch.stack copies, so writing to the stack's memory in place leaves the committed one as it was.
         memory = {name: torch.stack([place(m[name]) for m in remembered]) for name in remembered[0]}
         params = {}
@@ -316,74 +328,90 @@ class Client(NumPyClient):
             for indices, node in zip(examples, stack.nodes, strict=True)
         ]
         plan = Plan.draw(batches, site.device, site.dtype)
-        dropout = None
-        if self.model.dropout:
-            width = self.model.embedding_size
-            dropout = [
-                draw_dropout(self.model.dropout, sum(map(len, rows)), width, site.seed, phase.purpose, rounds, node)
-                for rows, node in zip(batches, stack.nodes, strict=True)
+        counts, width = [sum(map(len, rows)) for rows in batches], self.model.embedding_size
+
+        def each(draw: Callable[..., Tensor], *what: Any) -> list[Tensor]:
+            return [
+                draw(*what, count, site.seed, phase.purpose, rounds, node)
+                for count, node in zip(counts, stack.nodes, strict=True)
             ]
+
+        dropout = each(partial(draw_dropout, self.model.dropout, width=width)) if self.model.dropout else None
+        changes = each(draw_augmentation, work.augment) if work.augment else None
         trained = [n for n in stack.params if n.split(".", 1)[0] in phase.parts]
-        optimizer: torch.optim.Optimizer | None = None
+        optimizer: StackedOptimizer | OwnClocks | None = None
         part = stack
         for step in range(max(plan.steps, default=0)):
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError
             alive = sum(steps > step for steps in plan.steps)
             if optimizer is None or alive < len(part):
-                part, optimizer = self._shrink(stack, alive, trained, work, optimizer)
+                part = self._shrink(stack, alive, trained)
+                if optimizer is None:
+                    optimizer = (OwnClocks if work.own_clock else StackedOptimizer)(work, phase.purpose, stack)
+                optimizer.cut({n: part.params[n] for n in trained})
             stack.step = part.step = step
-            batch = self._batch(plan, step, alive, dropout)
+            batch = self._batch(plan, step, alive, dropout, changes)
             with torch.no_grad():
                 constants = self.constants(part, batch)
             losses = self._over_nodes(self.loss, part.params, batch, constants)
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             losses["loss"].sum().backward()
             with torch.no_grad():
+                if work.proximal_weight:
+                    self._pull(part, trained, work.proximal_weight)
                 if work.clip_norm is not None:
                     _clip([part.params[n] for n in trained], work.clip_norm)
                 self.before_step(part, losses)
-                optimizer.step()
+                optimizer.step(step)
                 count = batch.mask.sum(1)
                 seen[:alive] += count
                 for name, value in losses.items():
                     if name not in totals:
                         totals[name] = torch.zeros_like(seen)
                     totals[name][:alive] += value.detach() * count
+        if optimizer is not None and work.keep_optimizer:
+            stack.memory |= optimizer.state()
 
     @staticmethod
-    def _shrink(
-        stack: Stack, alive: int, trained: list[str], work: LocalWork, old: torch.optim.Optimizer | None
-    ) -> tuple[Stack, torch.optim.Optimizer]:
-        """Keep the first ``alive`` nodes: leaves over the same storage, and the optimiser's state cut alike."""
+    def _shrink(stack: Stack, alive: int, trained: list[str]) -> Stack:
+        """Keep the first ``alive`` nodes: leaves over the same storage."""
         part = stack.first(alive) if alive < len(stack) else Stack(**vars(stack))
         # A detached view shares storage, so in-place steps are seen in the whole stack.
         part.params = {n: v.detach().requires_grad_(n in trained) for n, v in part.params.items()}
-        new = work.optimizer_for([part.params[n] for n in trained], stack.server_round)
-        if old is not None:
-            olds = old.param_groups[0]["params"]
-            for before, after in zip(olds, new.param_groups[0]["params"], strict=True):
-                state = old.state.get(before, {})
-                new.state[after] = {
-                    k: v[:alive].clone() if isinstance(v, Tensor) and v.dim() == before.dim() and v.dim() > 0 else v
-                    for k, v in state.items()
-                }
-        return part, new
+        return part
 
-    def _batch(self, plan: Plan, step: int, alive: int, dropout: list[Tensor] | None) -> Batch:
+    @staticmethod
+    def _pull(stack: Stack, trained: list[str], weight: float) -> None:
+        """Add the gradient of ``weight`` |w - W|^2, W the received model, over what is trained and received."""
+        for name in trained:
+            received, value = stack.received.get(f"model/{name}"), stack.params[name]
+            if received is not None and value.grad is not None:
+                value.grad.add_(value - received, alpha=2 * weight)
+
+    def _batch(
+        self, plan: Plan, step: int, alive: int, dropout: list[Tensor] | None = None, changes: list[Tensor] | None = None
+    ) -> Batch:
         """Gather one step's minibatches; a lone node's short batch is short, a stack's is padded and masked."""
         width = plan.sizes[step] if plan.sizes is not None else plan.index.shape[2]
         index, mask = plan.index[:alive, step, :width], plan.mask[:alive, step, :width]
-        factors = mask.new_ones(alive)
-        if dropout is not None:
-            rows = []
+
+        def rows(drawn: list[Tensor], padding: float) -> Tensor:
+            """What was drawn for the examples of this step (alive, width, k), padded like the batch."""
+            out = []
             for node in range(alive):
                 lengths = plan.lengths[node]
                 start = sum(lengths[:step])
-                mine = dropout[node][start : start + lengths[step]]
-                rows.append(torch.nn.functional.pad(mine, (0, 0, 0, width - len(mine)), value=1.0))
-            factors = torch.stack(rows).to(mask)
-        return Batch(self.site.images(index), self.site.labels(index), mask, factors)
+                mine = drawn[node][start : start + lengths[step]]
+                out.append(torch.nn.functional.pad(mine, (0, 0, 0, width - len(mine)), value=padding))
+            return torch.stack(out).to(mask)
+
+        factors = mask.new_ones(alive) if dropout is None else rows(dropout, 1.0)
+        if changes is None:
+            return Batch(self.site.images(index), self.site.labels(index), mask, factors)
+        change = rows(changes, 0.0).flatten(0, 1)
+        images = self.site.images(index, lambda raw: augmented(raw, change))
+        return Batch(images, self.site.labels(index), mask, factors)
 
     # ---------------------------------------------------------------------------------------------------------- evaluation
 

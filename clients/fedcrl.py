@@ -66,7 +66,12 @@ class FedCRLClient(Client):
                 weight = tau.view(-1, *[1] * (value.dim() - 1))
                 blended = weight * memory[f"own/{name}"] + (1 - weight) * stack.received[f"model/{name}"]
                 value.copy_(blended)
-        stack.scratch = {"tau": tau}
+        work, counts = self.hyper.local, stack.num_examples.tolist()
+        stack.scratch = {
+            "tau": tau,
+            "batch": stack.num_examples.new_tensor([work.batch_of(n) for n in counts]),
+            "last_epoch": stack.num_examples.new_tensor([work.steps_per_pass(n) * ((work.epochs or 1) - 1) for n in counts]),
+        }
         memory["sum"], memory["seen"] = torch.zeros_like(tau), torch.zeros_like(tau)
 
     def _tau(self, stack: Stack) -> Tensor:
@@ -123,14 +128,11 @@ class FedCRLClient(Client):
 
     def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
         """Gather the contrastive loss of the last local epoch, by examples."""
-        work = self.hyper.local
-        per_epoch = torch.ceil(stack.num_examples / work.batch_size)
-        last = per_epoch * ((work.epochs or 1) - 1) if work.epochs is not None else torch.zeros_like(per_epoch)
-        place = stack.step - last
-        size = (stack.num_examples - place * work.batch_size).clamp(0, work.batch_size)
-        if work.epochs is None:
-            size = stack.num_examples.clamp_max(work.batch_size).to(size)
-        weight = size * (place >= 0)
+        batch, place = stack.scratch["batch"], stack.step - stack.scratch["last_epoch"]
+        if self.hyper.local.epochs is None:
+            weight = torch.minimum(stack.num_examples, batch)
+        else:
+            weight = torch.minimum(stack.num_examples - place * batch, batch).clamp_min(0) * (place >= 0)
         stack.memory["sum"] += losses["contrast"].detach() * weight
         stack.memory["seen"] += weight
 

@@ -1,7 +1,7 @@
 """What a process holds to run nodes of one experiment: the data, the model's shape, and the method's node half."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -64,10 +64,15 @@ class Site:
         std = torch.tensor(data.std, dtype=dtype, device=self.device)
         self.scale, self.shift = 1 / (255 * std), -mean / std
 
-    def images(self, index: Tensor) -> Tensor:
-        """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""
-        flat = self.x.index_select(0, index.reshape(-1))
-        return (flat.to(self.dtype) * self.scale + self.shift).reshape(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
+    def images(self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...).
+
+        ``change`` maps raw images (n, H, W, C), 0 to 255, to others of the same shape before they are normalised.
+        """
+        flat = self.x.index_select(0, index.reshape(-1)).to(self.dtype)
+        if change is not None:
+            flat = change(flat)
+        return (flat * self.scale + self.shift).reshape(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
 
     def labels(self, index: Tensor) -> Tensor:
         """Return labels (...) of the examples ``index`` (...)."""

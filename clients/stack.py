@@ -24,13 +24,18 @@ class LocalWork:
 
     epochs: Annotated[int, Range(ge=0)] | None
     iterations: Annotated[int, Range(ge=0)] | None
-    batch_size: Annotated[int, Range(ge=1)]
+    batch_size: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # a fraction: of the node's examples
     optimizer: Literal["sgd", "adam"]
     lr: Annotated[float, Range(gt=0)]
     lr_decay: Annotated[float, Range(gt=0, le=1)]
+    epoch_lr_decay: Annotated[float, Range(gt=0, le=1)]
     momentum: Annotated[float, Range(ge=0, lt=1)]
     weight_decay: Annotated[float, Range(ge=0)]
+    proximal_weight: Annotated[float, Range(ge=0)]
     clip_norm: Annotated[float, Range(gt=0)] | None
+    keep_optimizer: bool
+    augment: tuple[Literal["rotation", "crop", "flip"], ...]
+    mixed_precision: bool
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.iterations is None):
@@ -39,28 +44,49 @@ class LocalWork:
                 f"got epochs={self.epochs} iterations={self.iterations}"
             )
 
+    @property
+    def own_clock(self) -> bool:
+        """Whether the optimisers of a stack's nodes differ in more than their gradients."""
+        return self.keep_optimizer or self.epoch_lr_decay != 1
+
+    def batch_of(self, examples: int) -> int:
+        """Return the batch size of a node with so many examples."""
+        if isinstance(self.batch_size, float):
+            return max(1, math.ceil(self.batch_size * examples))
+        return self.batch_size
+
+    def steps_per_pass(self, examples: int) -> int:
+        """Return how many batches a shuffled pass over so many examples gives, at least 1."""
+        size = self.batch_of(examples)
+        return max(1, math.ceil(examples / size) if self.epochs is not None else examples // min(size, max(examples, 1)))
+
     def steps(self, examples: int) -> int:
         """Return the number of optimiser steps of a node with so many examples."""
         if self.iterations is not None:
             return self.iterations
         assert self.epochs is not None
-        return self.epochs * math.ceil(examples / self.batch_size)
+        return self.epochs * self.steps_per_pass(examples) if examples else 0
 
     def batches(self, examples: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the node's batches of this round: arrays of indices drawn from ``examples`` (n,)."""
+        size = self.batch_of(len(examples))
         if self.epochs is not None:
             orders = [rng.permutation(examples) for _ in range(self.epochs)]
-            return [order[i : i + self.batch_size] for order in orders for i in range(0, len(order), self.batch_size)]
+            return [order[i : i + size] for order in orders for i in range(0, len(order), size)]
         assert self.iterations is not None
-        size = min(self.batch_size, len(examples))
+        size = min(size, len(examples))
         passes = math.ceil(self.iterations / (len(examples) // size))
         whole = len(examples) // size * size
         orders = [rng.permutation(examples)[:whole] for _ in range(passes)]
         return list(np.concatenate(orders).reshape(-1, size)[: self.iterations]) if orders else []
 
+    def rate(self, server_round: int, epoch: int = 0) -> float:
+        """Return the learning rate of a 1-based round and a 0-based local epoch: lr * decay^(t-1) * epoch_decay^e."""
+        return self.lr * self.lr_decay ** (server_round - 1) * self.epoch_lr_decay**epoch
+
     def optimizer_for(self, parameters: Sequence[Tensor], server_round: int) -> torch.optim.Optimizer:
         """Return the optimiser over stacked parameters; SGD and Adam act element by element, so stacking is exact."""
-        lr = self.lr * self.lr_decay ** (server_round - 1)
+        lr = self.rate(server_round)
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -150,7 +176,7 @@ def draw_batches(
     return work.batches(examples, generator(seed, purpose, server_round, node))
 
 
-def draw_dropout(rate: float, count: int, width: int, seed: int, purpose: str, server_round: int, node: int) -> Tensor:
+def draw_dropout(rate: float, count: int, seed: int, purpose: str, server_round: int, node: int, width: int) -> Tensor:
     """Return dropout factors (count, width) for all examples that a node sees in a round, in the order it sees them."""
     rng = torch_generator(seed, f"{purpose} dropout", server_round, node)
     return (torch.rand(count, width, generator=rng) >= rate).float() / (1 - rate)

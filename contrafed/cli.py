@@ -16,7 +16,17 @@ from contrafed import registry
 from contrafed.errors import UserError, unknown
 from contrafed.settings import GROUPS, check
 
-CHOICE_GROUPS = (*GROUPS, "experiment")
+CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment")
+
+
+def as_choices(arguments: list[str]) -> list[str]:
+    """Return arguments in which ``strategy.server=NAME`` is the choice ``strategy/server=NAME`` that Hydra knows.
+
+    The server rule is one key of the strategy to its user, and brings hyper-parameters of its own.
+    """
+    return [
+        "strategy/server=" + a.removeprefix("strategy.server=") if a.startswith("strategy.server=") else a for a in arguments
+    ]
 
 
 def jobs(overrides: list[str], multirun: bool) -> list[list[str]]:
@@ -50,14 +60,16 @@ def check_jobs(overrides: list[str], multirun: bool) -> list[dict[str, Any]]:
 
 def compose_job(overrides: list[str]) -> DictConfig:
     """Compose one job's configuration, with one clear line for an unknown choice or key."""
+    overrides = as_choices(overrides)
     parsed = OverridesParser.create().parse_overrides(overrides)
     choosing = [o for o in parsed if o.key_or_group in CHOICE_GROUPS]
     for override in choosing:
         names = registry.choices(override.key_or_group)
         value = override.value()
         if value is not None and value not in names:
-            raise unknown(override.key_or_group, str(value), names)
+            raise unknown(override.key_or_group.replace("/", "."), str(value), names)
     try:
+        _check_server(choosing)
         chosen = _compose([str(o.input_line) for o in choosing])
         for override in parsed:
             if override not in choosing and not override.key_or_group.startswith("hydra"):
@@ -90,7 +102,8 @@ def help_text() -> str:
                 else [f"  {assignment:<20} {comment.strip()}"]
             )
     for group in CHOICE_GROUPS:
-        lines += ["", f"{group}= (default: {chosen.get(group)})"]
+        default = chosen.get(group) or ("the method's own" if group == "strategy/server" else "none")
+        lines += ["", f"{group.replace('/', '.')}= (default: {default})"]
         lines += [f"  {name:<20} {text}" for name, text in registry.choices(group).items()] or ["  (none)"]
     lines += ["", "A choice's own keys and defaults are in conf/GROUP/CHOICE.yaml; set them as GROUP.KEY=VALUE."]
     return "\n".join(lines)
@@ -106,6 +119,17 @@ def _compose(overrides: list[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(Path(registry.CONF).resolve())):
         return compose("config", overrides=overrides)
+
+
+def _check_server(choosing: list[Override]) -> None:
+    """Raise for a server rule beside a method that has one of its own."""
+    lines = [str(o.input_line) for o in choosing if o.key_or_group != "strategy/server"]
+    if len(lines) == len(choosing):
+        return
+    strategy = _compose(lines).get("strategy")
+    if strategy is not None and "server" not in strategy:
+        free = [n for n in registry.choices("strategy") if "server" in _compose([f"strategy={n}"]).strategy]
+        raise UserError(f"strategy={strategy.name} has a server rule of its own; strategy.server goes with {', '.join(free)}")
 
 
 def _check_key(config: DictConfig, override: Override) -> None:

@@ -145,6 +145,8 @@ class FederatedStrategy(Strategy):
         """
         self.config = config
         self.down, self.up = client_class.messages(model, hyper)
+        # The model's tensors that travel, by name.
+        self.travelling = [name.removeprefix("model/") for name in self.down if name.startswith("model/")]
         # Whether some of a node's model never leaves it.
         self.personal = any(f"model/{name}" not in self.down for name, _ in model.named_parameters())
         self.population = population
@@ -178,7 +180,11 @@ class FederatedStrategy(Strategy):
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return what every node receives: the shared tensors of the model."""
-        return {name: model[name.removeprefix("model/")] for name in self.down if name.startswith("model/")}
+        return {f"model/{name}": model[name] for name in self.travelling}
+
+    def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
+        """Return what nodes receive to be judged by; by default what they would train from."""
+        return self.broadcast(model)
 
     # --------------------------------------------------------------------------------------------------- Flower's interface
 
@@ -222,7 +228,7 @@ class FederatedStrategy(Strategy):
         nodes: Any = config.get("nodes", [])
         if not nodes:
             return []
-        record = codec.to_record(self.broadcast(codec.from_record(arrays)))
+        record = codec.to_record(self.broadcast_for_evaluation(codec.from_record(arrays)))
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
         content = RecordDict({codec.ARRAYS: record, codec.CONFIG: scalars})
         self._sent = [
@@ -362,8 +368,14 @@ class FederatedStrategy(Strategy):
 
 
 def find_strategy(settings: Mapping[str, Any]) -> tuple[type[FederatedStrategy], Any]:
-    """Return the strategy class and config dataclass of ``strategy=NAME``, from ``strategies/NAME.py``."""
-    module = registry.find("strategies", "strategy", settings)
+    """Return the strategy class and config dataclass of ``strategy=NAME``.
+
+    From ``strategies/NAME.py``, or from the file that ``strategy.server`` names where the method leaves the rule open.
+    """
+    if settings.get("server") is not None:
+        module = registry.find("strategies", "strategy/server", {"name": settings["server"]})
+    else:
+        module = registry.find("strategies", "strategy", settings)
     return registry.only_subclass(module, FederatedStrategy), module.Config
 
 
@@ -375,6 +387,6 @@ def make_config(settings: Mapping[str, Any]) -> Any:
     _, client_config = find_client(settings)
     _, server_config = find_strategy(settings)
     client_fields, server_fields = set(client_config.__dataclass_fields__), set(server_config.__dataclass_fields__)
-    ignore = registry.COMMON_KEYS
+    ignore = registry.COMMON_KEYS | {"server"}
     build(client_config, settings, "strategy", ignore=ignore | server_fields)
     return build(server_config, settings, "strategy", ignore=ignore | client_fields)

@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from clients.site import Site, install, node_settings, uninstall
+from clients.stack import LocalWork
 from contrafed import codec, registry
 from contrafed.cli import compose_job
 from models.base import Features
@@ -15,7 +16,7 @@ from partitions.partition import Partition
 from simulation.grid import LocalGrid
 from strategies.base import Population, find_strategy, make_config
 
-METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl")
+METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
 PERSONAL = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")
 
 
@@ -25,12 +26,19 @@ def config_of(*overrides):
 
 
 def strategy_settings(name, **changes):
-    """One strategy's YAML with changes; ``local`` is merged."""
-    settings = OmegaConf.to_container(OmegaConf.load(registry.CONF / "strategy" / f"{name}.yaml"))
+    """One strategy's YAML with changes; ``local`` is merged. A ``server`` among them brings its own defaults."""
+    server = changes.pop("server", None)
+    settings = config_of(f"strategy={name}", *([f"strategy.server={server}"] if server else []))["strategy"]
     settings["local"] |= changes.pop("local", {})
     unknown = set(changes) - set(settings)
     assert not unknown, unknown
     return settings | changes
+
+
+def work_of(**changes):
+    """A LocalWork of the defaults in conf/strategy/_local.yaml with changes."""
+    defaults = OmegaConf.to_container(OmegaConf.load(registry.CONF / "strategy" / "_local.yaml"))
+    return LocalWork(**defaults | {"augment": ()} | changes)
 
 
 class Schedule:
@@ -92,8 +100,9 @@ def scalar_site(settings, model, targets=(0, 6, 3)):
 
 def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), **changes):
     """Run a method on the golden problem (METHODS section 46) and return W after each round."""
+    local = changes.pop("local", {})
     strategy = strategy_settings(name, **changes)
-    strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
+    strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | local
     settings = {"seed": 0, "num_nodes": len(targets), "strategy": strategy, "dataset": {}, "partition": {}, "model": {}}
     site = scalar_site(settings, Scalar(start), targets)
     models, _ = run_strategy(site, settings, Schedule(rounds), len(rounds))

@@ -27,6 +27,24 @@ GOLDEN = [
         [2.190000, 2.214938, 2.296825, 2.401933, 2.515566],
         [2.126667, 2.232486, 2.140504, 2.145388, 2.687577],
     ),
+    (
+        "fedavgm",
+        {},
+        [2.190000, 2.419900, 2.622079, 2.774756, 2.878623],
+        [2.190000, 2.989900, 3.026779, 3.026779, 3.321443],
+    ),
+    (
+        "fedadam",
+        {"server_lr": 0.1},
+        [2.094876, 2.223932, 2.373920, 2.536390, 2.704222],
+        [2.094876, 2.212567, 2.300121, 2.300121, 2.416998],
+    ),
+    (
+        "fedagm",
+        {},
+        [2.189980, 2.474672, 2.770489, 3.017767, 3.184646],
+        [2.189980, 3.044612, 3.339595, 3.339595, 3.763150],
+    ),
     ("pmfl", {**PMFL, "history_size": 0, "cutoff": 2}, PLAIN, [2.126667, 2.371978, 2.206302, 2.206302, 2.590416]),
 ]
 
@@ -35,6 +53,21 @@ GOLDEN = [
 def test_golden_values(name, changes, full, pattern):
     assert run_scalar(name, FULL, **changes) == pytest.approx(full, abs=1e-5)
     assert run_scalar(name, PATTERN, **changes) == pytest.approx(pattern, abs=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fedavgm", "fedadam", "fedagm"])
+def test_server_rules_go_with_any_node_half(rule):
+    """FedRCL's nodes with nothing of their own left give the rule's golden values, or, with neutral rules, FedAvg's."""
+    values = {name: full for name, changes, full, _ in GOLDEN if not changes or name == "fedadam"} | {"fedavg": PLAIN}
+    plain = {"lr_decay": 1.0, "epoch_lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None, "augment": []}
+    changes = {"server_lr": 0.1} if rule == "fedadam" else {}
+    assert run_scalar("fedrcl", FULL, server=rule, local=plain, **changes) == pytest.approx(values[rule], abs=1e-5)
+    neutral = {"fedavgm": {"server_momentum": 0.0}, "fedagm": {"server_momentum": 0.0}, "fedavg": {}}
+    if rule in neutral:
+        plain["proximal_weight"] = 0.0
+        assert run_scalar("fedrcl", PATTERN, server=rule, local=plain, **neutral[rule]) == pytest.approx(
+            run_scalar("fedavg", PATTERN), rel=1e-12
+        )
 
 
 def test_pmfl_with_the_papers_sign_climbs():

@@ -13,15 +13,17 @@ from rig import (
     close,
     config_of,
     digits_run,
+    run_scalar,
     run_strategy,
     same,
     scalar_site,
     strategy_settings,
+    work_of,
 )
 
 from clients.losses import contrast, cosine, cross_entropy
 from clients.site import Site
-from clients.stack import Batch, LocalWork, Stack, draw_batches
+from clients.stack import Batch, Stack, draw_batches
 from contrafed.errors import UserError
 from simulation.grid import LocalGrid
 from strategies.base import Population, Replies, Reply, Round
@@ -346,6 +348,8 @@ def test_mean_of_equal_models_is_that_model():
     [
         ("fedprox", {"proximal_weight": 0.0}),
         ("moon", {"contrast_weight": 0.0}),
+        ("fedavgm", {"server_momentum": 0.0}),
+        ("fedagm", {"server_momentum": 0.0, "local": {"proximal_weight": 0.0}}),
         ("fedau", {}),  # at full participation every interval is 1
         ("pmfl", {"contrast_weight": 0.0, "history_size": 0, "adaptive_weights": False}),
         ("pmfl", {"contrast_weight": 0.0, "history_size": 0}),  # x = 1 at full participation
@@ -354,7 +358,7 @@ def test_mean_of_equal_models_is_that_model():
     ],
 )
 def test_neutral_settings_equal_fedavg(name, changes):
-    weights = {"weights": "uniform"} if name in ("fedprox", "moon") else {}
+    weights = {"weights": "uniform"} if name in ("fedprox", "moon", "fedavgm", "fedagm") else {}
     reference, _ = digits_run("fedavg", weights="uniform")
     models, _ = digits_run(name, **weights, **changes)
     close(models[-1], reference[-1])
@@ -454,27 +458,78 @@ def test_clipping_bounds_each_nodes_gradient():
 
 def test_learning_rate_decays_per_round():
     """lr at round 501 is 0.1 * 0.998^500 = 0.0367512 (F7)."""
-    work = LocalWork(1, None, 1, "sgd", 0.1, 0.998, 0.0, 0.0, None)
+    work = work_of(epochs=1, batch_size=1, lr_decay=0.998)
     optimizer = work.optimizer_for([torch.zeros(1, requires_grad=True)], 501)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0367512, rel=1e-5)
 
 
 def test_batches_of_epochs_and_iterations():
     examples = np.arange(100, 110)
-    epochs = LocalWork(2, None, 4, "sgd", 0.1, 1.0, 0.0, 0.0, None).batches(examples, np.random.default_rng(0))
+    epochs = work_of(epochs=2, batch_size=4).batches(examples, np.random.default_rng(0))
     assert [len(b) for b in epochs] == [4, 4, 2, 4, 4, 2]
     assert sorted(np.concatenate(epochs[:3])) == sorted(np.concatenate(epochs[3:])) == list(examples)
-    steps = LocalWork(None, 5, 4, "sgd", 0.1, 1.0, 0.0, 0.0, None).batches(examples, np.random.default_rng(0))
+    steps = work_of(iterations=5, batch_size=4).batches(examples, np.random.default_rng(0))
     assert [len(b) for b in steps] == [4] * 5
     assert len(set(np.concatenate(steps[:2]))) == 8  # within a pass nothing repeats
-    small = LocalWork(None, 3, 16, "sgd", 0.1, 1.0, 0.0, 0.0, None).batches(examples, np.random.default_rng(0))
+    small = work_of(iterations=3).batches(examples, np.random.default_rng(0))
     assert [len(b) for b in small] == [10] * 3
+    share = work_of(epochs=1, batch_size=0.25)
+    assert [len(b) for b in share.batches(examples, np.random.default_rng(0))] == [3, 3, 3, 1]  # ceil(10 / 4)
+    assert (share.steps(10), work_of(epochs=5, batch_size=0.1).steps(500)) == (4, 50)
+
+
+def test_the_optimisers_of_one_by_one_nodes_and_of_stacks_agree():
+    """Per-node optimisers (own clocks) with nothing to differ in equal the stacked one."""
+    local = {"iterations": None, "epochs": 2, "batch_size": 7, "optimizer": "adam", "lr": 0.01}
+    plain, _ = digits_run("fedavg", 2, stack_size=4, local=local)
+    nearly = digits_run("fedavg", 2, stack_size=4, local=local | {"epoch_lr_decay": 1 - 1e-16})[0]
+    close(plain[-1], nearly[-1])
+    decayed, _ = digits_run("fedavg", 2, stack_size=4, local=local | {"epoch_lr_decay": 0.5})
+    with pytest.raises(AssertionError):
+        close(plain[-1], decayed[-1])
+
+
+def test_learning_rate_decays_per_local_epoch():
+    """w = 2, a = 0, two passes over one example: 2 (1 - 0.1) (1 - 0.05) = 1.71."""
+    values = run_scalar("fedavg", [[0]], targets=(0,), local={"epoch_lr_decay": 0.5})
+    assert values == pytest.approx([1.71], rel=1e-12)
+
+
+def test_proximal_weight_by_hand():
+    """w: 2 -> 1.8; then gradient 1.8 + 2 * 0.5 * (1.8 - 2) = 1.6, so 1.64."""
+    values = run_scalar("fedavg", [[0]], targets=(0,), local={"proximal_weight": 0.5})
+    assert values == pytest.approx([1.64], rel=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_kept_optimisers_go_on_where_they_were(optimizer):
+    """One node, two rounds of two steps: with its optimiser kept it is one run of four steps."""
+    local = {"optimizer": optimizer, "momentum": 0.9, "keep_optimizer": True}
+    kept = run_scalar("fedavg", [[0]] * 2, targets=(0,), local=local)
+    w = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    whole = torch.optim.Adam([w], 0.1) if optimizer == "adam" else torch.optim.SGD([w], 0.1, 0.9)
+    for _ in range(4):
+        w.grad = w.detach().clone()
+        whole.step()
+    assert kept[-1] == pytest.approx(w.item(), rel=1e-12)
+    again = run_scalar("fedavg", [[0]] * 2, targets=(0,), local=local | {"keep_optimizer": False})
+    assert again[-1] != pytest.approx(w.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcrl", "fedrep"])
+def test_kept_optimisers_stack(name):
+    """Nodes that come for the first time share a stack with others that have state; their numbers of steps differ."""
+    local = {"iterations": None, "epochs": 1, "batch_size": 7, "optimizer": "adam", "lr": 0.01, "keep_optimizer": True}
+    schedule = [[0, 1, 2], [1, 3, 4, 5], [0, 1, 6, 5]]
+    alone, _ = digits_run(name, 3, schedule=schedule, local=local)
+    stacked, _ = digits_run(name, 3, schedule=schedule, local=local, stack_size=4)
+    close(stacked[-1], alone[-1])
 
 
 def test_exactly_one_of_epochs_and_iterations():
     for epochs, iterations in ((1, 5), (None, None)):
         with pytest.raises(UserError, match="exactly one"):
-            LocalWork(epochs, iterations, 4, "sgd", 0.1, 1.0, 0.0, 0.0, None)
+            work_of(epochs=epochs, iterations=iterations)
 
 
 # --------------------------------------------------------------------------------------------------------- memory and names
@@ -536,7 +591,7 @@ def test_a_node_that_sat_out_has_the_memory_it_left_with():
 def test_same_seed_same_run_and_methods_share_their_batches():
     a, b = digits_run("pmfl", 2)[0], digits_run("pmfl", 2)[0]
     assert same(a[-1], b[-1])
-    work = LocalWork(None, 5, 16, "sgd", 0.1, 1.0, 0.0, 0.0, None)
+    work = work_of(iterations=5)
     draws = [draw_batches(work, np.arange(40), 3, "batches", 7, 2) for _ in range(2)]
     assert all(np.array_equal(x, y) for x, y in zip(*draws, strict=True))
     other = draw_batches(work, np.arange(40), 3, "batches", 8, 2)

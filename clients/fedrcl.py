@@ -1,0 +1,101 @@
+"""FedRCL, the node half: a relaxed contrastive loss at every level of the network (METHODS section 5)."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clients.base import Client, Tensors
+from clients.losses import masked_mean, unit
+from clients.stack import Batch, LocalWork
+from contrafed.config import Range
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half; the paper's symbol beside each."""
+
+    local: LocalWork
+    contrast_weight: Annotated[float, Range(ge=0)]
+    penalty_weight: Annotated[float, Range(ge=0)]  # beta
+    temperature: Annotated[float, Range(gt=0)]  # tau
+    threshold: Annotated[float, Range(ge=-1)]  # lambda
+    pairs: Literal["hard", "all"]  # form C, the released code; form P, Equation 5
+    hard_negatives: Annotated[int, Range(ge=1)]
+    positive_reduce: Literal["sum", "mean"]
+    positives: Literal["label", "self"]
+    levels: Literal["all", "last"]
+
+
+class FedRCLClient(Client):
+    """Cross-entropy + the mean over levels of a contrastive loss whose attraction ends at a similarity of lambda.
+
+    Source: Seo et al. 2024 (FedRCL). Every level's pooled features are compared by cosine within the batch. ``pairs=all`` is
+    Equation 5; deviation: its penalty is added, where the print has it under the leading minus, which would attract.
+    ``pairs=hard`` is what the released code computes instead, and the default. The two are different functions.
+    """
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Cross-entropy, contrast and penalty."""
+        features = self.forward(params, batch, with_levels=self.hyper.contrast_weight > 0)
+        task = self.task_loss(features, batch)
+        levels = features.levels[-1:] if self.hyper.levels == "last" else features.levels
+        if not levels:
+            return {"loss": task, "task": task, "contrast": torch.zeros_like(task), "penalty": torch.zeros_like(task)}
+        pairs = _hard if self.hyper.pairs == "hard" else _all
+        each = [pairs(level, batch.y, batch.mask, self.hyper) for level in levels]
+        contrast, penalty = (torch.stack(part).mean() for part in zip(*each, strict=True))
+        loss = task + self.hyper.contrast_weight * (contrast + self.hyper.penalty_weight * penalty)
+        return {"loss": loss, "task": task, "contrast": contrast, "penalty": penalty}
+
+
+def _hard(features: Tensor, y: Tensor, mask: Tensor, hyper: Config) -> tuple[Tensor, Tensor]:
+    """Form C: contrast and penalty of features (b, C_l), averaged over the batch.
+
+    Contrast: the least similar positive against the most similar negatives. Penalty: log(1 + e^((q - 1) / tau)) of the same
+    positive's similarity q where that reaches lambda. An example without a positive is its own, with similarity 1.
+    """
+    similarity, others, same = _pairs(features, y, mask)
+    if hyper.positives == "self":
+        same = torch.zeros_like(same)
+    none = ~same.any(1)
+    hardest = torch.where(none, 1.0, similarity.masked_fill(~same, torch.inf).amin(1).clamp_max(1.0))
+    scores = _masked(similarity / hyper.temperature, others & ~same)
+    nearest = scores.topk(min(hyper.hard_negatives, scores.shape[1]), dim=1).values
+    contrast = F.softplus(torch.logsumexp(nearest, dim=1) - hardest / hyper.temperature)
+    close = torch.where(none | (hardest < hyper.threshold), -1.0, hardest)
+    penalty = F.softplus((close - 1) / hyper.temperature)
+    return masked_mean(contrast, mask), masked_mean(penalty, mask)
+
+
+def _all(features: Tensor, y: Tensor, mask: Tensor, hyper: Config) -> tuple[Tensor, Tensor]:
+    """Form P: contrast and penalty of features (b, C_l), averaged over the batch.
+
+    Contrast: sum_j [logsumexp_(k != i)(s_ik / tau) - s_ij / tau] over the positives j of i. Penalty: sum_j s_ij / tau over
+    those with s_ij > lambda. An example without a positive counts 0, or, with positives=self, has itself (s = 1).
+    """
+    similarity, others, same = _pairs(features, y, mask)
+    scores = similarity / hyper.temperature
+    every = torch.logsumexp(_masked(scores, others), dim=1)
+    if hyper.positives == "self":
+        return masked_mean(F.softplus(every - 1 / hyper.temperature), mask), torch.zeros_like(mask[0])
+    count = same.sum(1).to(scores)
+    contrast = count * torch.where(count > 0, every, 0.0) - (scores * same).sum(1)
+    penalty = (scores * (same & (similarity > hyper.threshold))).sum(1)
+    if hyper.positive_reduce == "mean":
+        contrast, penalty = contrast / count.clamp_min(1), penalty / count.clamp_min(1)
+    return masked_mean(contrast, mask), masked_mean(penalty, mask)
+
+
+def _pairs(features: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return cosines (b, b), which pairs are of two different examples, and which of those share their label."""
+    directions = unit(features)
+    others = (mask.unsqueeze(1) * mask.unsqueeze(0) > 0) & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
+    return directions @ directions.T, others, others & (y.unsqueeze(1) == y.unsqueeze(0))
+
+
+def _masked(scores: Tensor, keep: Tensor) -> Tensor:
+    # A large finite number rather than -inf: the gradient of logsumexp over nothing but -inf is NaN.
+    return scores.masked_fill(~keep, torch.finfo(scores.dtype).min / 4)

@@ -1,0 +1,44 @@
+"""FedAdam, a server rule: Adam on the mean update (METHODS section 38)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from contrafed.config import Range
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Config(FedAvgConfig):
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    server_lr: Annotated[float, Range(gt=0)]  # eta_g
+    beta1: Annotated[float, Range(ge=0, lt=1)]
+    beta2: Annotated[float, Range(ge=0, lt=1)]
+    epsilon: Annotated[float, Range(gt=0)]  # tau in the paper
+
+
+class FedAdam(FedAvg):
+    """m := b1 m + (1 - b1) D;  v := b2 v + (1 - b2) D^2;  W := W + eta_g m / (sqrt(v) + eps), D the mean update.
+
+    Source: Reddi et al. 2021, Algorithm 2: v begins at eps^2 and no bias is corrected. A round without replies changes
+    nothing.
+    """
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Update both moments and step along their ratio."""
+        if not len(replies):
+            return model
+        config, mean = self.config, super().aggregate(model, replies)
+        first, second = self.state.setdefault("first", {}), self.state.setdefault("second", {})
+        out = dict(model)
+        for name in self.travelling:
+            update = mean[name] - model[name].double()
+            first[name] = config.beta1 * first.get(name, 0) + (1 - config.beta1) * update
+            start = torch.full_like(update, config.epsilon**2)
+            second[name] = config.beta2 * second.get(name, start) + (1 - config.beta2) * update.square()
+            out[name] = model[name].double() + config.server_lr * first[name] / (second[name].sqrt() + config.epsilon)
+        return out

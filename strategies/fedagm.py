@@ -1,0 +1,46 @@
+"""FedAGM, a server rule: nodes start from where the server's momentum points (METHODS section 39)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from contrafed.config import Range
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Config(FedAvgConfig):
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    server_momentum: Annotated[float, Range(ge=0, lt=1)]  # rho
+
+
+class FedAGM(FedAvg):
+    """Nodes receive W + rho m;  W := mean w_k;  m := rho m + mean w_k - (W + rho m). Source: Kim et al. 2022 (FedACG).
+
+    The nodes' pull b |w - (W + rho m)|^2 is ``local.proximal_weight``. What is evaluated is W. A round without replies
+    changes nothing.
+    """
+
+    def broadcast(self, model: Tensors) -> Tensors:
+        """Return the look-ahead model."""
+        return {f"model/{name}": value.to(model[name].dtype) for name, value in self._ahead(model).items()}
+
+    def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
+        """Return the model itself."""
+        return super().broadcast(model)
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Take the mean, and what it adds to the look-ahead model as the next momentum's news."""
+        if not len(replies):
+            return model
+        ahead, mean, rho = self._ahead(model), super().aggregate(model, replies), self.config.server_momentum
+        momentum = self.state.setdefault("momentum", {})
+        for name in self.travelling:
+            momentum[name] = rho * momentum.get(name, 0) + mean[name] - ahead[name]
+        return mean
+
+    def _ahead(self, model: Tensors) -> Tensors:
+        momentum, rho = self.state.get("momentum", {}), self.config.server_momentum
+        return {name: model[name].double() + rho * momentum.get(name, 0) for name in self.travelling}

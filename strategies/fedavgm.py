@@ -1,0 +1,34 @@
+"""FedAvgM, a server rule: momentum on the mean update (METHODS section 37)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from contrafed.config import Range
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Config(FedAvgConfig):
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    server_lr: Annotated[float, Range(gt=0)]  # eta_g
+    server_momentum: Annotated[float, Range(ge=0, lt=1)]  # rho
+
+
+class FedAvgM(FedAvg):
+    """m := rho m + mean Delta;  W := W + eta_g m. Source: Hsu et al. 2019.
+
+    A round without replies changes neither.
+    """
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Add the mean update to the momentum and the momentum to the model."""
+        if not len(replies):
+            return model
+        mean, momentum = super().aggregate(model, replies), self.state.setdefault("momentum", {})
+        for name in self.travelling:
+            update = mean[name] - model[name].double()
+            momentum[name] = self.config.server_momentum * momentum.get(name, 0) + update
+        return model | {name: model[name].double() + self.config.server_lr * momentum[name] for name in self.travelling}

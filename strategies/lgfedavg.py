@@ -1,9 +1,0 @@
-"""LGFedAvg, the server half: FedAvg's, over the part of the model that travels."""
-
-from strategies.fedavg import Config, FedAvg
-
-__all__ = ["Config", "LGFedAvg"]
-
-
-class LGFedAvg(FedAvg):
-    """The mean of the participants' shared tensors; what sets the method apart is in ``clients/lgfedavg.py``."""

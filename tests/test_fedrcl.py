@@ -1,0 +1,360 @@
+"""FedRCL by hand: both forms of its loss, its ablations, augmentation, precision, and the server rules beside it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings
+
+from clients.augment import augmented, draw_augmentation
+from clients.fedrcl import Config, _all, _hard
+from clients.site import Site
+from contrafed.config import build
+from strategies.base import Replies, Reply, find_strategy, make_config
+
+
+def settings(**changes):
+    values = strategy_settings("fedrcl", **changes)
+    return build(Config, {k: v for k, v in values.items() if k in Config.__dataclass_fields__}, "strategy")
+
+
+def features_of(*cosines):
+    """Unit vectors: the first is (1, 0, ...), each other has the given cosine with it and a direction of its own."""
+    rows = [torch.eye(len(cosines) + 1, dtype=torch.float64)[0]]
+    for k, cos in enumerate(cosines):
+        row = torch.zeros(len(cosines) + 1, dtype=torch.float64)
+        row[0], row[k + 1] = cos, math.sqrt(1 - cos**2)
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def _first(pairs, features, y, hyper):
+    """The first example's share, by giving each example in turn a weight through autograd."""
+    weights = torch.ones(len(y), dtype=torch.float64, requires_grad=True)
+    # masked_mean is sum(v m) / sum(m): with S = sum(v m), d/dm_0 [mean * sum(m)] = v_0 where v does not depend on m.
+    return [
+        torch.autograd.grad(part * weights.sum(), weights, retain_graph=True)[0][0]
+        for part in pairs(features, y, weights, hyper)
+    ]
+
+
+def each(pairs, features, y, **changes):
+    """Contrast and penalty of the first example."""
+    hyper = settings(**changes)
+    return [float(v) for v in _first(pairs, features, torch.tensor(y), hyper)]
+
+
+# ----------------------------------------------------------------------------------------------------------------- by hand
+
+
+def test_both_forms_by_hand():
+    """F2: a positive at 0.8, a negative at 0.1, tau = 0.05. Form C: log(1 + e^-14) and 0.018150; form P: that and 16."""
+    features, y = features_of(0.8, 0.1), [0, 0, 1]
+    contrast, penalty = each(_hard, features, y)
+    assert contrast == pytest.approx(math.log1p(math.exp(-14)), rel=1e-6)
+    assert penalty == pytest.approx(0.018150, abs=1e-6)
+    contrast, penalty = each(_all, features, y)
+    assert contrast == pytest.approx(8.3153e-7, rel=1e-3)
+    assert penalty == pytest.approx(16.0, rel=1e-12)
+
+
+@pytest.mark.parametrize(("q", "value"), [(1 - 1e-12, 0.693147), (0.8, 0.018150), (0.7 + 1e-9, 0.002476), (0.69, 4.248e-18)])
+def test_penalty_magnitudes_of_form_c(q, value):
+    assert each(_hard, features_of(q, 0.0), [0, 0, 1])[1] == pytest.approx(value, rel=1e-3)
+
+
+def test_form_c_takes_the_hardest_positive_and_the_two_hardest_negatives():
+    features, y = features_of(0.9, 0.3, 0.5, 0.4, -0.2), [0, 0, 0, 1, 1, 1]
+    scores = [math.exp((n - 0.3) / 0.05) for n in (0.5, 0.4)]
+    contrast, penalty = each(_hard, features, y)
+    assert contrast == pytest.approx(math.log1p(sum(scores)), rel=1e-9)
+    assert penalty == pytest.approx(math.log1p(math.exp(-40)), rel=1e-9)  # 0.3 is below lambda
+    assert each(_hard, features, y, hard_negatives=1)[0] == pytest.approx(math.log1p(scores[0]), rel=1e-9)
+
+
+def test_an_example_alone_in_its_class():
+    """Form C: its own similarity 1 stands in for the positive; form P: it counts 0."""
+    features = features_of(0.4, 0.2)
+    expected = math.log1p(sum(math.exp((n - 1) / 0.05) for n in (0.4, 0.2)))
+    assert each(_hard, features, [0, 1, 1]) == pytest.approx([expected, math.log1p(math.exp(-40))], rel=1e-6)
+    assert each(_all, features, [0, 1, 1]) == [0, 0]
+
+
+def test_a_batch_of_one_class_has_no_contrast_in_form_c():
+    assert each(_hard, features_of(0.4, 0.2), [0, 0, 0])[0] == 0
+    assert each(_all, features_of(0.4, 0.2), [0, 0, 0])[0] == pytest.approx(
+        2 * math.log(math.exp(8) + math.exp(4)) - 12, rel=1e-12
+    )
+
+
+def test_form_p_with_every_positive_close_is_pure_repulsion():
+    """F3: beta = 1, all positives above lambda: |P_i| logsumexp over all others."""
+    contrast, penalty = each(_all, features_of(0.9, 0.8, 0.1), [0, 0, 0, 1])
+    every = math.log(sum(math.exp(s / 0.05) for s in (0.9, 0.8, 0.1)))
+    assert contrast + penalty == pytest.approx(2 * every, rel=1e-12)
+    contrast, penalty = each(_all, features_of(0.9, 0.8, 0.1), [0, 0, 0, 1], positive_reduce="mean")
+    assert contrast + penalty == pytest.approx(every, rel=1e-12)
+
+
+@pytest.mark.parametrize("pairs", [_hard, _all])
+@pytest.mark.parametrize("changes", [{}, {"positives": "self"}, {"positive_reduce": "mean"}])
+def test_the_loss_knows_neither_scale_nor_order_nor_padding(pairs, changes):
+    """F4."""
+    rng = torch.Generator().manual_seed(0)
+    features = torch.randn(9, 5, dtype=torch.float64, generator=rng)
+    y, mask, hyper = torch.arange(9) % 3, torch.ones(9, dtype=torch.float64), settings(threshold=0.0, **changes)
+    reference = torch.stack(pairs(features, y, mask, hyper))
+    order = torch.randperm(9, generator=rng)
+    scale = torch.rand(9, 1, dtype=torch.float64, generator=rng) + 0.1
+    torch.testing.assert_close(torch.stack(pairs((features * scale)[order], y[order], mask, hyper)), reference)
+    padded = torch.cat([features, torch.randn(3, 5, dtype=torch.float64, generator=rng)])
+    mask = torch.cat([mask, torch.zeros(3, dtype=torch.float64)])
+    torch.testing.assert_close(torch.stack(pairs(padded, torch.cat([y, y[:3]]), mask, hyper)), reference)
+
+
+@pytest.mark.parametrize(("cos", "sign"), [(0.8, 1), (0.5, -1)])
+def test_gradient_in_a_positive_pairs_similarity(cos, sign):
+    """F5, form P with beta = 1: repelled above lambda, attracted below."""
+    value = torch.tensor(cos, dtype=torch.float64, requires_grad=True)
+    other = torch.stack([value, (1 - value**2).sqrt(), torch.zeros_like(value)])
+    fixed = features_of(0.0, 0.1)
+    features = torch.stack([fixed[0], other, fixed[2]])
+    hyper = settings()
+    contrast, penalty = _all(features, torch.tensor([0, 0, 1]), torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64), hyper)
+    (gradient,) = torch.autograd.grad(contrast + penalty, value)
+    assert gradient.item() * sign > 0
+
+
+@pytest.mark.parametrize("pairs", [_hard, _all])
+def test_features_of_zero_have_finite_gradients(pairs):
+    features = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+    total = sum(pairs(features, torch.tensor([0, 0, 1, 2]), torch.ones(4, dtype=torch.float64), settings()))
+    (gradient,) = torch.autograd.grad(total, features)
+    assert torch.isfinite(gradient).all()
+
+
+def test_fedcl_pushes_from_the_nearest_whatever_their_label():
+    features, y = features_of(0.9, 0.3, 0.5), [0, 0, 0, 1]
+    expected = math.log1p(math.exp(-0.1 / 0.05) + math.exp(-0.5 / 0.05))
+    assert each(_hard, features, y, positives="self") == pytest.approx([expected, math.log1p(math.exp(-40))], rel=1e-6)
+    every = math.log1p(sum(math.exp((s - 1) / 0.05) for s in (0.9, 0.3, 0.5)))
+    assert each(_all, features, y, positives="self") == pytest.approx([every, 0], rel=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------------------- reductions
+
+PLAIN = {"epochs": None, "iterations": 3, "batch_size": 16, "augment": []}
+
+
+def test_without_weights_it_is_fedavg_with_the_same_clipping_and_decay():
+    """F1."""
+    local = strategy_settings("fedrcl")["local"]
+    fedavg, _ = digits_run("fedavg", weights="uniform", local=local)
+    fedrcl, _ = digits_run("fedrcl", contrast_weight=0.0)
+    assert same(fedavg[-1], fedrcl[-1])
+    active, _ = digits_run("fedrcl")
+    with pytest.raises(AssertionError):
+        close(active[-1], fedavg[-1])
+
+
+@pytest.mark.parametrize(("pairs", "tolerance"), [("all", 1e-12), ("hard", 1e-9)])
+def test_without_penalty_it_is_fedscl(pairs, tolerance):
+    """F1: beta = 0; or a lambda that no pair reaches, in form C up to 4e-18 a pair."""
+    scl, _ = digits_run("fedscl", local=PLAIN, pairs=pairs)
+    for changes in ({"penalty_weight": 0.0}, {"threshold": 1.1}):
+        models, _ = digits_run("fedrcl", local=PLAIN, pairs=pairs, **changes)
+        close(models[-1], scl[-1], tolerance)
+
+
+def test_ablations_differ():
+    runs = {
+        key: digits_run(name, 2, local=PLAIN, model="lenet", **changes)[0][-1]
+        for key, name, changes in (
+            ("rcl", "fedrcl", {"threshold": 0.0}),
+            ("p", "fedrcl", {"threshold": 0.0, "pairs": "all"}),
+            ("scl", "fedscl", {}),
+            ("cl", "fedcl", {}),
+            ("last", "fedrcl", {"threshold": 0.0, "levels": "last"}),
+        )
+    }
+    for a in runs:
+        for b in runs:
+            assert same(runs[a], runs[b]) == (a == b), (a, b)
+
+
+def test_equal_sizes_make_uniform_and_samples_the_same():
+    """F6."""
+    results = []
+    for weights in ("uniform", "samples"):
+        config = config_of(
+            "strategy=fedrcl", f"strategy.weights={weights}", "num_nodes=6", "model=mlp", "partition=balanced_dirichlet"
+        )
+        config["strategy"]["local"] |= PLAIN
+        results.append(run_strategy(Site(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2)[0][-1])
+    close(*results)
+
+
+@pytest.mark.parametrize("pairs", ["hard", "all"])
+@pytest.mark.parametrize("augment", [[], ["rotation", "crop", "flip"]])
+def test_stacked_equals_one_by_one_on_convolutions(pairs, augment):
+    runs = []
+    for stack_size in (1, 3):
+        config = config_of("strategy=fedrcl", "num_nodes=6", "model=resnet18", "model.width=4", f"strategy.pairs={pairs}")
+        config["strategy"]["local"] |= {"epochs": 2, "batch_size": 0.5, "augment": augment}
+        site = Site(config, dtype=torch.float64)
+        runs.append(run_strategy(site, config, Schedule([range(3)] * 2), 2, stack_size=stack_size)[0][-1])
+    close(*runs, 1e-8)
+
+
+def test_levels_of_the_resnet():
+    """F8: five levels of 64, 64, 128, 256 and 512 channels for 32x32 images."""
+    from models.base import build_model
+
+    model = build_model(config_of("model=resnet18")["model"], 3, (32, 32), 10, 0)
+    with torch.no_grad():
+        levels = model(torch.zeros(2, 3, 32, 32), None, True).levels
+    assert [tuple(level.shape) for level in levels] == [(2, c) for c in (64, 64, 128, 256, 512)]
+
+
+def test_it_remembers_nothing():
+    site = Site(config_of("strategy=fedrcl", "num_nodes=4", "model=mlp"))
+    assert not site.client_class.remembers(site.model, site.hyper)
+
+
+# ------------------------------------------------------------------------------------------------------------ server rules
+
+
+def rule(name, **changes):
+    values = strategy_settings("fedrcl", server=name, **changes)
+    cls, _ = find_strategy(values)
+    strategy = cls.__new__(cls)
+    strategy.config, strategy.state, strategy.travelling = make_config(values), {}, ["w"]
+    return strategy
+
+
+def path(strategy, updates, start=0.0):
+    """The model and what is broadcast after each round of one reply whose Delta is given."""
+    model, models, sent = {"w": torch.tensor([start], dtype=torch.float64)}, [], []
+    for update in updates:
+        begin = strategy.broadcast(model)["model/w"]
+        replies = Replies([] if update is None else [Reply(0, {"model/w": begin + update}, 1, {})])
+        model = strategy.aggregate(model, replies)
+        models.append(float(model["w"]))
+        sent.append(float(strategy.broadcast(model)["model/w"]))
+    return models, sent
+
+
+def test_fedavgm_by_hand():
+    """D = 1 each round, rho = 0.5: 1, 2.5, 4.25; a round without replies changes nothing."""
+    assert path(rule("fedavgm", server_momentum=0.5), [1, 1, 1])[0] == [1, 2.5, 4.25]
+    assert path(rule("fedavgm", server_momentum=0.5), [1, None, 1, 1])[0] == [1, 1, 2.5, 4.25]
+    assert path(rule("fedavgm", server_momentum=0.0, server_lr=0.5), [1, 1])[0] == [0.5, 1]
+
+
+def test_fedadam_by_hand():
+    """D = 1: the first step is 0.1 / (sqrt(0.99e-6 + 0.01) + 0.001) = 0.990050 eta; D = 0 stays; -D mirrors."""
+    up, _ = path(rule("fedadam", server_lr=1.0), [1, 1, None, 0.5])
+    assert up[0] == pytest.approx(0.990050, abs=1e-6)
+    assert up[2] == up[1]
+    down, _ = path(rule("fedadam", server_lr=1.0), [-1, -1, None, -0.5])
+    assert down == pytest.approx([-v for v in up], rel=1e-12)
+    assert path(rule("fedadam"), [0, 0, 0], start=3.0)[0] == [3, 3, 3]
+
+
+def test_fedagm_by_hand():
+    """D = 1, rho = 0.5: W = 1, 2.5, 4.25; what is sent before each round is 0, 1.5, 3.25, but W is what is judged."""
+    strategy = rule("fedagm", server_momentum=0.5)
+    models, sent = path(strategy, [1, 1, 1])
+    assert models == [1, 2.5, 4.25]
+    assert sent[:2] == [1.5, 3.25]
+    judged = strategy.broadcast_for_evaluation({"w": torch.tensor([4.25])})
+    assert judged["model/w"].item() == 4.25
+
+
+# ------------------------------------------------------------------------------------------------------------ augmentation
+
+
+def image(height=5, width=6, channels=2):
+    return torch.arange(height * width * channels, dtype=torch.float64).view(1, height, width, channels) + 1
+
+
+def change(angle=0.0, down=0.0, right=0.0, flip=0.0):
+    return torch.tensor([[angle, down, right, flip]], dtype=torch.float64)
+
+
+def test_no_change_leaves_images():
+    assert torch.equal(augmented(image(), change()), image())
+
+
+def test_flip_and_crop_are_exact():
+    x = image()
+    assert torch.equal(augmented(x, change(flip=1)), x.flip(2))
+    shifted = augmented(x, change(down=2, right=-1))
+    assert torch.equal(shifted[:, :3, 1:], x[:, 2:, :-1])
+    assert not shifted[:, 3:].any()
+    assert not shifted[:, :, 0].any()
+    # As torchvision orders them: crop first, then the mirror.
+    assert torch.equal(augmented(x, change(down=2, right=-1, flip=1)), shifted.flip(2))
+
+
+def test_rotation_matches_torchvision():
+    """By right angles exactly; by 10 degrees as torchvision's nearest-pixel rotation, but for rounding at pixel edges."""
+    from torchvision.transforms.v2 import InterpolationMode
+    from torchvision.transforms.v2.functional import rotate
+
+    x = image(6, 6)
+    assert torch.equal(augmented(x, change(angle=math.pi / 2)), torch.rot90(x, 1, (1, 2)))
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.random((1, 32, 32, 1)))
+    for degrees in (-10, 3.3, 10):
+        ours = augmented(x, change(angle=math.radians(degrees)))[0, ..., 0]
+        theirs = rotate(x[0].permute(2, 0, 1), degrees, InterpolationMode.NEAREST)[0]
+        assert (ours == theirs).double().mean() > 0.99
+
+
+def test_augmentation_is_drawn_by_seed_round_and_node():
+    kinds = ("rotation", "crop", "flip")
+    draw = draw_augmentation(kinds, 4000, 0, "batches", 3, 5)
+    assert torch.equal(draw, draw_augmentation(kinds, 4000, 0, "batches", 3, 5))
+    assert not torch.equal(draw, draw_augmentation(kinds, 4000, 0, "batches", 4, 5))
+    assert draw[:, 0].abs().max() <= math.radians(10)
+    assert draw[:, 0].abs().max() > math.radians(9.9)
+    for axis in (1, 2):
+        assert draw[:, axis].unique().tolist() == list(range(-4, 5))
+    assert draw[:, 3].mean().item() == pytest.approx(0.5, abs=0.05)
+    crop = draw_augmentation(("crop",), 100, 0, "batches", 3, 5)
+    assert not crop[:, [0, 3]].any()
+
+
+def test_training_is_augmented_and_evaluation_is_not():
+    plain, _ = digits_run("fedrcl", 1, local={**PLAIN, "iterations": 1})
+    changed, _ = digits_run("fedrcl", 1, local={**PLAIN, "iterations": 1, "augment": ["flip"]})
+    with pytest.raises(AssertionError):
+        close(plain[-1], changed[-1])
+    config = config_of("strategy=fedrcl", "num_nodes=4", "model=mlp")
+    site, bare = Site(config), Site(config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | PLAIN}})
+    scores = [s.client_class(s, [0]).score([{}], "train") for s in (site, bare)]
+    assert scores[0] == scores[1]
+
+
+# --------------------------------------------------------------------------------------------------------------- precision
+
+
+@pytest.mark.parametrize("stack_size", [1, 4])
+def test_mixed_precision_trains_in_bfloat16_where_it_is_allowed(monkeypatch, stack_size):
+    """On a CPU the setting has no effect; allowed there, training stays near full precision but is not equal to it."""
+    from clients.base import Client
+
+    def moved(mixed):
+        local = {**PLAIN, "mixed_precision": mixed, "lr": 0.01}
+        models, _ = digits_run("fedrcl", 1, dtype=torch.float32, model="cnn_pmfl", stack_size=stack_size, local=local)
+        return models[0], models[-1]
+
+    start, full = moved(False)
+    assert same(moved(True)[1], full)
+    monkeypatch.setattr(Client, "mixed_on", ("cpu",))
+    _, mixed = moved(True)
+    assert not same(mixed, full)
+    distance = sum((mixed[n] - full[n]).square().sum() for n in full).sqrt()
+    assert distance < 0.2 * sum((full[n] - start[n]).square().sum() for n in full).sqrt()
