@@ -19,9 +19,10 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from clients.augment import augmented, draw_augmentation
+from clients.files import read_personal, write_personal
 from clients.losses import cross_entropy
 from clients.optimizers import OwnClocks, StackedOptimizer
-from clients.site import Site
+from clients.site import Site, find_client, make_hyper
 from clients.stack import Batch, LocalWork, Plan, Stack, draw_batches, draw_dropout
 from contrafed import codec
 from models.base import Features, SplitModel
@@ -253,8 +254,7 @@ class Client(NumPyClient):
         except Exception as error:
             where = f"node {', '.join(map(str, stack.nodes))}, round {server_round}, step {stack.step}"
             raise LocalError(f"{where}: {type(error).__name__}: {error}") from error
-        for name in self._personal():
-            stack.memory[f"personal/{name}"] = stack.params[name]
+        stack.memory |= self._personal_parts(stack)
         means = {name: (total / seen.clamp_min(1)).tolist() for name, total in totals.items()}
         updates: list[Update] = [None] * len(order)  # type: ignore[list-item]
         alone = len(order) == 1
@@ -278,6 +278,17 @@ class Client(NumPyClient):
 
     def _personal(self) -> list[str]:
         return [n for n in self.site.initial if not self._travels(n)]
+
+    def _personal_parts(self, stack: Stack) -> Tensors:
+        return {f"personal/{name}": stack.params[name] for name in self._personal()}
+
+    def train_alone(self, received: Tensors, memory: Tensors, server_round: int, phase: Phase) -> Tensors:
+        """Return this one node's memory after one phase on its own; the one given stays as it is."""
+        stack = self._open([received], [memory], [0], server_round)
+        seen = torch.zeros(1, dtype=self.site.dtype, device=self.site.device)
+        self._train(stack, phase, [self.site.federation.partition.train(n) for n in self.nodes], {}, seen, None)
+        stack.memory |= self._personal_parts(stack)
+        return {name: value[0].detach() for name, value in stack.memory.items()}
 
     def _open(self, received: list[Tensors], memories: list[Tensors], order: list[int], server_round: int) -> Stack:
         """Stack what the nodes received and remember."""
@@ -423,16 +434,19 @@ class Client(NumPyClient):
             model[name] = received.get(f"model/{name}", own).to(self.site.device, self.site.dtype)
         return model
 
-    @torch.no_grad()
+    def refresh(self, received: Tensors, memory: Tensors, server_round: int) -> Tensors:
+        """Return the memory by which a node is judged at the end of a run: by default what it remembers."""
+        return memory
+
     def score(self, received: Sequence[Tensors], split: Literal["train", "test"]) -> list[tuple[float, float, int]]:
         """Return (mean loss, accuracy, examples) of each node's model on its own part of the data; reads only."""
-        results = []
-        for node, tensors, memory in zip(self.nodes, received, self.memories, strict=True):
-            part = self.site.federation.partition
-            index = part.test(node) if split == "test" else part.train(node)
-            model = self.judged_model(tensors, memory)
-            results.append(score(self.site, partial(self._judged, model, tensors), index))
-        return results
+        models = [self.judged_model(tensors, memory) for tensors, memory in zip(received, self.memories, strict=True)]
+        return [self._score(*row, split) for row in zip(self.nodes, models, received, strict=True)]
+
+    def _score(self, node: int, model: Tensors, received: Tensors, split: str) -> tuple[float, float, int]:
+        part = self.site.federation.partition
+        index = part.test(node) if split == "test" else part.train(node)
+        return score(self.site, partial(self._judged, model, received), index)
 
     def judge(self, features: Features, received: Tensors) -> Tensor:
         """Return the scores (b, C) by which a node predicts; by default the logits."""
@@ -469,10 +483,30 @@ class Client(NumPyClient):
         return codec.to_list(self.names("up"), update.tensors), update.num_examples, dict(update.metrics)
 
     def evaluate(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
-        """Score this one node's model on its own ``config["split"]`` (test by default): loss, examples, accuracy."""
+        """Score this one node's model on its own ``config["split"]`` (test by default): loss, examples, accuracy.
+
+        ``config["final"]`` marks the run's last evaluation. ``config["save"]`` is a folder to which the judged model is
+        written, on the node's own disk; ``config["load"]`` one from which it is read instead. Changes no state.
+        """
         received = codec.from_list(self.names("down"), parameters)
-        ((loss, accuracy, count),) = self.score([received], config.get("split", "test"))
+        (node,), (memory,) = self.nodes, self.memories
+        if config.get("load"):
+            model, received = read_personal(str(config["load"]), node)
+            model = {n: v.to(self.site.device, self.site.dtype) for n, v in model.items()}
+        else:
+            if config.get("final"):
+                memory = self.refresh(received, memory, int(config["server-round"]))
+            model = self.judged_model(received, memory)
+        if config.get("save"):
+            write_personal(str(config["save"]), node, model, received)
+        loss, accuracy, count = self._score(node, model, received, str(config.get("split", "test")))
         return loss, count, {"accuracy": accuracy}
+
+
+def keeps_parts(settings: Mapping[str, Any]) -> bool:
+    """Whether nodes of ``strategy=NAME`` keep parts of the model to themselves."""
+    client_class, _ = find_client(settings)
+    return bool(set(PARTS) - set(client_class.shared_parts(make_hyper(settings))))
 
 
 def score(site: Site, model: Callable[[Tensor], Features], index: np.ndarray) -> tuple[float, float, int]:

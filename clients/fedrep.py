@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from clients.base import PARTS, Client, Phase
+from clients.base import PARTS, Client, Phase, Tensors
 from clients.fedper import HEADS
 from clients.stack import LocalWork, Stack
 from contrafed.config import Range
@@ -17,6 +17,7 @@ class Config:
     local: LocalWork  # of the body phase; the head phase differs in its length alone
     head_epochs: Annotated[int, Range(ge=0)]  # tau_h
     head: Literal["classifier", "projector_classifier"]
+    eval_head_refresh: bool  # whether every node runs the head phase before the run's last evaluation
 
 
 class FedRepClient(Client):
@@ -29,11 +30,20 @@ class FedRepClient(Client):
 
     def phases(self, stack: Stack) -> Iterator[Phase]:
         """The head phase, then the body phase."""
-        head = replace(self.hyper.local, epochs=self.hyper.head_epochs, iterations=None)
-        yield Phase(head, HEADS[self.hyper.head], "head batches")
+        yield self._head_phase("head batches")
         yield Phase(self.hyper.local, self.parts)
+
+    def _head_phase(self, purpose: str) -> Phase:
+        head = replace(self.hyper.local, epochs=self.hyper.head_epochs, iterations=None)
+        return Phase(head, HEADS[self.hyper.head], purpose)
+
+    def refresh(self, received: Tensors, memory: Tensors, server_round: int) -> Tensors:
+        """Fit the head to the final body: a node that was drawn rarely would be judged by a head that hardly trained."""
+        if not self.hyper.eval_head_refresh or not self.hyper.head_epochs:
+            return memory
+        # A purpose of its own: the batches are not those of the last round once more.
+        return self.train_alone(received, memory, server_round, self._head_phase("final head batches"))
 
     def work_of(self, examples: int) -> int:
         """Return the steps of both phases."""
-        head = replace(self.hyper.local, epochs=self.hyper.head_epochs, iterations=None)
-        return head.steps(examples) + super().work_of(examples)
+        return self._head_phase("").work.steps(examples) + super().work_of(examples)

@@ -44,7 +44,7 @@ class MpFedconClient(FedRepClient):
 
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
         """In the body phase: z_con (B, b, D), z_glob (B, b, D), and whether the class has a centre (B, b)."""
-        if stack.phase == "head batches" or not self.hyper.contrast_weight:
+        if stack.phase != "batches" or not self.hyper.contrast_weight:
             return {}
         start = {n: stack.scratch[f"start/{n}"] for n in stack.params}
         means, valid = stack.received["proto/mean"], stack.received["proto/valid"]

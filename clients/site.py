@@ -29,6 +29,13 @@ def find_client(settings: Mapping[str, Any]) -> tuple[Any, Any]:
     return registry.only_subclass(module, NumPyClient), module.Config
 
 
+def make_hyper(settings: Mapping[str, Any]) -> Any:
+    """Return the node half's part of the ``strategy`` group, checked."""
+    _, config_class = find_client(settings)
+    own = {key: value for key, value in settings.items() if key in config_class.__dataclass_fields__}
+    return build(config_class, own, "strategy")
+
+
 class Site:
     """The data set on its device, the partition, the model, and the hyper-parameters of the node half.
 
@@ -50,9 +57,8 @@ class Site:
         self.device = torch.device(device)
         self.dtype = dtype
         self.federation = federation or load_federation(settings)
-        self.client_class, config_class = find_client(settings["strategy"])
-        own = {key: value for key, value in settings["strategy"].items() if key in config_class.__dataclass_fields__}
-        self.hyper: Any = build(config_class, own, "strategy")
+        self.client_class, _ = find_client(settings["strategy"])
+        self.hyper = make_hyper(settings["strategy"])
         data = self.federation.data
         self.model = model or make_model(settings, self.federation)
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from contrafed import registry
 from contrafed.errors import UserError, unknown
-from contrafed.settings import GROUPS, check
+from contrafed.settings import EVALUATION_KEYS, GROUPS, check, for_evaluation
 
 CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment")
 
@@ -46,16 +46,17 @@ def jobs(overrides: list[str], multirun: bool) -> list[list[str]]:
 
 def check_jobs(overrides: list[str], multirun: bool) -> list[dict[str, Any]]:
     """Check every job and return their configurations; raises ``UserError`` for the first fault, naming the job."""
-    expanded, configs = jobs(overrides, multirun), []
+    expanded, configs = jobs(overrides, multirun), list[dict[str, Any]]()
     for number, job in enumerate(expanded):
         try:
-            configs.append(OmegaConf.to_container(compose_job(job), resolve=True))
-            check(configs[-1])  # type: ignore[arg-type]
+            composed: Any = OmegaConf.to_container(compose_job(job), resolve=True)
+            configs.append(for_evaluation(composed))
+            check(configs[-1])
         except UserError as error:
             if len(expanded) == 1:
                 raise
             raise UserError(f"job {number} ({' '.join(job)}): {error}") from error
-    return configs  # type: ignore[return-value]
+    return configs
 
 
 def compose_job(overrides: list[str]) -> DictConfig:
@@ -74,9 +75,17 @@ def compose_job(overrides: list[str]) -> DictConfig:
         for override in parsed:
             if override not in choosing and not override.key_or_group.startswith("hydra"):
                 _check_key(chosen, override)
-        return _compose(overrides)
+        composed = _compose(overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"cannot compose the configuration: {_first_line(error)}") from error
+    if composed.get("evaluate_only") is not None:
+        others = [o.key_or_group for o in parsed if o.key_or_group.split(".")[0] not in (*EVALUATION_KEYS, "hydra")]
+        if others:
+            raise UserError(
+                f"evaluate_only takes the run's own configuration, so that {', '.join(others)} cannot be set beside it; "
+                f"what can: {', '.join(EVALUATION_KEYS[1:])}"
+            )
+    return composed
 
 
 def help_text() -> str:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from contrafed import registry
 from contrafed.reporting import claim_folder, quiet_libraries
-from contrafed.settings import check, engine_config
+from contrafed.settings import check, engine_config, for_evaluation
 
 
 def compose(*overrides: str) -> DictConfig:
@@ -29,6 +29,7 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
         OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else dict(cfg)  # type: ignore[assignment]
     )
     quiet_libraries(bool(config.get("verbose", False)))
+    config = for_evaluation(config)
     check(config)
     # After quiet_libraries, which sets what Flower and Ray read when they are imported.
     from clients.site import node_settings

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from omegaconf import OmegaConf
+from yaml import YAMLError
+
 from contrafed import registry
 from contrafed.config import Range, build
 from contrafed.errors import UserError, unknown
@@ -23,12 +26,15 @@ class Top:
     eval_train: bool
     eval_nodes: bool | None
     init_from: str | None
+    save_personal: bool
+    evaluate_only: str | None
     output_dir: str
     verbose: bool
 
 
 def check(config: Mapping[str, Any]) -> None:
     """Raise ``UserError`` for the first thing that is wrong with a composed configuration; loads no data."""
+    import clients.base
     import models.base
     import partitions.images
     import partitions.participation.base
@@ -48,8 +54,35 @@ def check(config: Mapping[str, Any]) -> None:
     partitions.participation.base.check_settings(config["participation"], config["num_nodes"])
     models.base.check_settings(config["model"])
     engine_config(config["engine"])
+    if config["save_personal"] and not clients.base.keeps_parts(config["strategy"]):
+        raise UserError(f"save_personal: strategy={config['strategy']['name']} has no personal models, only the global one")
     if config["init_from"] is not None and not Path(config["init_from"]).is_file():
         raise UserError(f"init_from: there is no file {config['init_from']}")
+
+
+# What may differ between a run and the evaluation of its saved models.
+EVALUATION_KEYS = ("evaluate_only", "engine", "output_dir", "verbose", "eval_train", "eval_nodes")
+
+
+def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with which ``evaluate_only=PATH`` scores what the run in PATH saved.
+
+    It is the run's own, but for ``EVALUATION_KEYS``; without ``evaluate_only`` it is ``config`` itself. Raises ``UserError``.
+    """
+    if config.get("evaluate_only") is None:
+        return dict(config)
+    folder = Path(str(config["evaluate_only"])).expanduser()
+    for name in ("config.yaml", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise UserError(f"evaluate_only: there is no {name} in {folder}; give the folder of a finished run")
+    try:
+        stored = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    except (OSError, YAMLError) as error:
+        raise UserError(f"evaluate_only: cannot read {folder / 'config.yaml'} ({type(error).__name__})") from error
+    if not isinstance(stored, dict):
+        raise UserError(f"evaluate_only: {folder / 'config.yaml'} is no run's configuration")
+    own = {key: config[key] for key in EVALUATION_KEYS}
+    return {**stored, **own, "evaluate_only": str(folder), "save_personal": False, "init_from": None}  # type: ignore[dict-item]
 
 
 def engine_config(settings: Mapping[str, Any]) -> Any:

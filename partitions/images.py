@@ -3,21 +3,30 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from contrafed import registry
-from contrafed.config import build, convert
+from contrafed.config import build
 from contrafed.errors import UserError
 from contrafed.randomness import generator
 
 SMALLEST = 8  # pixels a side; the smallest image that every model takes
 
+
+@dataclass(frozen=True)
+class Common:
+    """Settings that every data set has."""
+
+    merge_splits: bool
+    normalize: Literal["moments", "half"]
+
+
 # Keys that every data set has beside its own.
-SHARED_KEYS = registry.COMMON_KEYS | {"merge_splits"}
+SHARED_KEYS = registry.COMMON_KEYS | set(Common.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -106,13 +115,17 @@ def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarr
 def load_images(settings: Mapping[str, Any]) -> ImageData:
     """Load the data set of the ``dataset`` group; ``merge_splits`` leaves no central test split (FedCRL's protocol).
 
-    The mean and standard deviation stay those of the published training part: the merged images are the nodes' tests too.
+    ``normalize: half`` maps pixels to [-1, 1] whatever their distribution. Else mean and standard deviation stay those of
+    the published training part: the merged images are the nodes' tests too.
     Raises ``UserError`` for wrong settings, and for data that are missing or damaged.
     """
     module, config = _configured(settings)
     data: ImageData = module.load(config, str(settings["name"]))
     if settings["merge_splits"]:
         data = replace(data, test=torch.zeros_like(data.test))
+    if settings["normalize"] == "half":
+        halves = (0.5,) * len(data.mean)
+        data = replace(data, mean=halves, std=halves)
     return data
 
 
@@ -126,7 +139,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def _configured(settings: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the module and the checked config of a data set, its ``path`` (where it has one) known to exist."""
     module = registry.find("partitions.datasets", "dataset", settings)
-    convert(bool, settings.get("merge_splits"), "dataset.merge_splits")
+    build(Common, {k: v for k, v in settings.items() if k in Common.__dataclass_fields__}, "dataset")
     config = build(module.Config, settings, "dataset", ignore=SHARED_KEYS)
     if hasattr(config, "path"):
         if config.path is None:

@@ -23,6 +23,7 @@ class Common:
     max_redraws: Annotated[int, Range(ge=0)]
     on_small: Literal["error", "move", "drop"]
     test_fraction: Annotated[float, Range(ge=0, lt=1)] | None
+    deal_test: bool
     keep_fraction: Annotated[float, Range(gt=0, le=1)]
     scarce_nodes: Annotated[int, Range(ge=0)]
     scarce_fraction: Annotated[float, Range(gt=0, le=1)]
@@ -102,6 +103,8 @@ def make_partition(settings: Mapping[str, Any], data: ImageData, num_nodes: int,
     Raises ``UserError`` for what cannot be, with the numbers.
     """
     module, config, common = _configured(settings, num_nodes)
+    if common.deal_test and not data.test.any():
+        raise UserError("partition.deal_test needs a central test split; set dataset.merge_splits=false")
     pool = np.flatnonzero(~data.test.numpy())
     y = data.y.numpy()
     if hasattr(module, "lazy"):
@@ -139,7 +142,11 @@ def make_partition(settings: Mapping[str, Any], data: ImageData, num_nodes: int,
     rng = generator(seed, f"partition {name} small")
     limits = y[pool] if getattr(module, "FIXED_CLASSES", False) else None
     parts = [pool[part] for part in _enough(best, limits, common, rng)]
-    train, test = _hold_out(parts, _test_fraction(common, merged), generator(seed, f"partition {name} test"))
+    rng = generator(seed, f"partition {name} test")
+    if common.deal_test:
+        train, test = parts, _dealt(parts, np.flatnonzero(data.test.numpy()), y, data.num_classes, rng)
+    else:
+        train, test = _hold_out(parts, _test_fraction(common, merged), rng)
     train = _scarce(train, y, common, generator(seed, f"partition {name} scarce"))
     return Partition(train, test, y, data.num_classes)
 
@@ -161,11 +168,18 @@ def _configured(settings: Mapping[str, Any], num_nodes: int) -> tuple[Any, Any, 
     if common.scarce_nodes > num_nodes:
         raise UserError(f"partition.scarce_nodes={common.scarce_nodes} is more than num_nodes={num_nodes}")
     if hasattr(module, "lazy"):
-        unused = {"test_fraction": common.test_fraction or 0, "scarce_nodes": common.scarce_nodes}
+        unused = {
+            "test_fraction": common.test_fraction or 0,
+            "scarce_nodes": common.scarce_nodes,
+            "deal_test": common.deal_test,
+        }
         unused["keep_fraction"] = 1 - common.keep_fraction
         if any(unused.values()):
             key = next(key for key, value in unused.items() if value)
             raise UserError(f"partition={settings['name']} has no partition.{key}: its nodes hold what they draw, no more")
+    if common.deal_test and (hasattr(module, "explicit") or common.test_fraction is not None):
+        other = "partition=file" if hasattr(module, "explicit") else "partition.test_fraction"
+        raise UserError(f"partition.deal_test and {other} both say what a node's test part is: set one of them")
     return module, build(module.Config, settings, "partition", ignore=COMMON_KEYS), common
 
 
@@ -238,6 +252,20 @@ def _hold_out(parts: list[np.ndarray], fraction: float, rng: np.random.Generator
         test.append(order[:held])
         train.append(order[held:])
     return train, test
+
+
+def _dealt(
+    parts: list[np.ndarray], test: np.ndarray, y: np.ndarray, num_classes: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Deal the central test split ``test`` out: of each class in the proportions in which its training examples are held."""
+    counts = np.array([np.bincount(y[part], minlength=num_classes) for part in parts])
+    mine: list[list[np.ndarray]] = [[] for _ in parts]
+    for label in range(num_classes):
+        members, held = rng.permutation(test[y[test] == label]), counts[:, label].cumsum()
+        cuts = np.round(held / max(held[-1], 1) * len(members)).astype(np.int64)
+        for node, piece in enumerate(np.split(members, cuts)[: len(parts)]):
+            mine[node].append(piece)
+    return [np.concatenate(pieces) for pieces in mine]
 
 
 def _scarce(parts: list[np.ndarray], y: np.ndarray, common: Common, rng: np.random.Generator) -> list[np.ndarray]:

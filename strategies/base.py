@@ -224,12 +224,21 @@ class FederatedStrategy(Strategy):
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask every node that holds a test part to score its model; a read-only message."""
+        """Ask ``config["nodes"]`` to score their models; a read-only message.
+
+        In the last round ``config["save"]``, a folder, has every node that holds data write its model; ``config["load"]`` has
+        them score saved ones.
+        """
         nodes: Any = config.get("nodes", [])
+        final = server_round == self.num_rounds
+        save = str(config.get("save", "")) if final else ""
+        if save:  # nodes without a test part have a model as well
+            nodes = np.flatnonzero(self.population.sizes).tolist()
         if not nodes:
             return []
         record = codec.to_record(self.broadcast_for_evaluation(codec.from_record(arrays)))
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
+        scalars.update({"final": final, "save": save, "load": str(config.get("load", ""))})
         content = RecordDict({codec.ARRAYS: record, codec.CONFIG: scalars})
         self._sent = [
             (

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from clients.base import EVALUATION_BATCH, Tensors, score
+from clients.files import personal_file, shapes_in
 from clients.site import Site, node_settings, site_for
 from contrafed import codec
 from contrafed.errors import UserError
@@ -27,6 +30,9 @@ from strategies.base import FederatedStrategy, Population, Round, find_strategy,
 
 # Seconds between two looks at Flower's inbox, and at its list of nodes.
 POLL = 0.05
+
+# In a run's folder: the global model, and the folder of personal ones.
+MODEL_FILE, PERSONAL = "model.safetensors", "personal"
 
 app = ServerApp()
 
@@ -100,6 +106,8 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
         config["participation"], partition.class_proportions, config["num_nodes"], config["seed"]
     )
     engine = engine_config(config["engine"])
+    saved = config["evaluate_only"]
+    rounds = 0 if saved else config["num_rounds"]
     strategy_class, _ = find_strategy(config["strategy"])
     strategy = strategy_class(
         make_config(config["strategy"]),
@@ -109,17 +117,21 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
         population=population,
         participation=participation,
         settings=settings,
-        num_rounds=config["num_rounds"],
+        num_rounds=rounds,
         max_norm=engine.max_norm,
         work_of=site.client_class(site, []).work_of,
     )
-    initial = initial_model(site, config["init_from"])
-    recorder = RunRecorder(folder, config["text"])
+    folders = {"save": str(folder.resolve() / PERSONAL) if config["save_personal"] else "", "load": ""}
+    if saved and strategy.personal:
+        folders["load"] = str((Path(saved) / PERSONAL).resolve())
+        check_saved(site, folders["load"])
+    initial = initial_model(site, str(Path(saved) / MODEL_FILE) if saved else config["init_from"])
+    recorder = RunRecorder(folder, config["text"], first_round=0 if saved else 1)
     recorder.partition(partition.class_counts())
     began, status, last = time.perf_counter(), "failed", initial
     title = f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
     try:
-        with Progress(config["num_rounds"], title) as progress:
+        with Progress(rounds, title) as progress:
             log = Log(recorder, progress, strategy, config)
 
             def on_round(done: Round, arrays: ArrayRecord) -> None:
@@ -132,9 +144,9 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
             strategy.start(
                 grid,  # type: ignore[arg-type]
                 codec.to_record(initial),
-                num_rounds=config["num_rounds"],
+                num_rounds=rounds,
                 timeout=engine.round_timeout,
-                evaluate_config=ConfigRecord({"nodes": [n for n in asked if len(partition.test(n))]}),
+                evaluate_config=ConfigRecord({"nodes": [n for n in asked if len(partition.test(n))], **folders}),
                 evaluate_fn=lambda r, arrays: evaluate(site, config, r, codec.from_record(arrays), strategy.personal),
                 on_round=on_round,
             )
@@ -166,6 +178,8 @@ class Log:
             put(t, "global", split, metric, value)
         for name, value in (done.node_evaluation or {}).items():
             put(t, *(("personal", "test") if self.strategy.personal else ("global", "nodes")), name, value)
+        for name, (ids, values) in done.node_metrics.items():
+            self.recorder.nodes(t, ids, name, values)
         if t > 0:
             for name, value in done.metrics.items():
                 put(t, "global", "fit", name, value)
@@ -175,8 +189,6 @@ class Log:
             put(t, "global", "system", "bytes_up", done.bytes_up)
             put(t, "global", "system", "failures", failed)
             put(t, "global", "system", "replies_rejected", done.rejected.total() - failed)
-            for name, (ids, values) in done.node_metrics.items():
-                self.recorder.nodes(t, ids, name, values)
             self.recorder.time(t, done.seconds)
         self.recorder.flush()
         scores = done.evaluation or {}
@@ -208,13 +220,28 @@ def discover(grid: Grid | StoppableGrid, sizes: np.ndarray, settings: str) -> Po
     return Population(sizes, node_ids)
 
 
+def check_saved(site: Site, folder: str) -> None:
+    """Raise ``UserError`` unless every node that holds a test part has a saved personal model of the right shapes there."""
+    partition, wanted = site.federation.partition, {n: tuple(v.shape) for n, v in site.initial.items()}
+    for node in range(site.federation.num_nodes):
+        if len(partition.test(node)) == 0:
+            continue
+        try:
+            found = shapes_in(folder, node)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"evaluate_only: there is no personal model of node {node} in {folder}; the run needs save_personal=true"
+            ) from error
+        except SafetensorError as error:
+            raise UserError(f"evaluate_only: {personal_file(folder, node)} is no safetensors file ({error})") from error
+        if found != wanted:
+            raise UserError(f"evaluate_only: {personal_file(folder, node)} does not fit the model of this configuration")
+
+
 def initial_model(site: Site, path: str | None) -> Tensors:
     """Return the initial global model: drawn from the seed, or read from a safetensors file of the same shapes."""
     if path is None:
         return {name: value.detach().cpu() for name, value in site.initial.items()}
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         loaded = load_file(path)
     except SafetensorError as error:
@@ -278,6 +305,7 @@ def facts(config: Mapping[str, Any], site: Site) -> dict[str, Any]:
         "seed": config["seed"],
         "num_nodes": config["num_nodes"],
         "num_rounds": config["num_rounds"],
+        **({"evaluate_only": config["evaluate_only"]} if config["evaluate_only"] else {}),
         "parameters": sum(value.numel() for value in site.initial.values()),
         "device": str(site.device),
         "versions": versions(),

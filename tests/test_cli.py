@@ -37,7 +37,7 @@ def command(*arguments, timeout=300):
         (["engine=rai"], "unknown engine 'rai', did you mean 'ray'?"),
         (["strategy.temprature=1"], "unknown strategy key 'temprature', did you mean 'temperature'?"),
         (["strategy.local.learning_rate=1"], "unknown strategy.local key 'learning_rate'"),
-        (["strategy=fedavg", "strategy.server=fedam"], "unknown strategy.server 'fedam', did you mean 'fedadam'?"),
+        (["strategy=fedavg", "strategy.server=fedam"], "unknown strategy.server 'fedam', did you mean 'fedagm'?"),
         (["strategy=pmfl", "strategy.server=fedavgm"], "strategy=pmfl has a server rule of its own; strategy.server goes with"),
         (["strategy=fedrcl", "strategy.beta1=0.5"], "unknown strategy key 'beta1'"),
         (

@@ -45,6 +45,9 @@ def test_digits():
 
 def test_merged_splits_leave_no_central_test_set():
     assert not load_images(settings_of("digits", merge_splits=True)).test.any()
+    assert load_images(settings_of("digits")).mean != (0.5,)
+    half = load_images(settings_of("digits", normalize="half"))
+    assert (half.mean, half.std) == ((0.5,), (0.5,))
 
 
 def npz(tmp_path, **arrays):

@@ -173,6 +173,29 @@ def test_own_test_parts():
     assert make("iid", nodes=2000, merged=True, min_node_size=1, test_fraction=0.9).sizes.tolist() == [1] * 2000
 
 
+@pytest.mark.parametrize(("name", "changes"), [("pathological", {"scheme": "shards"}), ("dirichlet", {}), ("iid", {})])
+def test_the_central_test_split_is_dealt_out_as_the_classes_are(name, changes):
+    data = data_of(2500, test=500)
+    part = make(name, data=data, deal_test=True, **changes)
+    every = np.concatenate([part.test(k) for k in range(20)])
+    assert sorted(every) == list(range(2000, 2500))
+    y = data.y.numpy()
+    for k in range(20):
+        mine = np.bincount(y[part.test(k)], minlength=10)
+        share = np.bincount(y[2000:], minlength=10) / np.bincount(y[:2000], minlength=10)
+        assert np.abs(mine - part.class_counts()[k] * share).max() <= 1.0
+    assert part.sizes.sum() == 2000
+
+
+def test_dealing_the_test_split_is_refused_where_there_is_none():
+    with pytest.raises(UserError, match="deal_test needs a central test split"):
+        make("iid", merged=True, deal_test=True)
+    with pytest.raises(UserError, match="deal_test and partition.test_fraction both say"):
+        make("iid", data=data_of(test=100), deal_test=True, test_fraction=0.1)
+    with pytest.raises(UserError, match="sampled has no partition.deal_test"):
+        make("sampled", data=data_of(test=100), deal_test=True)
+
+
 def test_scarcity_keeps_the_label_distribution():
     """n = 7, r = 0.1 keeps 1; n = 40 keeps 4 (METHODS section 2)."""
     y = np.repeat([0, 1], [7, 40])

@@ -1,5 +1,7 @@
 """Methods with personal models: hand-computed losses and tables, reductions, messages, memory, and stacked == one by one."""
 
+import csv
+import io
 import math
 
 import numpy as np
@@ -7,8 +9,10 @@ import pytest
 import torch
 from rig import PERSONAL, Schedule, Vector, close, config_of, run_strategy, same, scalar_site, strategy_settings
 
-from clients.site import Site
+from clients.base import PARTS
+from clients.site import Site, find_client, make_hyper
 from clients.stack import Batch, Stack
+from contrafed.errors import UserError
 from contrafed.experiment import run
 from simulation.grid import LocalGrid
 from strategies.base import Replies, Reply
@@ -358,3 +362,134 @@ def test_personal_methods_report_personal_numbers_only(tmp_path):
     assert ",personal,test,accuracy_worst_decile," in rows
     assert ",global,test," not in rows
     assert ",accuracy," in (tmp_path / "run" / "nodes.csv").read_text()
+
+
+# ------------------------------------------------------------------------------------------------------------ on the wire
+
+WIRE = ("fedavg", "moon", "fedau", "pmfl", "fedrcl", *PERSONAL)
+
+
+def payload(record):
+    """The bytes of a record's arrays as Flower serialises them, without the headers of the .npy files."""
+    total = 0
+    for array in record.values():
+        file = io.BytesIO(array.data)
+        version = np.lib.format.read_magic(file)
+        getattr(np.lib.format, f"read_array_header_{version[0]}_0")(file)
+        total += len(array.data) - file.tell()
+    return total
+
+
+@pytest.mark.parametrize("name", WIRE)
+def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
+    """METHODS section 41.6, in scalars per node and round: both ways, beside validity and counts of prototypes."""
+    seen = {"down": 0, "up": 0}
+
+    class Wire:
+        def __init__(self, grid):
+            self.grid = grid
+
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            for reply in (replies := list(self.grid.send_and_receive(messages, timeout=timeout))):
+                seen["up"] += payload(reply.content["arrays"])
+            seen["down"] += sum(payload(message.content["arrays"]) for message in messages)
+            return replies
+
+    config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    site = Site(config)
+    _, strategy = run_strategy(site, config, Schedule([range(3)]), 1, wrap=Wire)
+    assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
+    sizes = {part: sum(v.numel() for n, v in site.initial.items() if n.startswith(part)) for part in PARTS}
+    everything, table, extra = sum(sizes.values()), 10 * 9, 10
+    one_way = {
+        "local": 0,
+        "fedper": sizes["encoder"] + sizes["projector"],
+        "fedrep": sizes["encoder"] + sizes["projector"],
+        "lgfedavg": sizes["classifier"],
+        "fedproto": table + extra,
+        "mpfedcon": sizes["encoder"] + table + extra,
+        "fedcrl": sizes["encoder"] + sizes["projector"] + table + extra,
+        "fedcosr": sizes["encoder"] + sizes["projector"] + table + extra,
+    }.get(name, everything)
+    assert seen == {"down": 3 * 4 * one_way, "up": 3 * 4 * one_way}
+
+
+def test_the_papers_network_sends_what_the_paper_counts():
+    """FedCRL on CIFAR-10: 519,808 scalars both ways, 2 C fewer than FedAvg; beside 2 C of counts and validity."""
+    from models.base import build_model
+
+    model = build_model(config_of("model=cnn")["model"], 3, (32, 32), 10, 0)
+    counts = {}
+    for name in ("fedavg", "fedcrl"):
+        settings = config_of(f"strategy={name}")["strategy"]
+        messages = find_client(settings)[0].messages(model, make_hyper(settings))
+        counts[name] = sum(math.prod(shape) for shapes in messages for shape in shapes.values())
+    assert counts == {"fedavg": 519_828, "fedcrl": 519_808 + 2 * 10}
+
+
+# ---------------------------------------------------------------------------------------------- saving and judging for good
+
+SAVED = (
+    "engine=local", "num_nodes=6", "num_rounds=2", "eval_every=1", "participation=uniform", "participation.select=2",
+    "model=mlp", "model.hidden=[8]", "model.projection=[5]", "dataset.merge_splits=true",
+)  # fmt: skip
+
+
+def test_the_last_evaluation_refits_every_head(tmp_path):
+    """A node that never took part is judged by a trained head, and only then; nothing of it is remembered."""
+    scores = {}
+    for refresh in (True, False):
+        summary = run(
+            config_of("strategy=mpfedcon", f"strategy.eval_head_refresh={refresh}", *SAVED, f"output_dir={tmp_path}/{refresh}")
+        )
+        with open(tmp_path / str(refresh) / "nodes.csv") as file:
+            scores[refresh] = {
+                (int(r["round"]), int(r["node"])): float(r["value"]) for r in csv.DictReader(file) if r["metric"] == "accuracy"
+            }
+        assert summary["status"] == "finished"
+    assert all(scores[True][1, n] == scores[False][1, n] for n in range(6))
+    assert sum(scores[True][2, n] for n in range(6)) > sum(scores[False][2, n] for n in range(6)) + 0.5
+    config = config_of("strategy=fedrep", "num_nodes=4", "model=mlp")
+    site = Site(config)
+    client = site.client_class(site, [0])
+    received = {f"model/{n}": v for n, v in site.initial.items() if not n.startswith("classifier")}
+    memory = client.train_alone(received, {}, 3, client._head_phase("final head batches"))
+    assert set(memory) == {"personal/classifier.weight", "personal/classifier.bias"}
+    assert not torch.equal(memory["personal/classifier.weight"], site.initial["classifier.weight"])
+    assert client.memories == [{}]
+    untouched = client.refresh(received, memory, 3)
+    assert not torch.equal(untouched["personal/classifier.weight"], memory["personal/classifier.weight"])
+
+
+@pytest.mark.parametrize("name", ["mpfedcon", "fedproto", "fedcrl", "local"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_saved_personal_models_score_what_they_scored(tmp_path, name, engine):
+    first = run(config_of(f"strategy={name}", *SAVED, "save_personal=true", f"output_dir={tmp_path}/run"))
+    assert sorted(p.name for p in (tmp_path / "run" / "personal").iterdir()) == [f"{n}.safetensors" for n in range(6)]
+    again = run(config_of(f"evaluate_only={tmp_path}/run", f"engine={engine}", f"output_dir={tmp_path}/again"))
+    for key in ("personal_accuracy_mean", "personal_accuracy_std", "method"):
+        assert again[key] == first[key]
+    assert again["rounds"] == 0
+    rows = [(tmp_path / f / "nodes.csv").read_text().splitlines()[1:] for f in ("run", "again")]
+    last = [row.split(",", 1)[1] for row in rows[0] if row.startswith("2,") and ",accuracy," in row]
+    assert [row.split(",", 1)[1] for row in rows[1]] == last
+
+
+def test_a_saved_global_model_scores_what_it_scored(tmp_path):
+    first = run(config_of("strategy=fedavg", *SAVED, "dataset.merge_splits=false", f"output_dir={tmp_path}/run"))
+    again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again"))
+    assert again["accuracy_final"] == first["accuracy_final"]
+
+
+def test_mistakes_about_saved_models_are_one_line(tmp_path):
+    with pytest.raises(UserError, match="save_personal: strategy=fedavg has no personal models"):
+        run(config_of("strategy=fedavg", *SAVED, "save_personal=true", f"output_dir={tmp_path}/run"))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="there is no config.yaml in .*nowhere; give the folder of a finished run"):
+        run(config_of("evaluate_only=nowhere"))
+    with pytest.raises(UserError, match="so that seed, strategy.local.lr cannot be set beside it"):
+        config_of("evaluate_only=nowhere", "seed=1", "strategy.local.lr=1", "engine=local")
+    run(config_of("strategy=fedcrl", *SAVED, f"output_dir={tmp_path}/bare"))
+    with pytest.raises(UserError, match="no personal model of node 0 in .*; the run needs save_personal=true"):
+        run(config_of(f"evaluate_only={tmp_path}/bare", "engine=local", f"output_dir={tmp_path}/again"))

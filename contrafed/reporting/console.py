@@ -179,10 +179,13 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
             f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "
             f"mean of the best five {percent('accuracy_top5_mean')}"
         )
-    lines.append(
-        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s ({summary['seconds_per_round']:.3f} s a round), "
-        f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down"
-    )
+    if summary.get("evaluate_only"):
+        lines.append(f"scored what {summary['evaluate_only']} had saved in {summary['seconds']:.1f} s")
+    else:
+        lines.append(
+            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s ({summary['seconds_per_round']:.3f} s a round), "
+            f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down"
+        )
     if summary["failures"] or summary["replies_rejected"]:
         lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")
     print("\n".join([*lines, f"everything is in {folder}"]), flush=True)

@@ -39,8 +39,10 @@ class RunRecorder:
     ``metrics.csv`` holds no wall-clock time, so that the same seed gives the same bytes; times are in ``times.csv``.
     """
 
-    def __init__(self, folder: Path, config_text: str) -> None:
+    def __init__(self, folder: Path, config_text: str, first_round: int = 1) -> None:
+        """Write into ``folder``; what is recorded before ``first_round`` is in no number of the summary."""
         self.folder = folder
+        self.first_round = first_round
         self.began = time.perf_counter()
         (folder / "config.yaml").write_text(config_text, encoding="utf-8")
         self._files = {
@@ -127,7 +129,7 @@ class RunRecorder:
 
         ``status`` is finished, interrupted or failed. What is returned is what the file holds: None stands for a number
         that does not exist. Accuracies and their standard deviations are fractions, not percentages. The initial model's
-        evaluation (round 0) is in no number.
+        evaluation (round 0) is in no number, unless there was nothing else to do.
         """
         self.flush()
         summary: dict[str, Any] = {"status": status, **extra, "rounds": self._rounds}
@@ -162,7 +164,7 @@ class RunRecorder:
             self._events.close()
 
     def _points(self, scope: str, split: str, name: str) -> list[float]:
-        return [value for t, value in self._curves.get((scope, split, name), []) if t > 0]
+        return [value for t, value in self._curves.get((scope, split, name), []) if t >= self.first_round]
 
     def _curve_summary(self, split: str, prefix: str) -> dict[str, float]:
         points = self._points("global", split, "accuracy")
