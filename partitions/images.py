@@ -81,7 +81,7 @@ def make_images(
     if classes < 2:
         raise UserError(f"there must be at least 2 classes, found {classes}")
     mean, std = _moments(x[~test])
-    images = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
+    images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
     labels = torch.from_numpy(y.astype(np.int64))
     return ImageData(images, labels, torch.from_numpy(test.astype(bool)), mean, std, classes, owner)
 

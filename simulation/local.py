@@ -9,6 +9,7 @@ from clients.site import Site, default_device, install, uninstall
 from contrafed.config import Range
 from simulation.engine import Job, stack_size_for
 from simulation.grid import LocalGrid
+from simulation.worker import reuse_memory
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ def run(config: Config, job: Job) -> None:
     threads = torch.get_num_threads()
     # One thread, as every worker of the other engines has: numbers must not depend on the number of cores.
     torch.set_num_threads(1)
+    reuse_memory()
     grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes))
     try:
         install(job.node_settings, Site(job.settings, device=device, federation=job.federation))

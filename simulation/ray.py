@@ -23,7 +23,7 @@ from contrafed.errors import UserError
 from partitions.federation import Federation
 from simulation.engine import Job, stack_size_for
 from simulation.grid import VirtualGrid
-from simulation.worker import BatchRunner, identify
+from simulation.worker import BatchRunner, identify, reuse_memory
 
 # A worker checks its time limit between steps; one that is this many seconds late hangs and is replaced.
 GRACE = 60.0
@@ -93,7 +93,9 @@ class Worker:
     ) -> None:
         torch.set_num_threads(1)
         identify()
+        reuse_memory()
         tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in shared["tensors"].items()}
+        tensors["x"] = tensors["x"].permute(0, 3, 1, 2)
         data = replace(shared["data"], **tensors)
         federation = Federation(data, shared["partition"])
         device = default_device()
@@ -148,7 +150,8 @@ class RayGrid(VirtualGrid):
                 f"Ray has {cpus} and {gpus}; lower engine.workers, engine.cpus_per_worker or engine.gpus_per_worker"
             )
         data = site.federation.data
-        tensors = {name: getattr(data, name).cpu().numpy() for name in ("x", "y", "test")}
+        # Channels last, as a Site wants them: workers then read Ray's shared memory without a copy of their own.
+        tensors = {"x": site.x.cpu().numpy(), "y": data.y.cpu().numpy(), "test": data.test.cpu().numpy()}
         nothing: dict[str, Any] = dict.fromkeys(tensors)
         empty = replace(data, **nothing)
         shared = {"data": empty, "tensors": tensors, "partition": site.federation.partition}

@@ -1,5 +1,7 @@
 """Running a batch of messages on one worker: stacking, isolation of a faulty node, transactional node state."""
 
+import contextlib
+import ctypes
 import time
 from collections.abc import Sequence
 
@@ -12,6 +14,9 @@ from clients.base import DeadlineError, LocalError
 from clients.client_app import app, run_stack
 from contrafed import codec
 
+# glibc's malloc.h
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+
 RUN_ID = 1  # a process has one run at a time
 FIRST_NODE_ID = 1000  # node k's id is this + k; 0 and 1 mean something to Flower
 
@@ -19,6 +24,17 @@ FIRST_NODE_ID = 1000  # node k's id is this + k; 0 and 1 mean something to Flowe
 def identify() -> None:
     """Tell Flower which task this process runs; without it no message can be made."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SUPERLINK_NODE_ID
+
+
+def reuse_memory() -> None:
+    """Have glibc keep freed memory: activations of some 10 MB are otherwise mapped anew at every layer of every step.
+
+    A third of a small CNN's time on a CPU; elsewhere than on glibc this does nothing.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, value in ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 << 20)):
+            mallopt(parameter, value)
 
 
 def context_of(message: Message, state: RecordDict | None, num_nodes: int) -> Context:

@@ -150,6 +150,8 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
                 evaluate_fn=lambda r, arrays: evaluate(site, config, r, codec.from_record(arrays), strategy.personal),
                 on_round=on_round,
             )
+            if rounds and not log.participants:
+                progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -169,6 +171,7 @@ class Log:
         self.recorder, self.progress, self.strategy = recorder, progress, strategy
         self.num_nodes: int = config["num_nodes"]
         self.warned = False
+        self.participants = 0  # over all rounds
 
     def write(self, done: Round) -> None:
         """Record one round and flush."""
@@ -183,6 +186,7 @@ class Log:
         if t > 0:
             for name, value in done.metrics.items():
                 put(t, "global", "fit", name, value)
+            self.participants += len(done.participants)
             self.recorder.participants(t, done.participants, self.num_nodes)
             failed = done.rejected["failed"] + done.rejected["no answer"]
             put(t, "global", "system", "bytes_down", done.bytes_down)

@@ -56,7 +56,9 @@ def local_runs(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize(("method", "workers"), [*((m, 2) for m in (*METHODS, "fedcrl", "mpfedcon", "fedproto")), ("pmfl", 1)])
+@pytest.mark.parametrize(
+    ("method", "workers"), [*((m, 2) for m in (*METHODS, "fedagm", "fedcrl", "mpfedcon", "fedproto")), ("pmfl", 1)]
+)
 def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, method, workers):
     summary, model, metrics, nodes = run_tiny(tmp_path / "run", f"strategy={method}", "engine=ray", f"engine.workers={workers}")
     _, expected, expected_metrics, expected_nodes = local_runs(method)
@@ -75,7 +77,12 @@ def test_three_ray_workers_equal_local(tmp_path, local_runs):
 
 # FedAvg sends models and keeps nothing, PMFL sends changes and remembers models: between them every message shape.
 @pytest.mark.parametrize(
-    "method", ["fedavg", "pmfl", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedprox", "moon", "fedau", *PERSONAL))]
+    "method",
+    [
+        "fedavg",
+        "pmfl",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedprox", "moon", "fedau", "fedrcl", "fedagm", *PERSONAL)),
+    ],
 )
 def test_flowers_own_runtime_equals_local_bit_for_bit(tmp_path, local_runs, method):
     summary, model, metrics, nodes = run_tiny(tmp_path / "run", f"strategy={method}", "engine=flower")

@@ -221,7 +221,7 @@ def test_fedproto_predicts_the_nearest_valid_prototype():
 
 # ------------------------------------------------------------------------------------------------------------- whole runs
 
-EPOCH = {"local": {"epochs": 1, "iterations": None, "batch_size": 7, "optimizer": "sgd", "lr": 0.05}}
+EPOCH = {"local": {"epochs": 1, "iterations": None, "batch_size": 7, "optimizer": "sgd", "lr": 0.05, "momentum": 0.0}}
 ROUNDS = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
 
 
