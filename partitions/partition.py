@@ -27,6 +27,7 @@ class Common:
     keep_fraction: Annotated[float, Range(gt=0, le=1)]
     scarce_nodes: Annotated[int, Range(ge=0)]
     scarce_fraction: Annotated[float, Range(gt=0, le=1)]
+    cut_test: bool
 
 
 COMMON_KEYS = registry.COMMON_KEYS | set(Common.__dataclass_fields__)
@@ -117,6 +118,8 @@ def make_partition(settings: Mapping[str, Any], data: ImageData, num_nodes: int,
         if own_test is None:
             train, own_test = _hold_out(train, _test_fraction(common, merged), generator(seed, "partition file test"))
         train = _enough(train, None, common, generator(seed, "partition file small"))
+        if common.cut_test:
+            own_test = _scarce(own_test, y, common, generator(seed, "partition file scarce test"))
         return Partition(_scarce(train, y, common, generator(seed, "partition file scarce")), own_test, y, data.num_classes)
     if num_nodes > len(pool):
         raise UserError(
@@ -148,6 +151,8 @@ def make_partition(settings: Mapping[str, Any], data: ImageData, num_nodes: int,
     else:
         train, test = _hold_out(parts, _test_fraction(common, merged), rng)
     train = _scarce(train, y, common, generator(seed, f"partition {name} scarce"))
+    if common.cut_test:
+        test = _scarce(test, y, common, generator(seed, f"partition {name} scarce test"))
     return Partition(train, test, y, data.num_classes)
 
 

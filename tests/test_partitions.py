@@ -216,6 +216,17 @@ def test_scarcity_keeps_the_label_distribution():
         assert after.sum() == max(expected.sum(), min(2, before.sum()))
 
 
+def test_scarcity_cuts_test_parts_only_when_asked_to():
+    whole = make("dirichlet", merged=True)
+    for cut in (False, True):
+        part = make("dirichlet", merged=True, scarce_nodes=5, cut_test=cut)
+        assert [len(part.test(k)) for k in range(15)] == [len(whole.test(k)) for k in range(15)]
+        for k in range(15, 20):
+            assert set(part.test(k)) <= set(whole.test(k))
+            kept = len(part.test(k)) / len(whole.test(k))
+            assert kept < 0.5 if cut else kept == 1
+
+
 def test_small_nodes_error_move_and_drop():
     tight = {"alpha": 0.05, "min_node_size": 60, "max_redraws": 2}
     with pytest.raises(UserError, match=r"\d+ of 20 nodes have fewer than partition.min_node_size=60 .* and max_redraws=2"):

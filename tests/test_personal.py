@@ -333,6 +333,45 @@ def test_no_head_ever_travels(name):
     assert any("projector" in n for n in strategy.up) == (name != "mpfedcon")
 
 
+def test_the_label_rule_of_gradient_leakage_finds_no_input():
+    """M8 (iDLG): one step on one example gives its label away in the classifier's update, which MpFedcon never sends."""
+    for name in ("fedavg", "mpfedcon"):
+        config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp")
+        config["strategy"]["local"] |= {"epochs": None, "iterations": 1, "batch_size": 1, "momentum": 0.0}
+        site = Site(config, dtype=torch.float64)
+        site.federation.partition.train = lambda node: np.array([17])
+        client = site.client_class(site, [0])
+        received = client.get_parameters({})
+        upload = dict(zip(client.names("up"), client.fit(received, {})[0], strict=True))
+        bias = upload.get("model/classifier.bias")
+        if name == "fedavg":
+            gradient = site.initial["classifier.bias"].numpy() - bias
+            assert np.flatnonzero(gradient < 0).tolist() == [int(site.y[17])]
+        else:
+            assert bias is None
+            assert not any(n.startswith(("model/classifier", "model/projector")) for n in upload)
+
+
+def test_pooled_prototypes_are_those_of_the_pooled_data():
+    """I7: with one shared body, Equation 6 over nodes is the mean over all their examples."""
+    config = config_of("strategy=fedcrl", "num_nodes=4", "model=mlp")
+    site = Site(config, dtype=torch.float64)
+    partition = site.federation.partition
+    rows = []
+    for node in range(4):
+        client = site.client_class(site, [node])
+        stack = client._open([{f"model/{n}": v for n, v in site.initial.items()}], [{}], [0], 1)
+        means, counts = client.prototypes(stack)
+        rows.append((len(partition.train(node)), counts[0].tolist(), means[0].tolist()))
+    table = torch.tensor(merged(rows)[0])
+    every = torch.from_numpy(np.concatenate([partition.train(n) for n in range(4)]))
+    with torch.no_grad():
+        z = site.model(site.images(every)).z
+    labels = site.labels(every)
+    for label in labels.unique():
+        torch.testing.assert_close(table[label], z[labels == label].mean(0).to(table), rtol=1e-5, atol=1e-6)
+
+
 def test_bytes_match_the_papers_formula():
     """I9: 2 [phi] + 2 [Omega] scalars, beside the counts and validity that the formula leaves out."""
     _, _, strategy = whole("fedcrl", [range(8)])
