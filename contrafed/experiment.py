@@ -8,8 +8,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from contrafed import registry
+from contrafed.errors import UserError
 from contrafed.reporting import claim_folder, quiet_libraries
 from contrafed.settings import check, engine_config, for_evaluation
+
+LATEST = "latest"
 
 
 def compose(*overrides: str) -> DictConfig:
@@ -39,10 +42,29 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
 
     federation = load_federation(config)  # before a folder is made: a mistake in the data leaves none behind
     text = OmegaConf.to_yaml(OmegaConf.create(config))
-    folder = claim_folder(Path(config["output_dir"]), unique=unique)
-    payload = json.dumps({**config, "folder": str(folder), "text": text})
+    start = starting_point(config)
+    folder = Path(config["output_dir"])
+    if config["resume"] != LATEST or not (folder / "config.yaml").exists():
+        folder = claim_folder(folder, unique=unique)
+    payload = json.dumps({**config, "resume": start, "folder": str(folder), "text": text})
     engine = registry.find("simulation", "engine", config["engine"])
     job = Job(server_app, config, node_settings(config), payload, federation)
     engine.run(engine_config(config["engine"]), job)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return {**summary, "folder": str(folder)}
+
+
+def starting_point(config: Mapping[str, Any]) -> str | None:
+    """Return the path of the checkpoint that ``resume`` means, None to begin. Raises ``UserError`` where it does not fit."""
+    if config["resume"] is None:
+        return None
+    from contrafed import checkpoint
+
+    found = checkpoint.find(config["output_dir"] if config["resume"] == LATEST else config["resume"])
+    if found is None and config["resume"] == LATEST:
+        print(f"no checkpoint in {config['output_dir']}: beginning with round 1", flush=True)
+        return None
+    if found is None:
+        raise UserError(f"resume: there is no whole checkpoint in {config['resume']}")
+    checkpoint.check_same(found, config)
+    return str(found.path)

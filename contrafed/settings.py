@@ -26,6 +26,9 @@ class Top:
     eval_train: bool
     eval_nodes: bool | None
     init_from: str | None
+    checkpoint_every: Annotated[int, Range(ge=1)] | None
+    checkpoint_keep: Annotated[int, Range(ge=1)]
+    resume: str | None
     save_personal: bool
     evaluate_only: str | None
     output_dir: str
@@ -54,6 +57,10 @@ def check(config: Mapping[str, Any]) -> None:
     partitions.participation.base.check_settings(config["participation"], config["num_nodes"])
     models.base.check_settings(config["model"])
     engine_config(config["engine"])
+    if config["engine"]["name"] == "flower" and (config["checkpoint_every"] is not None or config["resume"] is not None):
+        raise UserError("engine=flower keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
+    if config["resume"] is not None and config["evaluate_only"] is not None:
+        raise UserError("resume and evaluate_only exclude each other")
     if config["save_personal"] and not clients.base.keeps_parts(config["strategy"]):
         raise UserError(f"save_personal: strategy={config['strategy']['name']} has no personal models, only the global one")
     if config["init_from"] is not None and not Path(config["init_from"]).is_file():
@@ -61,6 +68,7 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 # What may differ between a run and the evaluation of its saved models.
+NO_TRAINING = {"save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None}
 EVALUATION_KEYS = ("evaluate_only", "engine", "output_dir", "verbose", "eval_train", "eval_nodes")
 
 
@@ -82,7 +90,7 @@ def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise UserError(f"evaluate_only: {folder / 'config.yaml'} is no run's configuration")
     own = {key: config[key] for key in EVALUATION_KEYS}
-    return {**stored, **own, "evaluate_only": str(folder), "save_personal": False, "init_from": None}  # type: ignore[dict-item]
+    return {**stored, **own, "evaluate_only": str(folder), **NO_TRAINING}  # type: ignore[dict-item]
 
 
 def engine_config(settings: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -11,7 +11,10 @@ from flwr.app.metadata import validate_message_type
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from torch import Tensor
 
+from clients.client_app import MEMORY
+from contrafed import codec
 from simulation.worker import FIRST_NODE_ID, RUN_ID, BatchRunner, identify
 
 
@@ -80,6 +83,14 @@ class VirtualGrid(Grid):
         self._work(timeout)
         return [self._replies.pop(i) for i in ids if i in self._replies]
 
+    @abstractmethod
+    def take_changed(self) -> dict[int, dict[str, Tensor]]:
+        """Return, by partition id, what nodes remember whose memory changed since the last call."""
+
+    @abstractmethod
+    def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
+        """Give nodes, by partition id, what they remember; ``changed``: the next ``take_changed`` returns it again."""
+
     def close(self) -> None:
         """Give back what the grid holds."""
 
@@ -116,6 +127,7 @@ class LocalGrid(VirtualGrid):
         super().__init__(num_nodes)
         self.runner = BatchRunner(num_nodes, stack_size)
         self.states: dict[int, RecordDict] = {}  # only of nodes that remember something
+        self.changed: set[int] = set()
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
         """Run the messages here; a node's state is committed only when its training succeeded."""
@@ -127,7 +139,19 @@ class LocalGrid(VirtualGrid):
         for message, node, result in zip(messages, nodes, results, strict=True):
             if result is not None and result[1] and message.metadata.message_type == MessageType.TRAIN:
                 self.states[node] = result[1]
+                self.changed.add(node)
         return [None if result is None else result[0] for result in results]
+
+    def take_changed(self) -> dict[int, dict[str, Tensor]]:
+        """Return what nodes remember whose memory changed since the last call."""
+        changed, self.changed = sorted(self.changed), set()
+        return {node - FIRST_NODE_ID: codec.state_of(self.states[node], MEMORY) for node in changed}
+
+    def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
+        """Give nodes what they remember."""
+        for node, tensors in memories.items():
+            self.states[FIRST_NODE_ID + node] = RecordDict({MEMORY: codec.to_record(tensors)})
+        self.changed |= {FIRST_NODE_ID + node for node in memories} if changed else set()
 
     def close(self) -> None:
         """Forget the nodes' states."""

@@ -16,6 +16,7 @@ import torch
 from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
+from clients.client_app import MEMORY
 from clients.site import Site, default_device, install, uninstall
 from contrafed import codec
 from contrafed.config import Range
@@ -23,7 +24,7 @@ from contrafed.errors import UserError
 from partitions.federation import Federation
 from simulation.engine import Job, stack_size_for
 from simulation.grid import VirtualGrid
-from simulation.worker import BatchRunner, identify, reuse_memory
+from simulation.worker import FIRST_NODE_ID, BatchRunner, identify, reuse_memory
 
 # A worker checks its time limit between steps; one that is this many seconds late hangs and is replaced.
 GRACE = 60.0
@@ -159,6 +160,7 @@ class RayGrid(VirtualGrid):
         self._actor = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
         self.stateful = site.client_class.remembers(site.model, site.hyper)
         self.memory: dict[int, Any] = {}  # node id -> reference to its state
+        self.changed: set[int] = set()
         self.workers = [self._spawn() for _ in range(count)]
         ray.get([worker.ready.remote() for worker in self.workers])  # a worker that cannot start says why here
 
@@ -217,7 +219,20 @@ class RayGrid(VirtualGrid):
                 trained = messages[i].metadata.message_type == MessageType.TRAIN
                 if self.stateful and trained and reply is not None and not reply.has_error():
                     self.memory[messages[i].metadata.dst_node_id] = states[place]
+                    self.changed.add(messages[i].metadata.dst_node_id)
         return replies
+
+    def take_changed(self) -> dict[int, dict[str, torch.Tensor]]:
+        """Return what nodes remember whose memory changed since the last call, read from Ray's store in place."""
+        changed, self.changed = sorted(self.changed), set()
+        states = self.ray.get([self.memory[node] for node in changed])
+        return {node - FIRST_NODE_ID: codec.state_of(state, MEMORY) for node, state in zip(changed, states, strict=True)}
+
+    def restore(self, memories: Mapping[int, dict[str, torch.Tensor]], *, changed: bool) -> None:
+        """Give nodes what they remember."""
+        for node, tensors in memories.items():
+            self.memory[FIRST_NODE_ID + node] = self.ray.put(RecordDict({MEMORY: codec.to_record(tensors)}))
+        self.changed |= {FIRST_NODE_ID + node for node in memories} if changed else set()
 
     def close(self) -> None:
         """End the workers and let go of what the nodes remember."""

@@ -188,10 +188,14 @@ class FederatedStrategy(Strategy):
 
     # --------------------------------------------------------------------------------------------------- Flower's interface
 
+    def participants(self, server_round: int) -> np.ndarray:
+        """Return which nodes are asked to train: selected, available and holding data."""
+        nodes = self.participation.participants(server_round)
+        return nodes[self.population.sizes[nodes] > 0]
+
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Write one message per node that was selected, is available and holds data."""
-        nodes = self.participation.participants(server_round)
-        nodes = nodes[self.population.sizes[nodes] > 0]
+        nodes = self.participants(server_round)
         self.model = codec.from_record(arrays)
         self.round = Round(server_round, nodes)
         shared = codec.to_record(self.broadcast(self.model))
@@ -290,15 +294,18 @@ class FederatedStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         on_round: Callable[[Round, ArrayRecord], None] | None = None,
+        first_round: int = 0,
     ) -> Result:
         """Run the rounds: Flower's own loop, with ``on_round`` called after each (round 0 is the initial model).
+
+        ``first_round``: a run that goes on starts with the round after its checkpoint's.
 
         Overridden because Flower's has no hook between rounds, on which logging and checkpoints depend.
         """
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result, arrays = Result(), initial_arrays
         result.arrays = arrays
-        for server_round in range(num_rounds + 1):
+        for server_round in range(first_round, num_rounds + 1):
             began = time.perf_counter()
             if server_round > 0:
                 messages = self.configure_train(server_round, arrays, train_config, grid)

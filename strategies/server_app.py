@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -20,9 +21,9 @@ from safetensors.torch import load_file
 from clients.base import EVALUATION_BATCH, Tensors, score
 from clients.files import personal_file, shapes_in
 from clients.site import Site, node_settings, site_for
-from contrafed import codec
+from contrafed import checkpoint, codec
 from contrafed.errors import UserError
-from contrafed.reporting import Progress, RunRecorder, versions
+from contrafed.reporting import LOGS, Progress, RunRecorder, versions
 from contrafed.settings import engine_config
 from models.base import SplitModel
 from partitions.participation.base import make_participation
@@ -126,8 +127,12 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
         folders["load"] = str((Path(saved) / PERSONAL).resolve())
         check_saved(site, folders["load"])
     initial = initial_model(site, str(Path(saved) / MODEL_FILE) if saved else config["init_from"])
-    recorder = RunRecorder(folder, config["text"], first_round=0 if saved else 1)
+    resumed = checkpoint.find(config["resume"]) if config["resume"] else None
+    recorder = open_recorder(folder, config, resumed, 0 if saved else 1)
     recorder.partition(partition.class_counts())
+    if resumed is not None:
+        initial = go_on(resumed, grid, strategy, recorder, folder)
+    keeper = checkpoint.Checkpoints(folder, config, resumed) if config["checkpoint_every"] else None
     began, status, last = time.perf_counter(), "failed", initial
     title = f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
     try:
@@ -138,6 +143,9 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
                 nonlocal last
                 last = codec.from_record(arrays)
                 log.write(done)
+                t = done.server_round
+                if keeper is not None and t and t % config["checkpoint_every"] == 0:
+                    keeper.save(t, last, strategy.state, grid.take_changed(), recorder.sizes())  # type: ignore[union-attr]
 
             wanted = strategy.personal if config["eval_nodes"] is None else config["eval_nodes"]
             asked = range(population.num_nodes) if wanted else ()
@@ -149,6 +157,7 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
                 evaluate_config=ConfigRecord({"nodes": [n for n in asked if len(partition.test(n))], **folders}),
                 evaluate_fn=lambda r, arrays: evaluate(site, config, r, codec.from_record(arrays), strategy.personal),
                 on_round=on_round,
+                first_round=0 if resumed is None else resumed.server_round + 1,
             )
             if rounds and not log.participants:
                 progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
@@ -160,6 +169,36 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
         recorder.save_model(last, {"strategy": config["strategy"]["name"], "seed": str(config["seed"])})
         recorder.finish(status, {**facts(config, site), "seconds": time.perf_counter() - began})
         recorder.close()
+
+
+def open_recorder(
+    folder: Path, config: Mapping[str, Any], resumed: checkpoint.Checkpoint | None, first_round: int
+) -> RunRecorder:
+    """Return the run's recorder; a run that goes on elsewhere brings its logs along."""
+    if resumed is None:
+        return RunRecorder(folder, config["text"], first_round)
+    source = resumed.path.parent.parent
+    if source.resolve() != folder.resolve():
+        for name in LOGS:
+            shutil.copyfile(source / f"{name}.csv", folder / f"{name}.csv")
+    return RunRecorder(folder, config["text"], first_round, resumed.logs)
+
+
+def go_on(
+    resumed: checkpoint.Checkpoint,
+    grid: Grid | StoppableGrid,
+    strategy: FederatedStrategy,
+    recorder: RunRecorder,
+    folder: Path,
+) -> Tensors:
+    """Put server, nodes and figures back to where a checkpoint left them; returns the global model."""
+    model, state = resumed.server()
+    strategy.state.update(state)
+    elsewhere = resumed.path.parent.parent.resolve() != folder.resolve()
+    grid.restore(resumed.memories(), changed=elsewhere)  # type: ignore[union-attr]
+    for t in range(1, resumed.server_round + 1):
+        recorder.draw_participants(strategy.participants(t), strategy.population.num_nodes)
+    return model
 
 
 class Log:
@@ -309,6 +348,7 @@ def facts(config: Mapping[str, Any], site: Site) -> dict[str, Any]:
         "seed": config["seed"],
         "num_nodes": config["num_nodes"],
         "num_rounds": config["num_rounds"],
+        **({"resumed_from": config["resume"]} if config["resume"] else {}),
         **({"evaluate_only": config["evaluate_only"]} if config["evaluate_only"] else {}),
         "parameters": sum(value.numel() for value in site.initial.values()),
         "device": str(site.device),

@@ -2,6 +2,6 @@
 
 from contrafed.reporting.console import Progress, print_summary, quiet_libraries
 from contrafed.reporting.folder import claim_folder
-from contrafed.reporting.recorder import RunRecorder, versions
+from contrafed.reporting.recorder import LOGS, RunRecorder, versions
 
-__all__ = ["Progress", "RunRecorder", "claim_folder", "print_summary", "quiet_libraries", "versions"]
+__all__ = ["LOGS", "Progress", "RunRecorder", "claim_folder", "print_summary", "quiet_libraries", "versions"]

@@ -1,8 +1,10 @@
 """What a run leaves: tidy CSV files, TensorBoard events, figures, a summary, and the model."""
 
+import csv
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import time
 from collections import defaultdict
@@ -23,6 +25,8 @@ SCOPES = ("global", "personal")
 # nodes: the global model on the nodes' own test parts; fit: what nodes report while training; system: counts and bytes.
 SPLITS = ("train", "test", "nodes", "fit", "system")
 
+LOGS = ("metrics", "nodes", "times")
+
 # At most so many nodes are rows of the participation figure.
 SHOWN_NODES = 200
 
@@ -39,23 +43,26 @@ class RunRecorder:
     ``metrics.csv`` holds no wall-clock time, so that the same seed gives the same bytes; times are in ``times.csv``.
     """
 
-    def __init__(self, folder: Path, config_text: str, first_round: int = 1) -> None:
-        """Write into ``folder``; what is recorded before ``first_round`` is in no number of the summary."""
+    def __init__(self, folder: Path, config_text: str, first_round: int = 1, logs: Mapping[str, int] | None = None) -> None:
+        """Write into ``folder``; what is recorded before ``first_round`` is in no number of the summary.
+
+        ``logs`` says how many bytes of each log that is there already belong to a run that goes on; the rest is cut off.
+        """
         self.folder = folder
         self.first_round = first_round
         self.began = time.perf_counter()
         (folder / "config.yaml").write_text(config_text, encoding="utf-8")
-        self._files = {
-            "metrics": (folder / "metrics.csv").open("w", encoding="utf-8", newline=""),
-            "nodes": (folder / "nodes.csv").open("w", encoding="utf-8", newline=""),
-            "times": (folder / "times.csv").open("w", encoding="utf-8", newline=""),
-        }
+        self._files = {}
+        for name in LOGS:
+            if logs is not None:
+                os.truncate(folder / f"{name}.csv", logs[name])
+            self._files[name] = (folder / f"{name}.csv").open("w" if logs is None else "a", encoding="utf-8", newline="")
         headers = {
             "metrics": "round,scope,split,metric,value",
             "nodes": "round,node,metric,value",
             "times": "round,seconds",
         }
-        self._rows: dict[str, list[str]] = {name: [header] for name, header in headers.items()}
+        self._rows: dict[str, list[str]] = {name: [header] if logs is None else [] for name, header in headers.items()}
         self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
         self._sums: dict[str, float] = defaultdict(float)
         self._seen: list[tuple[int, np.ndarray]] = []  # per round: count, and the shown nodes that took part
@@ -63,7 +70,25 @@ class RunRecorder:
         self._class_counts: np.ndarray | None = None
         self._events: Any = None
         self._rounds = 0
+        if logs is not None:
+            self._read_back()
         self.flush()
+
+    def _read_back(self) -> None:
+        """Learn from the logs what was recorded before."""
+        with (self.folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                t, value = int(row["round"]), float(row["value"])
+                self._rounds = max(self._rounds, t)
+                if row["split"] == "system":
+                    self._sums[row["metric"]] += value
+                else:
+                    self._curves[row["scope"], row["split"], row["metric"]].append((t, value))
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many bytes each log has."""
+        self.flush()
+        return {name: file.tell() for name, file in self._files.items()}
 
     def metric(self, server_round: int, scope: str, split: str, name: str, value: float) -> None:
         """Record one value; ``scope`` and ``split`` as listed at the top of this module, else ``ValueError``."""
@@ -78,7 +103,7 @@ class RunRecorder:
         if self._events is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(self.folder / "tensorboard"), flush_secs=EVENTS_DELAY)
+            self._events = SummaryWriter(str(self.folder / "tensorboard"), flush_secs=EVENTS_DELAY, purge_step=server_round)
         self._events.add_scalar(f"{scope}/{split}/{name}", value, server_round)
 
     def nodes(self, server_round: int, ids: "ArrayLike", name: str, values: "ArrayLike") -> None:
@@ -95,6 +120,10 @@ class RunRecorder:
         """
         self._rounds = server_round
         self.metric(server_round, "global", "system", "participants", len(ids))
+        self.draw_participants(ids, num_nodes)
+
+    def draw_participants(self, ids: np.ndarray, num_nodes: int) -> None:
+        """Keep who took part in a round for the figure alone."""
         if not len(self._shown):
             self._shown = np.unique(np.linspace(0, num_nodes - 1, min(num_nodes, SHOWN_NODES)).astype(np.int64))
         self._seen.append((len(ids), np.flatnonzero(np.isin(self._shown, ids)).astype(np.int16)))

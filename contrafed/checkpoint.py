@@ -1,0 +1,183 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped, in safetensors and JSON.
+
+    RUN/checkpoints/000020/server.safetensors   the global model and the strategy's tensors
+    RUN/checkpoints/000020/state.json           round, configuration, how far the logs were, what each node's file is
+    RUN/checkpoints/nodes/7-20.safetensors      what node 7 remembered when it last changed, after round 20
+
+A checkpoint's folder gets its name by one rename when all of it is written, so a killed run leaves whole ones only. Nothing is
+pickled: loading a foreign file runs no code. Random draws and availability are functions of the round and need no state.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from contrafed.errors import UserError
+
+Tensors = dict[str, Tensor]
+
+FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
+
+# Keys that may differ between a run and its continuation: they change no number.
+FREE_KEYS = ("output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "verbose", "save_personal")
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint on disk, found whole."""
+
+    path: Path
+    server_round: int
+    config: dict[str, Any]
+    logs: dict[str, int]  # bytes of each log up to here
+    nodes: dict[int, str]  # partition id -> file of what it remembers
+    state: Any  # the strategy's state, packed
+
+    def server(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return the global model and the strategy's state."""
+        tensors = load_file(self.path / SERVER)
+        model = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
+        return model, unpack(self.state, tensors)
+
+    def memories(self) -> dict[int, Tensors]:
+        """Return what each node remembered, by partition id."""
+        return {node: load_file(self.path.parent / NODES / file) for node, file in self.nodes.items()}
+
+
+class Checkpoints:
+    """Writes a run's checkpoints and keeps the last few."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], resumed: Checkpoint | None) -> None:
+        """``resumed`` is where the run went on from; in its own folder, files of nodes that did not change are kept."""
+        self.folder = folder / FOLDER
+        self.config = {key: value for key, value in config.items() if key not in ("folder", "text")}
+        self.keep: int = config["checkpoint_keep"]
+        own = resumed is not None and resumed.path.parent.resolve() == self.folder.resolve()
+        self.nodes: dict[int, str] = dict(resumed.nodes) if resumed is not None and own else {}
+        (self.folder / NODES).mkdir(parents=True, exist_ok=True)
+
+    def save(
+        self, server_round: int, model: Tensors, state: dict[str, Any], changed: Mapping[int, Tensors], logs: Mapping[str, int]
+    ) -> None:
+        """Write a checkpoint; ``changed`` is what nodes remember whose memory changed since the last one."""
+        for node, tensors in changed.items():
+            self.nodes[node] = f"{node}-{server_round}.safetensors"
+            save_file(_ready(tensors), self.folder / NODES / self.nodes[node])
+        tensors = {f"model/{name}": value for name, value in model.items()}
+        packed = pack(state, "state", tensors)
+        part = self.folder / f".{server_round:06d}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        save_file(_ready(tensors), part / SERVER)
+        sizes = {file: (self.folder / NODES / file).stat().st_size for file in self.nodes.values()}
+        content = {
+            "round": server_round,
+            "config": self.config,
+            "logs": dict(logs),
+            "nodes": self.nodes,
+            "sizes": {SERVER: (part / SERVER).stat().st_size, **sizes},
+            "state": packed,
+        }
+        (part / STATE).write_text(json.dumps(content), encoding="utf-8")
+        target = self.folder / f"{server_round:06d}"
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(part, target)
+        self._prune()
+
+    def _prune(self) -> None:
+        whole = sorted(path for path in self.folder.iterdir() if path.name.isdigit())
+        for path in whole[: -self.keep]:
+            shutil.rmtree(path, ignore_errors=True)
+        used = set()
+        for path in whole[-self.keep :]:
+            used |= set(json.loads((path / STATE).read_text(encoding="utf-8"))["nodes"].values())
+        for file in (self.folder / NODES).iterdir():
+            if file.name not in used:
+                file.unlink()
+
+
+def find(where: str | Path) -> Checkpoint | None:
+    """Return the last whole checkpoint of a run's folder, or the one that ``where`` itself is; None where there is none."""
+    where = Path(where).expanduser()
+    if (where / STATE).is_file():
+        return _read(where)
+    folder = where / FOLDER
+    candidates = sorted((p for p in folder.iterdir() if p.name.isdigit()), reverse=True) if folder.is_dir() else []
+    return next((found for path in candidates if (found := _read(path)) is not None), None)
+
+
+def check_same(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` naming the keys in which ``config`` differs from the checkpoint's in more than ``FREE_KEYS``."""
+    old, new = _flat(checkpoint.config), _flat(config)
+    differ = [
+        f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key) and key.split(".")[0] not in (*FREE_KEYS, "folder", "text")
+    ]
+    if differ:
+        raise UserError(f"resume: {checkpoint.path} is of another configuration: {'; '.join(differ)}")
+
+
+def pack(value: Any, place: str, tensors: Tensors) -> Any:
+    """Return ``value`` (tensors, arrays and scalars in dictionaries and lists) as JSON; arrays go to ``tensors[place]``."""
+    if isinstance(value, Tensor | np.ndarray):
+        tensors[place] = value if isinstance(value, Tensor) else torch.from_numpy(value)
+        return {"tensor" if isinstance(value, Tensor) else "array": place}
+    if isinstance(value, Mapping):
+        return {"dict": {str(key): pack(item, f"{place}/{key}", tensors) for key, item in value.items()}}
+    if isinstance(value, list | tuple):
+        return {"list": [pack(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"a strategy's state cannot hold {type(value).__name__} ({place})")
+
+
+def unpack(packed: Any, tensors: Tensors) -> Any:
+    """Return what ``pack`` was given."""
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "array":
+        return tensors[content].numpy().copy()
+    if kind == "dict":
+        return {key: unpack(item, tensors) for key, item in content.items()}
+    if kind == "list":
+        return [unpack(item, tensors) for item in content]
+    return content
+
+
+def _ready(tensors: Mapping[str, Tensor]) -> Tensors:
+    # Copies: safetensors refuses tensors that share memory.
+    return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+
+
+def _read(path: Path) -> Checkpoint | None:
+    """Return the checkpoint in ``path``, or None when a file is missing, cut short or unreadable."""
+    try:
+        content = json.loads((path / STATE).read_text(encoding="utf-8"))
+        for name, size in content["sizes"].items():
+            file = path / name if name == SERVER else path.parent / NODES / name
+            if file.stat().st_size != size:
+                return None
+        load_file(path / SERVER)
+        nodes = {int(node): str(file) for node, file in content["nodes"].items()}
+        return Checkpoint(path, content["round"], content["config"], content["logs"], nodes, content["state"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
+        return None
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return out

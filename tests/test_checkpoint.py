@@ -1,0 +1,220 @@
+"""A run that was stopped goes on as if it had not been: same model, same logs, bit for bit."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rig import config_of, same
+from safetensors.torch import load_file
+
+from contrafed import checkpoint
+from contrafed.errors import UserError
+from contrafed.experiment import run
+from strategies.server_app import Log
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = (
+    "engine=local", "num_nodes=8", "num_rounds=7", "eval_every=2", "model=mlp", "model.hidden=[8]", "model.projection=[6]",
+    "partition.test_fraction=0.2", "participation=markovian", "participation.mean_probability=0.5", "participation.p01=0.5",
+)  # fmt: skip
+EACH = [
+    ("pmfl", ()),
+    ("fedau", ()),
+    ("moon", ()),
+    ("fedavgm", ()),
+    ("fedrcl", ("strategy.server=fedagm",)),
+    ("fedcrl", ("strategy.local.keep_optimizer=true",)),
+    ("mpfedcon", ()),
+    ("fedproto", ()),
+]
+
+
+def outcome(folder):
+    return load_file(folder / "model.safetensors"), *((folder / f"{n}.csv").read_bytes() for n in ("metrics", "nodes"))
+
+
+def equal(a, b):
+    return same(a[0], b[0]) and a[1:] == b[1:]
+
+
+def stop_in(server_round, monkeypatch):
+    """Have the next run die in the middle of a round's bookkeeping."""
+    write = Log.write
+
+    def fatal(self, done):
+        if done.server_round == server_round:
+            raise RuntimeError("stopped here")
+        write(self, done)
+
+    monkeypatch.setattr(Log, "write", fatal)
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """Make a run that died in round 6, with checkpoints of rounds 2 and 4."""
+
+    def make(name="pmfl", *overrides, folder="run"):
+        with monkeypatch.context() as patch:
+            stop_in(6, patch)
+            with pytest.raises(RuntimeError, match="stopped here"):
+                run(config_of(f"strategy={name}", *SMALL, *overrides, "checkpoint_every=2", f"output_dir={tmp_path}/{folder}"))
+        return tmp_path / folder
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "overrides"), EACH)
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped, name, overrides):
+    config = (f"strategy={name}", *SMALL, *overrides)
+    run(config_of(*config, f"output_dir={tmp_path}/whole"))
+    folder = stopped(name, *overrides)
+    summary = run(config_of(*config, "resume=latest", f"output_dir={folder}"))
+    assert equal(outcome(folder), outcome(tmp_path / "whole"))
+    assert summary["resumed_from"].endswith("000004")
+    assert summary["rounds"] == 7
+    assert (folder / "participation.png").read_bytes() == (tmp_path / "whole" / "participation.png").read_bytes()
+
+
+def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stopped):
+    run(config_of("strategy=pmfl", *SMALL, f"output_dir={tmp_path}/whole"))
+    folder = stopped()
+    before = outcome(folder)
+    run(
+        config_of(
+            "strategy=pmfl", *SMALL, f"resume={folder}/checkpoints/000002", "checkpoint_every=2", f"output_dir={tmp_path}/b"
+        )
+    )
+    assert equal(outcome(tmp_path / "b"), outcome(tmp_path / "whole"))
+    assert equal(outcome(folder), before)
+    shutil.rmtree(folder)  # what went on elsewhere stands on its own
+    overrides = ("engine=ray", "engine.workers=2")
+    overrides += (f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1", f"output_dir={tmp_path}/c")
+    run(config_of("strategy=pmfl", *SMALL, *overrides))
+    assert equal(outcome(tmp_path / "c"), outcome(tmp_path / "whole"))
+    run(config_of("strategy=pmfl", *SMALL, f"resume={tmp_path}/c/checkpoints/000006", f"output_dir={tmp_path}/d"))
+    assert equal(outcome(tmp_path / "d"), outcome(tmp_path / "whole"))
+
+
+def test_only_the_last_few_are_kept_and_files_of_unchanged_nodes_are_shared(tmp_path):
+    config = (
+        "strategy=moon",
+        *SMALL,
+        "checkpoint_every=1",
+        "checkpoint_keep=3",
+        "participation=uniform",
+        "participation.select=1",
+    )
+    config = [c for c in config if not c.startswith(("participation.mean", "participation.p01", "participation=markovian"))]
+    run(config_of(*config, f"output_dir={tmp_path}/run"))
+    folder = tmp_path / "run" / "checkpoints"
+    assert sorted(p.name for p in folder.iterdir()) == ["000005", "000006", "000007", "nodes"]
+    used = {file for t in (5, 6, 7) for file in checkpoint.find(folder / f"{t:06d}").nodes.values()}
+    assert {p.name for p in (folder / "nodes").iterdir()} == used
+    rounds = {int(file.split("-")[1].split(".")[0]) for file in checkpoint.find(folder / "000007").nodes.values()}
+    assert len(rounds) > 1  # a node that was away since has the file of its own last round
+
+
+def damage_state(folder):
+    (folder / "checkpoints" / "000004" / "state.json").write_text('{"round": 4')
+
+
+def damage_server(folder):
+    file = folder / "checkpoints" / "000004" / "server.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def damage_node(folder):
+    file = next((folder / "checkpoints" / "nodes").glob("*-4.safetensors"))
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def half_written(folder):
+    os.rename(folder / "checkpoints" / "000004", folder / "checkpoints" / ".000004.part")
+
+
+@pytest.mark.parametrize("damage", [damage_state, damage_server, damage_node, half_written])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, stopped, damage):
+    run(config_of("strategy=pmfl", *SMALL, f"output_dir={tmp_path}/whole"))
+    folder = stopped()
+    damage(folder)
+    summary = run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
+    assert summary["resumed_from"].endswith("000002")
+    assert equal(outcome(folder), outcome(tmp_path / "whole"))
+
+
+def test_another_configuration_is_refused_by_its_keys(stopped):
+    folder = stopped()
+    with pytest.raises(UserError, match=r"num_rounds=9 \(there: 7\); strategy.local.lr=0.2 \(there: 0.1\)$") as error:
+        run(
+            config_of("strategy=pmfl", *SMALL, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest", f"output_dir={folder}")
+        )
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="strategy.server=fedavg"):
+        run(config_of("strategy=fedavg", *SMALL, "resume=latest", f"output_dir={folder}"))
+
+
+def test_where_there_is_no_checkpoint(tmp_path, capsys):
+    with pytest.raises(UserError, match="there is no whole checkpoint in .*nowhere"):
+        run(config_of(*SMALL, "resume=nowhere", f"output_dir={tmp_path}/run"))
+    assert not (tmp_path / "run").exists()
+    run(config_of(*SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
+    assert "beginning with round 1" in capsys.readouterr().out
+    with pytest.raises(UserError, match="engine=flower keeps what nodes remember to itself"):
+        run(config_of(*SMALL, "engine=flower", "checkpoint_every=2", f"output_dir={tmp_path}/f"))
+
+
+def test_state_survives_packing():
+    state = {
+        "array": np.arange(3),
+        "scalar": np.float64(2.5).item(),
+        "nested": {"list": [{"w": torch.ones(2)}, {"w": torch.zeros(2)}], "none": None, "text": "a/b"},
+        "empty": {"list": [], "dict": {}},
+    }
+    tensors = {}
+    packed = checkpoint.pack(state, "state", tensors)
+    again = checkpoint.unpack(packed, tensors)
+    assert again["array"].tolist() == [0, 1, 2]
+    again["array"] += 1  # an array of its own
+    assert state["array"].tolist() == [0, 1, 2]
+    assert again["nested"]["list"][0]["w"].tolist() == [1, 1]
+    assert (again["scalar"], again["nested"]["none"], again["nested"]["text"]) == (2.5, None, "a/b")
+    assert again["empty"] == {"list": [], "dict": {}}
+    with pytest.raises(TypeError, match="cannot hold object"):
+        checkpoint.pack({"x": object()}, "state", {})
+
+
+def killed_until_done(folder, overrides, kills, rng):
+    """Run the command again and again, killing it ``kills`` times at random moments of its training."""
+    command = [sys.executable, "main.py", *overrides, "checkpoint_every=1", "resume=latest", f"output_dir={folder}"]
+    log = folder / "metrics.csv"
+    for _ in range(kills):
+        before = log.stat().st_size if log.exists() else 0
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        ends = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < ends and (not log.exists() or log.stat().st_size in (0, before)):
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.3)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kills"),
+    [("local", 3), pytest.param("local", 15, marks=pytest.mark.slow), pytest.param("ray", 4, marks=pytest.mark.slow)],
+)
+def test_sigkill_at_random_moments(tmp_path, engine, kills):
+    overrides = ["strategy=pmfl", *SMALL, f"engine={engine}", "num_rounds=40", "partition.min_node_size=5"]
+    run(config_of(*overrides, f"output_dir={tmp_path}/whole"))
+    killed_until_done(tmp_path / "run", overrides, kills, random.Random(kills))
+    assert equal(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
