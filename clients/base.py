@@ -5,6 +5,7 @@ between rounds, what is sent back. It never loops over nodes, opens a loader, mo
 On a device the stack has one node (B = 1); in simulation an engine may train many virtual nodes as one stack.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ class Phase:
     work: LocalWork
     parts: tuple[str, ...] = PARTS
     purpose: str = "batches"
+    encode_once: bool = False  # with the encoder frozen: ``batch.x`` is its output, computed once for all epochs
 
 
 class Client(NumPyClient):
@@ -154,16 +156,25 @@ class Client(NumPyClient):
 
     def forward(self, params: Tensors, batch: Batch, with_levels: bool = False) -> Features:
         """Run one node's model on its batch, with the step's dropout; for use inside ``loss``."""
-        return self._features(params, batch.x, batch.dropout if self.model.dropout else None, with_levels)
+        dropout = batch.dropout if self.model.dropout else None
+        return self._features(params, batch.x, dropout, with_levels, encoded=batch.x.dim() == 2)
 
-    def _features(self, params: Tensors, x: Tensor, dropout: Tensor | None = None, with_levels: bool = False) -> Features:
+    def _features(
+        self, params: Tensors, x: Tensor, dropout: Tensor | None = None, with_levels: bool = False, encoded: bool = False
+    ) -> Features:
         """Run a model as training does: under ``mixed_precision`` in bfloat16, with features in full precision."""
+        with self._precision() as mixed:
+            features: Features = functional_call(self.model, params, (x, dropout, with_levels, encoded))
+        return tree_map(lambda t: t.to(self.site.dtype), features) if mixed else features  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[bool]:
+        """Compute as ``mixed_precision`` says, where it has an effect; yields whether it has."""
         device = self.site.device.type
         mixed = self.hyper.local.mixed_precision and device in self.mixed_on
         # Casts are not cached: the cache outlives neither vmap's wrappers nor functional_call's swap.
         with torch.autocast(device, torch.bfloat16, enabled=mixed, cache_enabled=False):
-            features: Features = functional_call(self.model, params, (x, dropout, with_levels))
-        return tree_map(lambda t: t.to(self.site.dtype), features) if mixed else features  # type: ignore[no-any-return]
+            yield mixed
 
     def embed(self, params: Tensors, x: Tensor) -> Tensor:
         """Representations z (B, b, D) of images x (B, b, C, H, W) under models ``params`` (B, ...), in evaluation mode."""
@@ -349,6 +360,7 @@ class Client(NumPyClient):
 
         dropout = each(partial(draw_dropout, self.model.dropout, width=width)) if self.model.dropout else None
         changes = each(draw_augmentation, work.augment) if work.augment else None
+        encoded = self._encode_once(stack, examples, batches) if phase.encode_once and not work.augment else None
         trained = [n for n in stack.params if n.split(".", 1)[0] in phase.parts]
         optimizer: StackedOptimizer | OwnClocks | None = None
         part = stack
@@ -362,7 +374,7 @@ class Client(NumPyClient):
                     optimizer = (OwnClocks if work.own_clock else StackedOptimizer)(work, phase.purpose, stack)
                 optimizer.cut({n: part.params[n] for n in trained})
             stack.step = part.step = step
-            batch = self._batch(plan, step, alive, dropout, changes)
+            batch = self._batch(plan, step, alive, dropout, changes, encoded)
             with torch.no_grad():
                 constants = self.constants(part, batch)
             losses = self._over_nodes(self.loss, part.params, batch, constants)
@@ -384,6 +396,37 @@ class Client(NumPyClient):
         if optimizer is not None and work.keep_optimizer:
             stack.memory |= optimizer.state()
 
+    def _encode_once(
+        self, stack: Stack, examples: list[np.ndarray], batches: list[list[np.ndarray]]
+    ) -> Callable[[int, int], Tensor]:
+        """Run every node's encoder over its examples once; returns what gathers the outputs (alive, b, E) of a step."""
+        known = [np.unique(part) for part in examples]
+        chunk = max(1, EVALUATION_BATCH // len(known))
+        pieces = [[part[i : i + chunk] for i in range(0, len(part), chunk)] for part in known]
+        plan = Plan.draw(pieces, self.site.device, self.site.dtype)
+        frozen = {n: v.detach() for n, v in stack.params.items() if n.startswith("encoder.")}
+        rows = []
+
+        def encode(params: Tensors, x: Tensor) -> Tensor:
+            own = {n.removeprefix("encoder."): v for n, v in params.items()}
+            with self._precision():
+                out: Tensor = functional_call(self.model.encoder, own, (x,))
+            return out.to(self.site.dtype)
+
+        with torch.no_grad():
+            for step in range(plan.index.shape[1]):
+                rows.append(self._over_nodes(encode, frozen, self.site.images(plan.index[:, step])))
+        table = torch.cat(rows, dim=1)
+        places = [[np.searchsorted(own, b) for b in row] for own, row in zip(known, batches, strict=True)]
+        where = Plan.draw(places, self.site.device, self.site.dtype)
+        node = torch.arange(len(known), device=table.device).unsqueeze(1)
+
+        def gather(step: int, alive: int) -> Tensor:
+            width = where.sizes[step] if where.sizes is not None else where.index.shape[2]
+            return table[node[:alive], where.index[:alive, step, :width]]
+
+        return gather
+
     @staticmethod
     def _shrink(stack: Stack, alive: int, trained: list[str]) -> Stack:
         """Keep the first ``alive`` nodes: leaves over the same storage."""
@@ -401,9 +444,18 @@ class Client(NumPyClient):
                 value.grad.add_(value - received, alpha=2 * weight)
 
     def _batch(
-        self, plan: Plan, step: int, alive: int, dropout: list[Tensor] | None = None, changes: list[Tensor] | None = None
+        self,
+        plan: Plan,
+        step: int,
+        alive: int,
+        dropout: list[Tensor] | None = None,
+        changes: list[Tensor] | None = None,
+        encoded: Callable[[int, int], Tensor] | None = None,
     ) -> Batch:
-        """Gather one step's minibatches; a lone node's short batch is short, a stack's is padded and masked."""
+        """Gather one step's minibatches; a lone node's short batch is short, a stack's is padded and masked.
+
+        ``encoded(step, alive)`` gives what stands in for the images.
+        """
         width = plan.sizes[step] if plan.sizes is not None else plan.index.shape[2]
         index, mask = plan.index[:alive, step, :width], plan.mask[:alive, step, :width]
 
@@ -418,6 +470,8 @@ class Client(NumPyClient):
             return torch.stack(out).to(mask)
 
         factors = mask.new_ones(alive) if dropout is None else rows(dropout, 1.0)
+        if encoded is not None:
+            return Batch(encoded(step, alive), self.site.labels(index), mask, factors)
         if changes is None:
             return Batch(self.site.images(index), self.site.labels(index), mask, factors)
         change = rows(changes, 0.0).flatten(0, 1)

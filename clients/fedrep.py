@@ -35,7 +35,7 @@ class FedRepClient(Client):
 
     def _head_phase(self, purpose: str) -> Phase:
         head = replace(self.hyper.local, epochs=self.hyper.head_epochs, iterations=None)
-        return Phase(head, HEADS[self.hyper.head], purpose)
+        return Phase(head, HEADS[self.hyper.head], purpose, encode_once=self.hyper.head_epochs > 1)
 
     def refresh(self, received: Tensors, memory: Tensors, server_round: int) -> Tensors:
         """Fit the head to the final body: a node that was drawn rarely would be judged by a head that hardly trained."""

@@ -57,14 +57,16 @@ class SplitModel(nn.Module):
         self.num_classes = classifier.out_features
         self.dropout = dropout
 
-    def forward(self, x: Tensor, dropout_mask: Tensor | None = None, with_levels: bool = False) -> Features:
-        """Return the features of images x (b, C, H, W).
+    def forward(
+        self, x: Tensor, dropout_mask: Tensor | None = None, with_levels: bool = False, encoded: bool = False
+    ) -> Features:
+        """Return the features of images x (b, C, H, W), or, where x is ``encoded``, of the encoder's outputs (b, E).
 
         ``dropout_mask`` (b, D), 0 or 1/(1-p), multiplies z on its way into the classifier; None is evaluation mode.
         ``with_levels`` pools the stages' outputs too, which only methods that compare them should pay for.
         """
         levels: list[Tensor] | None = [] if with_levels else None
-        z = self.projector(self.encoder(x, levels))
+        z = self.projector(x if encoded else self.encoder(x, levels))
         logits = self.classifier(z if dropout_mask is None else z * dropout_mask)
         return Features(logits, z, tuple(levels or ()))
 

@@ -61,7 +61,7 @@ class Scalar(nn.Module):
         self.encoder, self.classifier = nn.Module(), nn.Module()
         self.classifier.w = nn.Parameter(torch.tensor([float(value)], dtype=torch.float64))
 
-    def forward(self, x, dropout_mask=None, with_levels=False):
+    def forward(self, x, dropout_mask=None, with_levels=False, encoded=False):
         z = self.classifier.w.expand(x.shape[0], 1)
         return Features(z, z, ())
 
@@ -76,7 +76,7 @@ class Vector(Scalar):
         self.encoder, self.classifier = nn.Module(), nn.Module()
         self.classifier.w = nn.Parameter(torch.tensor(value, dtype=torch.float64))
 
-    def forward(self, x, dropout_mask=None, with_levels=False):
+    def forward(self, x, dropout_mask=None, with_levels=False, encoded=False):
         z = self.classifier.w.expand(x.shape[0], 2)
         return Features(z, z, ())
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -303,6 +304,30 @@ def test_each_phase_leaves_the_other_part_as_it_was():
     head_only, memory, _ = whole("fedrep", head_epochs=1, **no_body)
     close(head_only, initial, 1e-12)  # the mean of equal models
     assert any(not torch.equal(v, initial[n.split("personal/")[1]]) for n, v in heads(memory).items())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("head", ["classifier", "projector_classifier"])
+def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
+    """The head phase over stored encoder outputs equals the one over images, alone and stacked."""
+    from clients.fedrep import FedRepClient
+
+    def trained(stack_size):
+        config = config_of("strategy=fedrep", "num_nodes=6", "model=cnn", "model.hidden=16", "model.projection=[9]")
+        config["model"]["dropout"] = dropout
+        config["strategy"] |= {"head": head, "head_epochs": 3}
+        config["strategy"]["local"] |= {"batch_size": 7}
+        grid = LocalGrid(6, stack_size)
+        run_strategy(Site(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2, grid=grid)
+        return {n: v.numpy() for k in range(6) for n, v in grid.states[1000 + k]["memory"].items()}
+
+    once, stacked = trained(1), trained(3)
+    whole = FedRepClient._head_phase
+    monkeypatch.setattr(FedRepClient, "_head_phase", lambda self, purpose: replace(whole(self, purpose), encode_once=False))
+    plain = trained(1)
+    for name in plain:
+        np.testing.assert_allclose(once[name], plain[name], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(stacked[name], plain[name], rtol=1e-9, atol=1e-9)
 
 
 def test_fedproto_without_distance_is_local():
