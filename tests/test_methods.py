@@ -204,6 +204,27 @@ def test_pmfl_buffer_holds_the_last_iterates_across_rounds():
 # ------------------------------------------------------------------------------------------------------------ server rules
 
 
+@pytest.mark.parametrize("scope", ["across", "within"])
+def test_pmfl_finds_the_received_model_in_its_buffer(scope):
+    """Steps in which the buffer still holds it and steps in which it does not, against embedding it anew each time."""
+    config = config_of("strategy=pmfl", "num_nodes=3", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
+    config["strategy"] |= {"buffer_size": 3}
+    config["strategy"]["local"] |= {"iterations": 7}
+    site = Site(config, dtype=torch.float64)
+    seen = []
+
+    class Watched(site.client_class):
+        def constants(self, stack, batch):
+            found = super().constants(stack, batch)
+            seen.append(stack.step)
+            torch.testing.assert_close(found["anchor"], self.embed(self.global_model(stack), batch.x), rtol=0, atol=1e-12)
+            return found
+
+    site.client_class = Watched
+    run_strategy(site, config, Schedule([[0, 1, 2], [0, 2], [1]]), 3, stack_size=2)
+    assert set(seen) == set(range(7))
+
+
 def weights_along(path, cutoff, lag):
     """The weight of one node in each round in which it takes part."""
     intervals = Intervals(1, cutoff, lag, {})
