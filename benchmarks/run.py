@@ -1,0 +1,220 @@
+"""Seconds per round of every engine beside its peers, on the same model, data and schedule.
+
+    pip install -e ".[bench]" && python benchmarks/run.py            # every setting, five alternating repeats
+    python benchmarks/run.py --settings floor work --repeats 3
+
+Each figure is the median over rounds of one process, then over processes that take turns, so that a busy machine slows all
+alike. ``bare`` is the training loop and nothing else, in as many concurrent processes as Ray has workers.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+# name: (overrides, nodes a round, steps, batch size); 250 nodes of 80 images of 32x32x3, MpFedcon's CNN without projector
+COMMON = (
+    "model=cnn5", "model.projection=[]", "num_nodes=250", "partition=iid", "eval_every=1000000",
+    "participation=uniform", "strategy.local.lr=0.01",
+)  # fmt: skip
+SETTINGS = {
+    "floor": (("strategy=fedavg", "strategy.local.iterations=0", "participation.select=25"), 25, 0, 32),
+    "work": (("strategy=fedavg", "strategy.local.batch_size=32", "participation.select=10"), 10, 5, 32),
+    "pmfl": (("strategy=pmfl", "strategy.local.batch_size=32", "participation.select=10"), 10, 5, 32),
+}
+WHAT = {
+    "floor": "25 of 250 nodes do nothing",
+    "work": "10 of 250 nodes, 5 steps of batch 32, FedAvg",
+    "pmfl": "10 of 250 nodes, 5 steps of batch 32, PMFL with N = 5",
+}
+ROUNDS, WARM_UP = 12, 4
+
+
+def images(path: Path) -> None:
+    """Write 20,000 random training images and 100 for testing."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (20_100, 32, 32, 3), dtype=np.uint8)
+    np.savez(path, x=x, y=rng.integers(0, 10, 20_100), split=np.arange(20_100) >= 20_000)
+
+
+def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
+    """Run a setting on one of our engines; seconds per round as the run itself logs them."""
+    from contrafed import compose, run
+
+    overrides, *_ = SETTINGS[setting]
+    where = (f"dataset.path={folder / 'images.npz'}", f"output_dir={folder / 'run'}", f"num_rounds={ROUNDS}")
+    if name == "flower":
+        os.environ["RAY_NUM_CPUS"] = str(os.cpu_count())
+    summary = run(compose("dataset=npz", *COMMON, *overrides, *where, f"engine={name}"))
+    rows = (Path(summary["folder"]) / "times.csv").read_text().splitlines()[2 + WARM_UP :]
+    return {"seconds": statistics.median(float(row.split(",")[1]) for row in rows)}
+
+
+def loop(nodes: int, steps: int, size: int) -> float:
+    """Return the seconds that the plain training loop of ``nodes`` nodes takes in this process."""
+    import torch
+    from omegaconf import OmegaConf
+
+    from contrafed import compose
+    from models.base import build_model
+
+    torch.set_num_threads(1)
+    settings = OmegaConf.to_container(compose(*COMMON).model)
+    model = build_model(settings, 3, (32, 32), 10, 0)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(size, 32, 32, 3).permute(0, 3, 1, 2)  # channels last, as our own engines have them
+    y = torch.randint(0, 10, (size,))
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for _ in range(nodes):
+            model.load_state_dict(start)
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x).logits, y).backward()
+                optimizer.step()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[WARM_UP:])
+
+
+def bare(setting: str) -> dict[str, float]:
+    """Run the bare loop in one process per core at the same time; the slowest is the round."""
+    _, nodes, steps, size = SETTINGS[setting]
+    workers = os.cpu_count() or 1
+    shares = [nodes // workers + (i < nodes % workers) for i in range(workers)]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        return {"seconds": max(pool.starmap(loop, [(share, steps, size) for share in shares]))}
+
+
+def pfl(setting: str, folder: Path) -> dict[str, float]:
+    """Run the setting in Apple's pfl, serial as its simulation on one process is."""
+    import numpy as np
+    import torch
+    from omegaconf import OmegaConf
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.fedavg import FederatedAveraging
+    from pfl.callback import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.metrics import Weighted
+    from pfl.model.pytorch import PyTorchModel
+
+    from contrafed import compose
+    from models.base import build_model
+
+    _, nodes, steps, size = SETTINGS[setting]
+    inner = build_model(OmegaConf.to_container(compose(*COMMON).model), 3, (32, 32), 10, 0)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def loss(self, x, y, is_eval=False):
+            return torch.nn.functional.cross_entropy(self.inner(x).logits, y)
+
+        def metrics(self, x, y, is_eval=True):
+            return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
+
+    data = np.load(folder / "images.npz")
+    x = torch.from_numpy(data["x"]).permute(0, 3, 1, 2).float() / 255  # converted once, outside the rounds
+    y = torch.from_numpy(data["y"])
+    parts = np.array_split(np.arange(20_000), 250)
+    users = iter(np.random.default_rng(0).integers(0, 250, 10_000).tolist())
+    federated = FederatedDataset(lambda user: Dataset((x[parts[user]], y[parts[user]])), lambda: next(users))
+    model = Model()
+    wrapped = PyTorchModel(model, torch.optim.SGD, torch.optim.SGD(model.parameters(), lr=1.0))
+    times: list[float] = []
+
+    class Clock(TrainingProcessCallback):
+        def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+            times.append(time.perf_counter())
+            return False, type(aggregate_metrics)()
+
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=ROUNDS, evaluation_frequency=10**6, train_cohort_size=nodes, val_cohort_size=None
+        ),
+        backend=SimulatedBackend(training_data=federated, val_data=None),
+        model=wrapped,
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=None, local_num_steps=steps, local_learning_rate=0.01, local_batch_size=size
+        ),
+        model_eval_params=NNEvalHyperParams(local_batch_size=size),
+        callbacks=[Clock()],
+    )
+    return {"seconds": statistics.median(b - a for a, b in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False))}
+
+
+def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
+    """Measure one peer on one setting in this process."""
+    if peer == "bare":
+        measured = bare(setting)
+    elif peer == "pfl":
+        measured = pfl(setting, folder)
+    else:
+        measured = engine(peer, setting, folder)
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {**measured, "megabytes": max(own, children) / 1024}
+
+
+def peers(setting: str) -> list[str]:
+    """Return who is measured on a setting: pfl knows no method of ours, and its rounds need a step."""
+    names = ["ray", "local", "flower", *(["bare"] if setting == "work" else [])]
+    return [*names, "pfl"] if setting == "work" else names
+
+
+def main() -> None:
+    """Measure every cell in turn, again and again, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cell", nargs=3, metavar=("PEER", "SETTING", "FOLDER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.cell:
+        peer, setting, folder = options.cell
+        sys.stdout, out = sys.stderr, sys.stdout  # what is measured prints its own progress
+        print(json.dumps(cell(peer, setting, Path(folder))), file=out)
+        return
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        images(Path(folder) / "images.npz")
+        for repeat in range(options.repeats):
+            for setting in options.settings:
+                for peer in peers(setting):
+                    command = [sys.executable, __file__, "--cell", peer, setting, folder]
+                    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+                    if done.returncode == 0:
+                        found.setdefault((setting, peer), []).append(json.loads(done.stdout.splitlines()[-1]))
+                    elif repeat == 0:
+                        print(f"{peer} could not run {setting}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+    from contrafed.reporting import versions
+
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {versions()}")
+    print(f"median seconds per round of {options.repeats} alternating repeats; memory of the largest process\n")
+    print("| setting | engine | s / round | x ray | MiB |\n| --- | --- | --- | --- | --- |")
+    for (setting, peer), rows in sorted(found.items(), key=lambda item: list(SETTINGS).index(item[0][0])):
+        seconds = statistics.median(row["seconds"] for row in rows)
+        ray = statistics.median(row["seconds"] for row in found.get((setting, "ray"), rows))
+        memory = statistics.median(row["megabytes"] for row in rows)
+        print(f"| {WHAT[setting]} | {peer} | {seconds:.4f} | {seconds / ray:.2f} | {memory:.0f} |")
+
+
+if __name__ == "__main__":
+    main()
