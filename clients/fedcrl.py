@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from clients.base import PARTS, Client, Shapes, Tensors
 from clients.losses import masked_mean, unit
-from clients.mpfedcon import with_prototypes
+from clients.prototypes import with_prototypes
 from clients.stack import Batch, LocalWork, Stack
 from contrafed.config import Range
 from models.base import SplitModel

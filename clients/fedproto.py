@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clients.base import Client, Shapes, Tensors
 from clients.losses import masked_mean
-from clients.mpfedcon import with_prototypes
+from clients.prototypes import with_prototypes
 from clients.stack import Batch, LocalWork, Stack
 from contrafed.config import Range
 from models.base import Features, SplitModel

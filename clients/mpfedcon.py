@@ -11,6 +11,7 @@ from clients.base import Shapes, Tensors
 from clients.fedrep import Config as FedRepConfig
 from clients.fedrep import FedRepClient
 from clients.losses import cosine, masked_mean
+from clients.prototypes import with_prototypes
 from clients.stack import Batch, Stack
 from contrafed.config import Range
 from models.base import SplitModel
@@ -67,9 +68,3 @@ class MpFedconClient(FedRepClient):
         """Send the encoder, and the class centres of the trained model (Equation 3)."""
         means, counts = self.prototypes(stack)
         return super().finish(stack) | {"proto/mean": means, "proto/count": counts}
-
-
-def with_prototypes(model: SplitModel, down: Shapes, up: Shapes) -> tuple[Shapes, Shapes]:
-    """Return the two lists with a prototype table (C, D) and its validity (down) or counts (up), each (C,)."""
-    table, row = (model.num_classes, model.embedding_size), (model.num_classes,)
-    return down | {"proto/mean": table, "proto/valid": row}, up | {"proto/mean": table, "proto/count": row}

@@ -106,6 +106,30 @@ def test_stack_size_changes_numbers_only_by_rounding(tmp_path, local_runs):
         torch.testing.assert_close(model[name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_two_ray_nodes_equal_one(tmp_path, local_runs):
+    """A cluster of two Ray nodes on this machine, one worker on each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from simulation.ray import stop_ray
+
+    stop_ray()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        overrides = (f"engine.address={cluster.address}", "engine.workers=2", "engine=ray")
+        _, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", *overrides)
+        assert len([n for n in ray.nodes() if n["Alive"]]) == 2
+        _, expected, expected_metrics, expected_nodes = local_runs("pmfl")
+        assert same(model, expected)
+        assert (metrics, nodes) == (expected_metrics, expected_nodes)
+    finally:
+        stop_ray()
+        cluster.shutdown()
+
+
 def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs):
     """Each of two workers dies before a round: its messages run again, and PMFL's nodes still have their memory."""
     import ray
