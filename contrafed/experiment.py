@@ -1,6 +1,7 @@
 """One run from a composed configuration: ``run(cfg) -> summary``, for notebooks and for ``main.py``."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,17 +42,34 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
     from strategies.server_app import app as server_app
 
     federation = load_federation(config)  # before a folder is made: a mistake in the data leaves none behind
-    text = OmegaConf.to_yaml(OmegaConf.create(config))
+    ready = with_folder(config, unique)
+    job = Job(server_app, config, node_settings(config), json.dumps(ready), federation)
+    folder = Path(ready["folder"])
+    engine = registry.find("simulation", "engine", config["engine"])
+    engine.run(engine_config(config["engine"]), job)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return {**summary, "folder": str(folder)}
+
+
+def with_folder(config: Mapping[str, Any], unique: bool) -> dict[str, Any]:
+    """Return the configuration as the ServerApp takes it: with its run's folder, made here, and with itself as text."""
+    text = OmegaConf.to_yaml(OmegaConf.create(dict(config)))
     start = starting_point(config)
     folder = Path(config["output_dir"])
     if config["resume"] != LATEST or not (folder / "config.yaml").exists():
         folder = claim_folder(folder, unique=unique)
-    payload = json.dumps({**config, "resume": start, "folder": str(folder), "text": text})
-    engine = registry.find("simulation", "engine", config["engine"])
-    job = Job(server_app, config, node_settings(config), payload, federation)
-    engine.run(engine_config(config["engine"]), job)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return {**summary, "folder": str(folder)}
+    return {**config, "resume": start, "folder": str(folder), "text": text}
+
+
+def deployed(overrides: str) -> dict[str, Any]:
+    """Return the configuration of a run on real devices from one string of Hydra overrides. Raises ``UserError``."""
+    config: Any = OmegaConf.to_container(compose(*shlex.split(overrides)), resolve=True)
+    quiet_libraries(bool(config["verbose"]))
+    config = for_evaluation(config)
+    check(config)
+    if config["checkpoint_every"] is not None or config["resume"] is not None:
+        raise UserError("checkpoint_every and resume go with simulation: devices keep what they remember to themselves")
+    return with_folder(config, unique=True)
 
 
 def starting_point(config: Mapping[str, Any]) -> str | None:

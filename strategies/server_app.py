@@ -52,9 +52,17 @@ hosted: Hosted | None = None
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment whose composed configuration is ``run_config["config"]`` (JSON)."""
-    if hosted is None:
+    """Run the experiment whose composed configuration is ``run_config["config"]`` (JSON).
+
+    ``flwr run`` gives ``run_config["overrides"]`` instead, Hydra overrides in one string, which are composed here.
+    """
+    if hosted is None and "config" in context.run_config:
         serve(grid, json.loads(str(context.run_config["config"])))
+        return
+    if hosted is None:
+        from contrafed.experiment import deployed
+
+        serve(grid, deployed(str(context.run_config["overrides"])))
         return
     try:
         serve(StoppableGrid(grid, hosted.stop), json.loads(hosted.config))
