@@ -360,7 +360,9 @@ class Client(NumPyClient):
 
         dropout = each(partial(draw_dropout, self.model.dropout, width=width)) if self.model.dropout else None
         changes = each(draw_augmentation, work.augment) if work.augment else None
-        encoded = self._encode_once(stack, examples, batches) if phase.encode_once and not work.augment else None
+        encoded = (
+            self._encode_once(stack, examples, batches) if phase.encode_once and any(counts) and not work.augment else None
+        )
         trained = [n for n in stack.params if n.split(".", 1)[0] in phase.parts]
         optimizer: StackedOptimizer | OwnClocks | None = None
         part = stack

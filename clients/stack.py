@@ -52,7 +52,7 @@ class LocalWork:
     def batch_of(self, examples: int) -> int:
         """Return the batch size of a node with so many examples."""
         if isinstance(self.batch_size, float):
-            return max(1, math.ceil(self.batch_size * examples))
+            return max(1, math.ceil(round(self.batch_size * examples, 9)))  # 0.07 * 100 is 7.000000000000001
         return self.batch_size
 
     def steps_per_pass(self, examples: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -29,6 +29,7 @@ Tensors = dict[str, Tensor]
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
 # Keys that may differ between a run and its continuation: they change no number.
+RULING_KEYS = ("engine.max_norm", "engine.round_timeout")  # of the engine's: they say which replies count
 FREE_KEYS = ("output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "verbose", "save_personal")
 
 
@@ -65,6 +66,10 @@ class Checkpoints:
         own = resumed is not None and resumed.path.parent.resolve() == self.folder.resolve()
         self.nodes: dict[int, str] = dict(resumed.nodes) if resumed is not None and own else {}
         (self.folder / NODES).mkdir(parents=True, exist_ok=True)
+        # What is newer than where this run begins is damaged, or of a run that is being overwritten.
+        for path in self._found():
+            if not own or resumed is None or int(path.name) > resumed.server_round:
+                shutil.rmtree(path, ignore_errors=True)
 
     def save(
         self, server_round: int, model: Tensors, state: dict[str, Any], changed: Mapping[int, Tensors], logs: Mapping[str, int]
@@ -94,13 +99,18 @@ class Checkpoints:
         os.replace(part, target)
         self._prune()
 
+    def _found(self) -> list[Path]:
+        return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
+
     def _prune(self) -> None:
-        whole = sorted(path for path in self.folder.iterdir() if path.name.isdigit())
-        for path in whole[: -self.keep]:
-            shutil.rmtree(path, ignore_errors=True)
-        used = set()
-        for path in whole[-self.keep :]:
-            used |= set(json.loads((path / STATE).read_text(encoding="utf-8"))["nodes"].values())
+        used: set[str] = set()
+        whole = [(path, found) for path in self._found() if (found := _read(path)) is not None]
+        kept = whole[-self.keep :]
+        for path in self._found():
+            if path not in [p for p, _ in kept]:
+                shutil.rmtree(path, ignore_errors=True)
+        for _, found in kept:
+            used |= set(found.nodes.values())
         for file in (self.folder / NODES).iterdir():
             if file.name not in used:
                 file.unlink()
@@ -116,16 +126,24 @@ def find(where: str | Path) -> Checkpoint | None:
     return next((found for path in candidates if (found := _read(path)) is not None), None)
 
 
-def check_same(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` naming the keys in which ``config`` differs from the checkpoint's in more than ``FREE_KEYS``."""
-    old, new = _flat(checkpoint.config), _flat(config)
+def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` naming the keys in which ``config`` differs from what is ``stored`` in more than ``FREE_KEYS``."""
+    old, new = _flat(stored), _flat(config)
     differ = [
         f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and key.split(".")[0] not in (*FREE_KEYS, "folder", "text")
+        if old.get(key) != new.get(key) and (key in RULING_KEYS or key.split(".")[0] not in (*FREE_KEYS, "folder", "text"))
     ]
     if differ:
-        raise UserError(f"resume: {checkpoint.path} is of another configuration: {'; '.join(differ)}")
+        raise UserError(f"resume: {path} is of another configuration: {'; '.join(differ)}")
+
+
+def check_logs(checkpoint: Checkpoint) -> None:
+    """Raise ``UserError`` unless the logs that a checkpoint goes with are there and reach that far."""
+    for name, size in checkpoint.logs.items():
+        log = checkpoint.path.parent.parent / f"{name}.csv"
+        if not log.is_file() or log.stat().st_size < size:
+            raise UserError(f"resume: {log} is missing or shorter than when {checkpoint.path.name} was written")
 
 
 def pack(value: Any, place: str, tensors: Tensors) -> Any:
@@ -169,7 +187,8 @@ def _read(path: Path) -> Checkpoint | None:
             file = path / name if name == SERVER else path.parent / NODES / name
             if file.stat().st_size != size:
                 return None
-        load_file(path / SERVER)
+        with safe_open(path / SERVER, "pt"):
+            pass
         nodes = {int(node): str(file) for node, file in content["nodes"].items()}
         return Checkpoint(path, content["round"], content["config"], content["logs"], nodes, content["state"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):

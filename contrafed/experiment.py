@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from contrafed import registry
 from contrafed.errors import UserError
 from contrafed.reporting import claim_folder, quiet_libraries
-from contrafed.settings import check, engine_config, for_evaluation
+from contrafed.settings import check, engine_config, for_evaluation, read_config
 
 LATEST = "latest"
 
@@ -78,11 +78,18 @@ def starting_point(config: Mapping[str, Any]) -> str | None:
         return None
     from contrafed import checkpoint
 
-    found = checkpoint.find(config["output_dir"] if config["resume"] == LATEST else config["resume"])
-    if found is None and config["resume"] == LATEST:
-        print(f"no checkpoint in {config['output_dir']}: beginning with round 1", flush=True)
-        return None
-    if found is None:
+    latest = config["resume"] == LATEST
+    found = checkpoint.find(config["output_dir"] if latest else config["resume"])
+    if found is not None:
+        checkpoint.check_same(found.path, found.config, config)
+        checkpoint.check_logs(found)
+        return str(found.path)
+    if not latest:
         raise UserError(f"resume: there is no whole checkpoint in {config['resume']}")
-    checkpoint.check_same(found, config)
-    return str(found.path)
+    folder = Path(config["output_dir"])
+    if (folder / "config.yaml").exists():  # a run that stopped before its first checkpoint is begun anew, no other
+        if (folder / "summary.json").exists() and '"finished"' in (folder / "summary.json").read_text(encoding="utf-8"):
+            raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
+        checkpoint.check_same(folder, read_config(folder), config)
+    print(f"no checkpoint in {folder}: beginning with round 1", flush=True)
+    return None

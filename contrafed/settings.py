@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from contrafed import registry
@@ -83,14 +84,20 @@ def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("config.yaml", "model.safetensors"):
         if not (folder / name).is_file():
             raise UserError(f"evaluate_only: there is no {name} in {folder}; give the folder of a finished run")
+    stored = read_config(folder)
+    own = {key: config[key] for key in EVALUATION_KEYS}
+    return {**stored, **own, "evaluate_only": str(folder), **NO_TRAINING}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration that a run left in its folder. Raises ``UserError`` where it cannot be read."""
     try:
         stored = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    except (OSError, YAMLError) as error:
-        raise UserError(f"evaluate_only: cannot read {folder / 'config.yaml'} ({type(error).__name__})") from error
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot read {folder / 'config.yaml'} ({type(error).__name__})") from error
     if not isinstance(stored, dict):
-        raise UserError(f"evaluate_only: {folder / 'config.yaml'} is no run's configuration")
-    own = {key: config[key] for key in EVALUATION_KEYS}
-    return {**stored, **own, "evaluate_only": str(folder), **NO_TRAINING}  # type: ignore[dict-item]
+        raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
+    return {str(key): value for key, value in stored.items()}
 
 
 def engine_config(settings: Mapping[str, Any]) -> Any:

@@ -159,6 +159,7 @@ class FederatedStrategy(Strategy):
         self.model: Tensors = {}
         self.round = Round(0, np.zeros(0, dtype=np.int64))
         self._sent: list[tuple[Message, int]] = []
+        self._scored: set[int] = set()  # the nodes whose evaluation counts
         self.setup()
 
     # ---------------------------------------------------------------------------------------------- what a method declares
@@ -236,8 +237,9 @@ class FederatedStrategy(Strategy):
         nodes: Any = config.get("nodes", [])
         final = server_round == self.num_rounds
         save = str(config.get("save", "")) if final else ""
-        if save:  # nodes without a test part have a model as well
-            nodes = np.flatnonzero(self.population.sizes).tolist()
+        self._scored = set(nodes)
+        if save:  # nodes that are not scored have a model as well
+            nodes = sorted(self._scored | set(np.flatnonzero(self.population.sizes).tolist()))
         if not nodes:
             return []
         record = codec.to_record(self.broadcast_for_evaluation(codec.from_record(arrays)))
@@ -264,7 +266,7 @@ class FederatedStrategy(Strategy):
                 continue
             scores = reply.content[codec.METRICS]
             count = int(scores["num-examples"])  # type: ignore[arg-type]
-            if count:
+            if count and node in self._scored:
                 rows.append((node, float(scores["accuracy"]), float(scores["loss"]), count))  # type: ignore[arg-type]
         self._sent = []
         if not rows:

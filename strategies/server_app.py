@@ -157,17 +157,22 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
 
             wanted = strategy.personal if config["eval_nodes"] is None else config["eval_nodes"]
             asked = range(population.num_nodes) if wanted else ()
+            scored = ConfigRecord({"nodes": [n for n in asked if len(partition.test(n))], **folders})
+            first = 0 if resumed is None else resumed.server_round + 1
             strategy.start(
                 grid,  # type: ignore[arg-type]
                 codec.to_record(initial),
                 num_rounds=rounds,
                 timeout=engine.round_timeout,
-                evaluate_config=ConfigRecord({"nodes": [n for n in asked if len(partition.test(n))], **folders}),
+                evaluate_config=scored,
                 evaluate_fn=lambda r, arrays: evaluate(site, config, r, codec.from_record(arrays), strategy.personal),
                 on_round=on_round,
-                first_round=0 if resumed is None else resumed.server_round + 1,
+                first_round=first,
             )
-            if rounds and not log.participants:
+            if first > rounds and folders["save"]:  # a finished run whose personal models are wanted after all
+                record = codec.to_record(last)
+                grid.send_and_receive(strategy.configure_evaluate(rounds, record, scored, grid))  # type: ignore[arg-type]
+            if resumed is None and rounds and not log.participants:
                 progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
         status = "finished"
     except KeyboardInterrupt:

@@ -161,6 +161,54 @@ def test_another_configuration_is_refused_by_its_keys(stopped):
         run(config_of("strategy=fedavg", *SMALL, "resume=latest", f"output_dir={folder}"))
 
 
+def test_what_says_which_replies_count_may_not_differ(stopped):
+    with pytest.raises(UserError, match=r"engine.max_norm=0.5 \(there: None\)$"):
+        run(config_of("strategy=pmfl", *SMALL, "engine.max_norm=0.5", "resume=latest", f"output_dir={stopped()}"))
+
+
+def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(tmp_path, stopped):
+    """The damaged one is neither kept in place of a good one nor read again."""
+    run(config_of("strategy=pmfl", *SMALL, f"output_dir={tmp_path}/whole"))
+    folder = stopped()
+    damage_state(folder)
+    run(config_of("strategy=pmfl", *SMALL, "checkpoint_every=1", "checkpoint_keep=1", "resume=latest", f"output_dir={folder}"))
+    assert equal(outcome(folder), outcome(tmp_path / "whole"))
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["000007", "nodes"]
+
+
+def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stopped):
+    folder = stopped()
+    log = folder / "metrics.csv"
+    log.write_bytes(log.read_bytes()[:40])
+    with pytest.raises(UserError, match="metrics.csv is missing or shorter than when 000004 was written"):
+        run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
+    log.unlink()
+    with pytest.raises(UserError, match="metrics.csv is missing"):
+        run(config_of("strategy=pmfl", *SMALL, f"resume={folder}/checkpoints/000004", f"output_dir={folder}-2"))
+    assert not Path(f"{folder}-2").exists()
+
+
+def test_latest_never_overwrites_another_run(tmp_path):
+    run(config_of("strategy=fedavg", *SMALL, f"output_dir={tmp_path}/run"))
+    before = outcome(tmp_path / "run")
+    for name in ("fedavg", "fedprox"):
+        with pytest.raises(UserError, match="holds a finished run without checkpoints"):
+            run(config_of(f"strategy={name}", *SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
+    (tmp_path / "run" / "summary.json").unlink()  # as if killed before its first checkpoint
+    with pytest.raises(UserError, match="is of another configuration: "):
+        run(config_of("strategy=fedprox", *SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
+    run(config_of("strategy=fedavg", *SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
+    assert equal(outcome(tmp_path / "run"), before)
+
+
+def test_personal_models_of_a_finished_run_can_still_be_saved(tmp_path, capsys):
+    first = run(config_of("strategy=fedper", *SMALL, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
+    run(config_of("strategy=fedper", *SMALL, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
+    assert "no node took part" not in capsys.readouterr().out
+    again = run(config_of(f"evaluate_only={tmp_path}/b", "engine=local", f"output_dir={tmp_path}/c"))
+    assert again["personal_accuracy_mean"] == first["personal_accuracy_mean"]
+
+
 def test_where_there_is_no_checkpoint(tmp_path, capsys):
     with pytest.raises(UserError, match="there is no whole checkpoint in .*nowhere"):
         run(config_of(*SMALL, "resume=nowhere", f"output_dir={tmp_path}/run"))

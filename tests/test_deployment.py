@@ -101,7 +101,12 @@ def federation(tmp_path_factory):
     finally:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+            process.wait()  # Flower's helpers end when their parent is gone altogether
 
 
 @pytest.mark.slow

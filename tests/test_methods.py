@@ -497,6 +497,7 @@ def test_batches_of_epochs_and_iterations():
     share = work_of(epochs=1, batch_size=0.25)
     assert [len(b) for b in share.batches(examples, np.random.default_rng(0))] == [3, 3, 3, 1]  # ceil(10 / 4)
     assert (share.steps(10), work_of(epochs=5, batch_size=0.1).steps(500)) == (4, 50)
+    assert [work_of(epochs=1, batch_size=0.07).batch_of(n) for n in (100, 101)] == [7, 8]
 
 
 def test_the_optimisers_of_one_by_one_nodes_and_of_stacks_agree():

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 from dataclasses import replace
 
@@ -538,6 +539,27 @@ def test_saved_personal_models_score_what_they_scored(tmp_path, name, engine):
     rows = [(tmp_path / f / "nodes.csv").read_text().splitlines()[1:] for f in ("run", "again")]
     last = [row.split(",", 1)[1] for row in rows[0] if row.startswith("2,") and ",accuracy," in row]
     assert [row.split(",", 1)[1] for row in rows[1]] == last
+
+
+def test_saving_changes_no_number_even_for_a_node_without_training_data(tmp_path):
+    """Node 2 has a test part alone: it is judged and saved like the others, and its head is never fitted."""
+    file = tmp_path / "nodes.json"
+    file.write_text(json.dumps({"train": [list(range(60)), list(range(60, 90)), []], "test": [[100, 101], [102], [103, 104]]}))
+    part = ("num_nodes=3", "partition=file", f"partition.path={file}", "participation=full")
+    shape = [o for o in SAVED if not o.startswith(("participation", "num_nodes"))]
+    logs = []
+    for save in (False, True):
+        folder = tmp_path / str(save)
+        run(
+            config_of(
+                "strategy=fedrep", "strategy.head_epochs=3", *shape, *part, f"save_personal={save}", f"output_dir={folder}"
+            )
+        )
+        logs.append([(folder / name).read_bytes() for name in ("metrics.csv", "nodes.csv")])
+    assert logs[0] == logs[1]
+    assert b"\n2,2,accuracy," in logs[0][1]
+    again = run(config_of(f"evaluate_only={tmp_path}/True", "engine=local", f"output_dir={tmp_path}/again"))
+    assert again["status"] == "finished"
 
 
 def test_a_saved_global_model_scores_what_it_scored(tmp_path):

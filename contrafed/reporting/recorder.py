@@ -72,6 +72,7 @@ class RunRecorder:
         self._rounds = 0
         if logs is not None:
             self._read_back()
+        self._begun = self._rounds  # rounds of earlier sittings
         self.flush()
 
     def _read_back(self) -> None:
@@ -175,7 +176,7 @@ class RunRecorder:
             if len(spread) == len(own):
                 summary["personal_accuracy_best_std"] = spread[own.index(max(own))]
         seconds = float(extra.get("seconds", time.perf_counter() - self.began))
-        summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self._rounds, 1)
+        summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self._rounds - self._begun, 1)
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
             summary[name] = int(self._sums[name])
         summary = _strict(summary)
