@@ -254,11 +254,10 @@ class Client(NumPyClient):
         order = sorted(range(len(self.nodes)), key=lambda k: -self.work_of(len(examples[k])))
         stack = self._open([received[k] for k in order], [self.memories[k] for k in order], order, server_round)
         totals: dict[str, Tensor] = {}
-        seen = torch.zeros(len(stack), dtype=self.site.dtype, device=self.site.device)
         try:
             self.start(stack)
             for phase in self.phases(stack):
-                self._train(stack, phase, [examples[k] for k in order], totals, seen, deadline)
+                self._train(stack, phase, [examples[k] for k in order], totals, deadline)
             tensors = self.finish(stack)
         except DeadlineError:
             raise
@@ -266,7 +265,7 @@ class Client(NumPyClient):
             where = f"node {', '.join(map(str, stack.nodes))}, round {server_round}, step {stack.step}"
             raise LocalError(f"{where}: {type(error).__name__}: {error}") from error
         stack.memory |= self._personal_parts(stack)
-        means = {name: (total / seen.clamp_min(1)).tolist() for name, total in totals.items()}
+        means = {name: (total / seen.clamp_min(1)).tolist() for name, (total, seen) in totals.items()}
         updates: list[Update] = [None] * len(order)  # type: ignore[list-item]
         alone = len(order) == 1
         for row, k in enumerate(order):
@@ -296,8 +295,7 @@ class Client(NumPyClient):
     def train_alone(self, received: Tensors, memory: Tensors, server_round: int, phase: Phase) -> Tensors:
         """Return this one node's memory after one phase on its own; the one given stays as it is."""
         stack = self._open([received], [memory], [0], server_round)
-        seen = torch.zeros(1, dtype=self.site.dtype, device=self.site.device)
-        self._train(stack, phase, [self.site.federation.partition.train(n) for n in self.nodes], {}, seen, None)
+        self._train(stack, phase, [self.site.federation.partition.train(n) for n in self.nodes], {}, None)
         stack.memory |= self._personal_parts(stack)
         return {name: value[0].detach() for name, value in stack.memory.items()}
 
@@ -339,7 +337,6 @@ class Client(NumPyClient):
         phase: Phase,
         examples: list[np.ndarray],
         totals: dict[str, Tensor],
-        seen: Tensor,
         deadline: float | None,
     ) -> None:
         """Run one phase; nodes leave the stack when their steps are done."""
@@ -390,11 +387,10 @@ class Client(NumPyClient):
                 self.before_step(part, losses)
                 optimizer.step(step)
                 count = batch.mask.sum(1)
-                seen[:alive] += count
                 for name, value in losses.items():
-                    if name not in totals:
-                        totals[name] = torch.zeros_like(seen)
-                    totals[name][:alive] += value.detach() * count
+                    if name not in totals:  # its sum, and the examples in it: phases differ in their losses
+                        totals[name] = count.new_zeros(2, len(stack))
+                    totals[name][:, :alive] += torch.stack([value.detach() * count, count])
         if optimizer is not None and work.keep_optimizer:
             stack.memory |= optimizer.state()
 

@@ -58,7 +58,7 @@ class MpFedconClient(FedRepClient):
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
         if not constants:
-            return {"loss": task, "task": task, "contrast": torch.zeros_like(task)}
+            return {"loss": task, "task": task}
         push, pull = cosine(features.z, constants["start"]), cosine(features.z, constants["centre"])
         each = F.softplus((push - pull) / self.hyper.temperature) * constants["known"]
         contrast = masked_mean(each, batch.mask)

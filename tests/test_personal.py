@@ -295,6 +295,27 @@ def test_mpfedcon_without_contrast_is_fedrep():
         close(con, other)
 
 
+def test_a_loss_is_averaged_over_the_examples_that_had_it():
+    """MpFedcon's contrast exists in the body phase alone: the mean must not be thinned by ten head epochs."""
+    config = config_of("strategy=mpfedcon", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    config["strategy"] |= {"invalid_centre": "zero_vector", "head_epochs": 3}
+    site = Site(config, dtype=torch.float64)
+    seen = []
+
+    class Watched(site.client_class):
+        def before_step(self, stack, losses):
+            if "contrast" in losses:
+                seen.append(float(losses["contrast"][0]))
+
+    client = Watched(site, [0])
+    down = dict(zip(client.names("down"), client.get_parameters({}), strict=True))
+    config_size = len(site.federation.partition.train(0))
+    (update,) = client.update([{n: torch.from_numpy(v) for n, v in down.items()}], 1)
+    sizes = [min(10, config_size - i) for i in range(0, config_size, 10)]
+    assert len(seen) == len(sizes)
+    assert update.metrics["contrast"] == pytest.approx(np.average(seen, weights=sizes), rel=1e-9)
+
+
 def test_each_phase_leaves_the_other_part_as_it_was():
     """M5 and FedRep's: no head epochs leave the heads, no body epochs the body."""
     initial = whole("fedrep", [[]])[0]
