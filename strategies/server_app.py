@@ -60,7 +60,7 @@ def main(grid: Grid, context: Context) -> None:
         serve(grid, json.loads(str(context.run_config["config"])))
         return
     if hosted is None:
-        from contrafed.experiment import deployed
+        from contrafed.prepare import deployed
 
         serve(grid, deployed(str(context.run_config["overrides"])))
         return

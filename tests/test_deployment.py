@@ -16,7 +16,8 @@ from rig import config_of, same
 from safetensors.torch import load_file
 
 from contrafed.errors import UserError
-from contrafed.experiment import deployed, run
+from contrafed.experiment import run
+from contrafed.prepare import deployed
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("contrafed", "strategies", "clients", "models", "partitions", "simulation", "conf")
