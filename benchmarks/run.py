@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-# name: (overrides, nodes a round, steps, batch size); 250 nodes of 80 images of 32x32x3, MpFedcon's CNN without projector
+# name: (overrides, nodes a round, steps, batch size); 250 nodes of 160 images of 32x32x3, MpFedcon's CNN without projector
 COMMON = (
     "model=cnn5", "model.projection=[]", "num_nodes=250", "partition=iid", "eval_every=1000000",
     "participation=uniform", "strategy.local.lr=0.01",
@@ -42,12 +42,12 @@ ROUNDS, WARM_UP = 12, 4
 
 
 def images(path: Path) -> None:
-    """Write 20,000 random training images and 100 for testing."""
+    """Write 40,000 random training images and 100 for testing."""
     import numpy as np
 
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (20_100, 32, 32, 3), dtype=np.uint8)
-    np.savez(path, x=x, y=rng.integers(0, 10, 20_100), split=np.arange(20_100) >= 20_000)
+    x = rng.integers(0, 256, (40_100, 32, 32, 3), dtype=np.uint8)
+    np.savez(path, x=x, y=rng.integers(0, 10, 40_100), split=np.arange(40_100) >= 40_000)
 
 
 def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
@@ -107,12 +107,12 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     from omegaconf import OmegaConf
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
-    from pfl.algorithm.fedavg import FederatedAveraging
-    from pfl.callback import TrainingProcessCallback
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
-    from pfl.metrics import Weighted
+    from pfl.metrics import Metrics, Weighted
     from pfl.model.pytorch import PyTorchModel
 
     from contrafed import compose
@@ -135,7 +135,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     data = np.load(folder / "images.npz")
     x = torch.from_numpy(data["x"]).permute(0, 3, 1, 2).float() / 255  # converted once, outside the rounds
     y = torch.from_numpy(data["y"])
-    parts = np.array_split(np.arange(20_000), 250)
+    parts = np.array_split(np.arange(40_000), 250)
     users = iter(np.random.default_rng(0).integers(0, 250, 10_000).tolist())
     federated = FederatedDataset(lambda user: Dataset((x[parts[user]], y[parts[user]])), lambda: next(users))
     model = Model()
@@ -145,7 +145,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     class Clock(TrainingProcessCallback):
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
             times.append(time.perf_counter())
-            return False, type(aggregate_metrics)()
+            return False, Metrics()
 
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
