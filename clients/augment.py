@@ -8,19 +8,23 @@ from torch import Tensor
 
 from contrafed.randomness import torch_generator
 
-# Degrees either way, and pixels of black border that a crop is cut from.
-LARGEST_ANGLE, BORDER = 10.0, 4
+# Degrees either way, and pixels of black border that a crop is cut from: 4 on 32x32, and never more than an eighth of a side.
+LARGEST_ANGLE, BORDER, SHARE = 10.0, 4, 8
 
 
-def draw_augmentation(kinds: Sequence[str], count: int, seed: int, purpose: str, server_round: int, node: int) -> Tensor:
+def draw_augmentation(
+    kinds: Sequence[str], side: int, count: int, seed: int, purpose: str, server_round: int, node: int
+) -> Tensor:
     """Return (count, 4): angle in radians, rows and columns to shift by, and 1 for a mirrored image.
 
-    For all examples that a node sees in a round, in the order it sees them; what ``kinds`` does not name is 0.
+    For all examples that a node sees in a round, in the order it sees them; what ``kinds`` does not name is 0. ``side`` is the
+    shorter one of an image, in pixels.
     """
+    border = min(BORDER, side // SHARE)
     rng = torch_generator(seed, f"{purpose} augmentation", server_round, node)
     uniform = torch.rand(count, 4, generator=rng)
     angle = (2 * uniform[:, 0] - 1) * math.radians(LARGEST_ANGLE) * ("rotation" in kinds)
-    shift = ((uniform[:, 1:3] * (2 * BORDER + 1)).floor() - BORDER) * ("crop" in kinds)
+    shift = ((uniform[:, 1:3] * (2 * border + 1)).floor() - border) * ("crop" in kinds)
     flip = (uniform[:, 3] < 0.5) * float("flip" in kinds)
     return torch.cat([angle.unsqueeze(1), shift, flip.unsqueeze(1)], dim=1)
 

@@ -356,7 +356,7 @@ class Client(NumPyClient):
             ]
 
         dropout = each(partial(draw_dropout, self.model.dropout, width=width)) if self.model.dropout else None
-        changes = each(draw_augmentation, work.augment) if work.augment else None
+        changes = each(draw_augmentation, work.augment, min(site.x.shape[1:3])) if work.augment else None
         encoded = (
             self._encode_once(stack, examples, batches) if phase.encode_once and any(counts) and not work.augment else None
         )

@@ -315,16 +315,18 @@ def test_rotation_matches_torchvision():
 
 def test_augmentation_is_drawn_by_seed_round_and_node():
     kinds = ("rotation", "crop", "flip")
-    draw = draw_augmentation(kinds, 4000, 0, "batches", 3, 5)
-    assert torch.equal(draw, draw_augmentation(kinds, 4000, 0, "batches", 3, 5))
-    assert not torch.equal(draw, draw_augmentation(kinds, 4000, 0, "batches", 4, 5))
+    draw = draw_augmentation(kinds, 32, 4000, 0, "batches", 3, 5)
+    assert torch.equal(draw, draw_augmentation(kinds, 32, 4000, 0, "batches", 3, 5))
+    assert not torch.equal(draw, draw_augmentation(kinds, 32, 4000, 0, "batches", 4, 5))
     assert draw[:, 0].abs().max() <= math.radians(10)
     assert draw[:, 0].abs().max() > math.radians(9.9)
     for axis in (1, 2):
         assert draw[:, axis].unique().tolist() == list(range(-4, 5))
     assert draw[:, 3].mean().item() == pytest.approx(0.5, abs=0.05)
-    crop = draw_augmentation(("crop",), 100, 0, "batches", 3, 5)
+    crop = draw_augmentation(("crop",), 32, 100, 0, "batches", 3, 5)
     assert not crop[:, [0, 3]].any()
+    small = draw_augmentation(("crop",), 8, 1000, 0, "batches", 3, 5)  # digits: one pixel either way
+    assert small[:, 1].unique().tolist() == [-1, 0, 1]
 
 
 def test_training_is_augmented_and_evaluation_is_not():
