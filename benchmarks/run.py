@@ -56,8 +56,6 @@ def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
 
     overrides, *_ = SETTINGS[setting]
     where = (f"dataset.path={folder / 'images.npz'}", f"output_dir={folder / 'run'}", f"num_rounds={ROUNDS}")
-    if name == "flower":
-        os.environ["RAY_NUM_CPUS"] = str(os.cpu_count())
     summary = run(compose("dataset=npz", *COMMON, *overrides, *where, f"engine={name}"))
     rows = (Path(summary["folder"]) / "times.csv").read_text().splitlines()[2 + WARM_UP :]
     return {"seconds": statistics.median(float(row.split(",")[1]) for row in rows)}
@@ -176,8 +174,7 @@ def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
 
 def peers(setting: str) -> list[str]:
     """Return who is measured on a setting: pfl knows no method of ours, and its rounds need a step."""
-    names = ["ray", "local", "flower", *(["bare"] if setting == "work" else [])]
-    return [*names, "pfl"] if setting == "work" else names
+    return ["ray", "local", "flower", *(["bare", "pfl"] if setting == "work" else [])]
 
 
 def main() -> None:

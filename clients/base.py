@@ -197,7 +197,7 @@ class Client(NumPyClient):
     @staticmethod
     def global_model(stack: Stack) -> Tensors:
         """The received shared tensors, by model name."""
-        return {n.removeprefix("model/"): v for n, v in stack.received.items() if n.startswith("model/")}
+        return codec.group(stack.received, "model")
 
     @staticmethod
     def _over_nodes(function: Callable[..., Any], *args: Any) -> Any:
@@ -207,16 +207,19 @@ class Client(NumPyClient):
             return tree_map(lambda t: t.unsqueeze(0), out)
         return vmap(function)(*args)
 
+    def _one_pass(self, parts: list[np.ndarray]) -> Plan:
+        """Lay out one pass over each node's examples in their order, as many at a time as an evaluation takes."""
+        chunk = max(1, EVALUATION_BATCH // len(parts))
+        pieces = [[part[i : i + chunk] for i in range(0, len(part), chunk)] for part in parts]
+        return Plan.draw(pieces, self.site.device, self.site.dtype)
+
     def over_examples(self, stack: Stack, function: Callable[..., Any], params: Tensors, constants: Tensors) -> Tensors:
         """Sum ``function(params, batch, constants)`` (one node's sums, by name) over each node's whole training part.
 
         In evaluation mode, in the examples' stored order; returns each sum with a leading B.
         """
         parts = [self.site.federation.partition.train(node) for node in stack.nodes]
-        chunk = max(1, EVALUATION_BATCH // len(parts))
-        plan = Plan.draw(
-            [[part[i : i + chunk] for i in range(0, len(part), chunk)] for part in parts], self.site.device, self.site.dtype
-        )
+        plan = self._one_pass(parts)
         totals: Tensors = {}
         with torch.no_grad():
             for step in range(plan.index.shape[1]):
@@ -355,7 +358,7 @@ class Client(NumPyClient):
                 for count, node in zip(counts, stack.nodes, strict=True)
             ]
 
-        dropout = each(partial(draw_dropout, self.model.dropout, width=width)) if self.model.dropout else None
+        dropout = each(draw_dropout, self.model.dropout, width) if self.model.dropout else None
         changes = each(draw_augmentation, work.augment, min(site.x.shape[1:3])) if work.augment else None
         encoded = (
             self._encode_once(stack, examples, batches) if phase.encode_once and any(counts) and not work.augment else None
@@ -399,9 +402,7 @@ class Client(NumPyClient):
     ) -> Callable[[int, int], Tensor]:
         """Run every node's encoder over its examples once; returns what gathers the outputs (alive, b, E) of a step."""
         known = [np.unique(part) for part in examples]
-        chunk = max(1, EVALUATION_BATCH // len(known))
-        pieces = [[part[i : i + chunk] for i in range(0, len(part), chunk)] for part in known]
-        plan = Plan.draw(pieces, self.site.device, self.site.dtype)
+        plan = self._one_pass(known)
         frozen = {n: v.detach() for n, v in stack.params.items() if n.startswith("encoder.")}
         rows = []
 
@@ -489,11 +490,6 @@ class Client(NumPyClient):
     def refresh(self, received: Tensors, memory: Tensors, server_round: int) -> Tensors:
         """Return the memory by which a node is judged at the end of a run: by default what it remembers."""
         return memory
-
-    def score(self, received: Sequence[Tensors], split: Literal["train", "test"]) -> list[tuple[float, float, int]]:
-        """Return (mean loss, accuracy, examples) of each node's model on its own part of the data; reads only."""
-        models = [self.judged_model(tensors, memory) for tensors, memory in zip(received, self.memories, strict=True)]
-        return [self._score(*row, split) for row in zip(self.nodes, models, received, strict=True)]
 
     def _score(self, node: int, model: Tensors, received: Tensors, split: str) -> tuple[float, float, int]:
         part = self.site.federation.partition

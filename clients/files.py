@@ -7,6 +7,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from contrafed import codec
+
 Tensors = dict[str, Tensor]
 
 
@@ -29,8 +31,7 @@ def write_personal(folder: str, node: int, model: Tensors, received: Tensors) ->
 def read_personal(folder: str, node: int) -> tuple[Tensors, Tensors]:
     """Return what ``write_personal`` wrote: the model by tensor name, and the rest by message name."""
     tensors = load_file(personal_file(folder, node))
-    model = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-    return model, {name: value for name, value in tensors.items() if not name.startswith("model/")}
+    return codec.group(tensors, "model"), {name: value for name, value in tensors.items() if not name.startswith("model/")}
 
 
 def shapes_in(folder: str, node: int) -> dict[str, tuple[int, ...]]:

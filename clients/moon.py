@@ -9,6 +9,7 @@ from torch import Tensor
 from clients.base import Client, Tensors
 from clients.losses import cosine, masked_mean
 from clients.stack import Batch, LocalWork, Stack
+from contrafed import codec
 from contrafed.config import Range
 
 
@@ -30,7 +31,7 @@ class MoonClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """The received model stands in for the previous local one."""
-        return {f"previous/{n.removeprefix('model/')}": v for n, v in received.items() if n.startswith("model/")}
+        return {f"previous/{n}": v for n, v in codec.group(received, "model").items()}
 
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
         """Representations of the batch under the global and the previous local model, each (B, b, D)."""

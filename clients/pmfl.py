@@ -9,6 +9,7 @@ from torch import Tensor
 from clients.base import Client, Tensors
 from clients.losses import contrast, cosine, masked_mean
 from clients.stack import Batch, LocalWork, Stack
+from contrafed import codec
 from contrafed.config import Range
 
 # Where one unit alone is active, two representations are parallel and their cosine is 1 up to rounding: this much below the
@@ -47,7 +48,7 @@ class PMFLClient(Client):
         """An empty ring of N models, the number of iterates ever pushed into it, and a previous local model."""
         if not self.hyper.contrast_weight:
             return {}
-        model = {n.removeprefix("model/"): v for n, v in received.items() if n.startswith("model/")}
+        model = codec.group(received, "model")
         size = self.hyper.buffer_size
         ring = {f"buffer/{n}": v.new_zeros(size, *v.shape) for n, v in model.items()} if size else {}
         previous = {f"previous/{n}": v for n, v in model.items()} if self._needs_previous else {}

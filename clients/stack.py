@@ -176,7 +176,7 @@ def draw_batches(
     return work.batches(examples, generator(seed, purpose, server_round, node))
 
 
-def draw_dropout(rate: float, count: int, seed: int, purpose: str, server_round: int, node: int, width: int) -> Tensor:
+def draw_dropout(rate: float, width: int, count: int, seed: int, purpose: str, server_round: int, node: int) -> Tensor:
     """Return dropout factors (count, width) for all examples that a node sees in a round, in the order it sees them."""
     rng = torch_generator(seed, f"{purpose} dropout", server_round, node)
     return (torch.rand(count, width, generator=rng) >= rate).float() / (1 - rate)

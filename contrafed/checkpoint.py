@@ -28,9 +28,10 @@ Tensors = dict[str, Tensor]
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
-# Keys that may differ between a run and its continuation: they change no number.
-RULING_KEYS = ("engine.max_norm", "engine.round_timeout")  # of the engine's: they say which replies count
+# Keys that may differ between a run and its continuation: they change no number. But for those of the engine's that say which
+# replies count.
 FREE_KEYS = ("output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "verbose", "save_personal")
+RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Checkpoint:
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
         tensors = load_file(self.path / SERVER)
+        # Not codec.group: this module is imported before Flower may be.
         model = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
         return model, unpack(self.state, tensors)
 
@@ -66,9 +68,12 @@ class Checkpoints:
         own = resumed is not None and resumed.path.parent.resolve() == self.folder.resolve()
         self.nodes: dict[int, str] = dict(resumed.nodes) if resumed is not None and own else {}
         (self.folder / NODES).mkdir(parents=True, exist_ok=True)
-        # What is newer than where this run begins is damaged, or of a run that is being overwritten.
-        for path in self._found():
-            if not own or resumed is None or int(path.name) > resumed.server_round:
+        self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the node files of each
+        for path in _numbered(self.folder):
+            found = _read(path) if own and resumed is not None and int(path.name) <= resumed.server_round else None
+            if found is not None:
+                self.kept.append((path, set(found.nodes.values())))
+            else:  # damaged, or of a run that is being overwritten
                 shutil.rmtree(path, ignore_errors=True)
 
     def save(
@@ -95,22 +100,15 @@ class Checkpoints:
         }
         (part / STATE).write_text(json.dumps(content), encoding="utf-8")
         target = self.folder / f"{server_round:06d}"
-        shutil.rmtree(target, ignore_errors=True)
         os.replace(part, target)
+        self.kept.append((target, set(self.nodes.values())))
         self._prune()
 
-    def _found(self) -> list[Path]:
-        return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
-
     def _prune(self) -> None:
-        used: set[str] = set()
-        whole = [(path, found) for path in self._found() if (found := _read(path)) is not None]
-        kept = whole[-self.keep :]
-        for path in self._found():
-            if path not in [p for p, _ in kept]:
-                shutil.rmtree(path, ignore_errors=True)
-        for _, found in kept:
-            used |= set(found.nodes.values())
+        for path, _ in self.kept[: -self.keep]:
+            shutil.rmtree(path, ignore_errors=True)
+        self.kept = self.kept[-self.keep :]
+        used = set().union(*(files for _, files in self.kept))
         for file in (self.folder / NODES).iterdir():
             if file.name not in used:
                 file.unlink()
@@ -121,9 +119,7 @@ def find(where: str | Path) -> Checkpoint | None:
     where = Path(where).expanduser()
     if (where / STATE).is_file():
         return _read(where)
-    folder = where / FOLDER
-    candidates = sorted((p for p in folder.iterdir() if p.name.isdigit()), reverse=True) if folder.is_dir() else []
-    return next((found for path in candidates if (found := _read(path)) is not None), None)
+    return next((found for path in reversed(_numbered(where / FOLDER)) if (found := _read(path)) is not None), None)
 
 
 def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -177,6 +173,11 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
 def _ready(tensors: Mapping[str, Tensor]) -> Tensors:
     # Copies: safetensors refuses tensors that share memory.
     return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Return the checkpoints in ``folder``, whole or not, oldest first."""
+    return sorted(path for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
 
 
 def _read(path: Path) -> Checkpoint | None:

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from contrafed import registry
-from contrafed.prepare import with_folder
-from contrafed.reporting import quiet_libraries
-from contrafed.settings import check, engine_config, for_evaluation
+from contrafed.prepare import checked, with_folder
+from contrafed.settings import engine_config
 
 
 def compose(*overrides: str) -> DictConfig:
@@ -26,13 +25,8 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
     ``unique``: when ``output_dir`` already holds a run, take ``output_dir-2`` and so on; otherwise that is an error.
     Raises ``UserError`` for anything wrong with the configuration or the data, before a folder is made where it can.
     """
-    config: dict[str, Any] = (
-        OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else dict(cfg)  # type: ignore[assignment]
-    )
-    quiet_libraries(bool(config.get("verbose", False)))
-    config = for_evaluation(config)
-    check(config)
-    # After quiet_libraries, which sets what Flower and Ray read when they are imported.
+    config = checked(cfg)
+    # After checked(), which sets what Flower and Ray read when they are imported.
     from clients.site import node_settings
     from partitions.federation import load_federation
     from simulation.engine import Job

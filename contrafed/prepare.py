@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from contrafed import checkpoint
 from contrafed.cli import compose_job
@@ -14,6 +14,15 @@ from contrafed.reporting import claim_folder, quiet_libraries
 from contrafed.settings import check, for_evaluation, read_config
 
 LATEST = "latest"
+
+
+def checked(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration that is to run, as plain containers, with libraries quiet. Raises ``UserError``."""
+    config: Any = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else dict(cfg)
+    quiet_libraries(bool(config.get("verbose", False)))
+    config = for_evaluation(config)
+    check(config)
+    return config  # type: ignore[no-any-return]
 
 
 def with_folder(config: Mapping[str, Any], unique: bool) -> dict[str, Any]:
@@ -28,10 +37,7 @@ def with_folder(config: Mapping[str, Any], unique: bool) -> dict[str, Any]:
 
 def deployed(overrides: str) -> dict[str, Any]:
     """Return the configuration of a run on real devices from one string of Hydra overrides. Raises ``UserError``."""
-    config: Any = OmegaConf.to_container(compose_job(shlex.split(overrides)), resolve=True)
-    quiet_libraries(bool(config["verbose"]))
-    config = for_evaluation(config)
-    check(config)
+    config = checked(compose_job(shlex.split(overrides)))
     if config["checkpoint_every"] is not None or config["resume"] is not None:
         raise UserError("checkpoint_every and resume go with simulation: devices keep what they remember to themselves")
     return with_folder(config, unique=True)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from strategies.base import Replies, Tensors
 from strategies.prototypes import PrototypeStrategy
 
 
@@ -17,8 +16,7 @@ class Config:
 class FedProto(PrototypeStrategy):
     """Per class the mean of the holders' prototypes, equally weighted by default as in the common code. Tan et al. 2022."""
 
-    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Merge the prototypes; no model travels."""
+    def setup(self) -> None:
+        """Start with an empty table, weighted as configured."""
+        super().setup()
         self.weighting = self.config.prototype_weights
-        self.merge_prototypes(replies)
-        return model

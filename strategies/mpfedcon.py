@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from strategies.base import Replies, Tensors
 from strategies.prototypes import PrototypeStrategy
 
 
@@ -21,8 +20,7 @@ class MpFedcon(PrototypeStrategy):
     1/n, which would shrink every centre. Deviation: a class nobody held this round keeps its centre.
     """
 
-    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Average encoders by training examples, and merge the centres."""
+    def setup(self) -> None:
+        """Start with an empty table, weighted as configured."""
+        super().setup()
         self.weighting = self.config.centre_weights
-        self.merge_prototypes(replies)
-        return model | replies.mean("model", replies.num_examples) if len(replies) else model

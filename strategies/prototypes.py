@@ -25,6 +25,11 @@ class PrototypeStrategy(FederatedStrategy):
         """Return the shared tensors and the table."""
         return super().broadcast(model) | {"proto/mean": self.state["means"], "proto/valid": self.state["valid"]}
 
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Merge the prototypes, and average by training examples what of the model travels."""
+        self.merge_prototypes(replies)
+        return model | replies.mean("model", replies.num_examples) if len(replies) else model
+
     def merge_prototypes(self, replies: Replies) -> None:
         """Replace the prototype of every class that a reply holds; sums in float64."""
         if not len(replies):

@@ -336,7 +336,8 @@ def test_training_is_augmented_and_evaluation_is_not():
         close(plain[-1], changed[-1])
     config = config_of("strategy=fedrcl", "num_nodes=4", "model=mlp")
     site, bare = Site(config), Site(config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | PLAIN}})
-    scores = [s.client_class(s, [0]).score([{}], "train") for s in (site, bare)]
+    clients = [s.client_class(s, [0]) for s in (site, bare)]
+    scores = [client.evaluate(client.get_parameters({}), {"split": "train"}) for client in clients]
     assert scores[0] == scores[1]
 
 
