@@ -1,14 +1,16 @@
 """engine=ray: virtual nodes on persistent Ray workers, on one machine or a cluster.
 
 The driver sends each worker one batch of messages a round. The broadcast goes into the object store once and every worker
-reads it in place. What nodes remember are objects that the driver owns by reference but never opens: they outlive the worker
-that made them, spill to disk when the store is full, and any worker can take a node over.
+reads it in place; replies come back through memory that driver and worker share. What nodes remember are objects that the
+driver owns by reference but never opens: they outlive the worker that made them, spill to disk when the store is full, and any
+worker can take a node over.
 """
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from contrafed import codec
 from contrafed.config import Range
 from contrafed.errors import UserError
 from partitions.federation import Federation
+from simulation import shared
 from simulation.engine import Job, stack_size_for
 from simulation.grid import VirtualGrid
 from simulation.worker import FIRST_NODE_ID, BatchRunner, identify, reuse_memory
@@ -90,22 +93,23 @@ class Worker:
     """One persistent worker process: the data set on its device and a ``BatchRunner``."""
 
     def __init__(
-        self, shared: Mapping[str, Any], node_settings: str, settings: Mapping[str, Any], stack_size: int | None
+        self, data_set: Mapping[str, Any], node_settings: str, settings: Mapping[str, Any], stack_size: int | None
     ) -> None:
         torch.set_num_threads(1)
         identify()
         reuse_memory()
-        tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in shared["tensors"].items()}
+        tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in data_set["tensors"].items()}
         tensors["x"] = tensors["x"].permute(0, 3, 1, 2)
-        data = replace(shared["data"], **tensors)
-        federation = Federation(data, shared["partition"])
+        data = replace(data_set["data"], **tensors)
+        federation = Federation(data, data_set["partition"])
         device = default_device()
         install(node_settings, Site(settings, device=device, federation=federation))
         self.runner = BatchRunner(settings["num_nodes"], stack_size_for(stack_size, device, settings["num_nodes"]))
 
-    def ready(self) -> str:
-        """Answer once the worker is up; returns its device."""
-        return default_device()
+        self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver
+
+    def ready(self) -> None:
+        """Answer once the worker is up."""
 
     def run(
         self,
@@ -113,10 +117,12 @@ class Worker:
         jobs: list[tuple[Message, dict[str, int]]],
         states: list[Any],
         timeout: float | None,
+        address: tuple[str, str, int] | None,
     ) -> Any:
         """Run a batch: each message comes without its array records, which are named by their place in ``records``.
 
-        Returns the replies, followed, for nodes that remember, by one new state per message.
+        Returns the replies, written to the block at ``address`` where they fit, followed, for nodes that remember, by one new
+        state per message.
         """
         import ray
 
@@ -127,7 +133,7 @@ class Worker:
             messages.append(message)
         held = [None if ref is None else ray.get(ref) for ref in states] if states else [None] * len(messages)
         results = self.runner.run(messages, held, timeout)
-        replies = [None if result is None else result[0] for result in results]
+        replies = shared.write([None if result is None else result[0] for result in results], address, self.mapped)
         if not states:
             return replies
         return [replies, *[None if result is None else result[1] for result in results]]
@@ -155,33 +161,35 @@ class RayGrid(VirtualGrid):
         tensors = {"x": site.x.cpu().numpy(), "y": data.y.cpu().numpy(), "test": data.test.cpu().numpy()}
         nothing: dict[str, Any] = dict.fromkeys(tensors)
         empty = replace(data, **nothing)
-        shared = {"data": empty, "tensors": tensors, "partition": site.federation.partition}
-        self._arguments = (ray.put(shared), node_settings, dict(site.settings), config.stack_size)
+        data_set = {"data": empty, "tensors": tensors, "partition": site.federation.partition}
+        self._arguments = (ray.put(data_set), node_settings, dict(site.settings), config.stack_size)
         self._actor = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
         self.stateful = site.client_class.remembers(site.model, site.hyper)
         self.memory: dict[int, Any] = {}  # node id -> reference to its state
         self.changed: set[int] = set()
         self.workers = [self._spawn() for _ in range(count)]
         ray.get([worker.ready.remote() for worker in self.workers])  # a worker that cannot start says why here
+        self.pool = shared.Pool(shared.limit())
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
         """Give each worker one batch, longest first; replace workers that die and run their messages again."""
         ray = self.ray
         ends = None if timeout is None else time.monotonic() + timeout
         records, places = _distinct_records(messages)
-        shared = ray.put(records)
+        broadcast = ray.put(records)
         replies: list[Message | None] = [None] * len(messages)
         attempts = [0] * len(messages)
-        pending: dict[Any, tuple[int, list[int], list[Any]]] = {}
+        pending: dict[Any, tuple[int, list[int], list[Any], shared.Block | None]] = {}
 
         def submit(worker: int, rows: list[int]) -> None:
             left = None if ends is None else max(ends - time.monotonic(), 0.0)
             jobs = [(_without_arrays(messages[i]), places[i]) for i in rows]
             states = [self.memory.get(messages[i].metadata.dst_node_id) for i in rows] if self.stateful else []
             method = self.workers[worker].run.options(num_returns=1 + len(states))
-            refs = method.remote(shared, jobs, states, left)
+            block = self.pool.take()
+            refs = method.remote(broadcast, jobs, states, left, None if block is None else block.address)
             refs = refs if self.stateful else [refs]
-            pending[refs[0]] = (worker, rows, refs[1:])
+            pending[refs[0]] = (worker, rows, refs[1:], block)
 
         for worker, rows in enumerate(_balanced([_cost(m) for m in messages], len(self.workers))):
             if rows:
@@ -190,19 +198,23 @@ class RayGrid(VirtualGrid):
             patience = None if ends is None else max(ends - time.monotonic(), 0.0) + GRACE
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=patience)
             if not ready:  # these workers hang: their nodes have not answered in time
-                for worker, _, _ in pending.values():
+                for worker, _, _, block in pending.values():
                     ray.kill(self.workers[worker])
                     self.workers[worker] = self._spawn()
+                    if block is not None:
+                        self.pool.drop(block)
                 break
-            worker, rows, states = pending.pop(ready[0])
+            worker, rows, states, block = pending.pop(ready[0])
             try:
-                batch = ray.get(ready[0])
+                batch = self._read(ray.get(ready[0]), block)
             except (
                 ray.exceptions.RayActorError,
                 ray.exceptions.WorkerCrashedError,
                 ray.exceptions.OutOfMemoryError,
             ) as error:
                 self.workers[worker] = self._spawn()
+                if block is not None:
+                    self.pool.drop(block)
                 for i in rows:
                     attempts[i] += 1
                 if attempts[rows[0]] >= ATTEMPTS:
@@ -240,14 +252,26 @@ class RayGrid(VirtualGrid):
         for worker in self.workers:
             self.ray.kill(worker)
         self.workers = []
+        self.pool.close()
         self._arguments = ()  # type: ignore[assignment]
+
+    def _read(self, answer: tuple[Any, ...], block: shared.Block | None) -> list[Message | None]:
+        """Return the replies of one batch, whichever way they came."""
+        how, value, extent = answer
+        if how == "shared" and block is not None:
+            replies: list[Message | None] = block.read(value, extent, partial(self.pool.give_back, block))
+            return replies
+        self.pool.wanted = max(self.pool.wanted, extent)
+        if block is not None:
+            self.pool.give_back(block)
+        return value  # type: ignore[no-any-return]
 
     def _spawn(self) -> Any:
         return self._actor.remote(*self._arguments)
 
 
 def _cost(message: Message) -> float:
-    return float(codec.config_of(message).get("cost", 1))
+    return max(float(codec.config_of(message).get("cost", 1)), 1.0)  # a node without work still takes a moment
 
 
 def _balanced(costs: Sequence[float], workers: int) -> list[list[int]]:
