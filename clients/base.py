@@ -130,8 +130,16 @@ class Client(NumPyClient):
     def start(self, stack: Stack) -> None:
         """Prepare the stack before its first step; ``stack.params`` hold the received shared and own personal parts."""
 
+    def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
+        """Return models (B, ...) that stay as they are for a phase and whose representations the loss needs, by name.
+
+        The representations (B, b, D) join the step's constants. Where a phase sees its examples more than once, each is
+        represented once and looked up from then on.
+        """
+        return {}
+
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """Return what the loss treats as constant in this step, each with a leading B; runs without gradients."""
+        """Return what else the loss treats as constant in this step, each with a leading B; runs without gradients."""
         return {}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
@@ -164,29 +172,33 @@ class Client(NumPyClient):
     ) -> Features:
         """Run a model as training does: under ``mixed_precision`` in bfloat16, with features in full precision."""
         with self._precision() as mixed:
-            features: Features = functional_call(self.model, params, (x, dropout, with_levels, encoded))
+            features: Features = functional_call(self.model, params, (x, dropout, with_levels, encoded), tie_weights=False)
         return tree_map(lambda t: t.to(self.site.dtype), features) if mixed else features  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[bool]:
         """Compute as ``mixed_precision`` says, where it has an effect; yields whether it has."""
         device = self.site.device.type
-        mixed = self.hyper.local.mixed_precision and device in self.mixed_on
+        if not (self.hyper.local.mixed_precision and device in self.mixed_on):
+            yield False  # entering autocast costs a small model a tenth of its forward pass, even to switch it off
+            return
         # Casts are not cached: the cache outlives neither vmap's wrappers nor functional_call's swap.
-        with torch.autocast(device, torch.bfloat16, enabled=mixed, cache_enabled=False):
-            yield mixed
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
+            yield True
 
     def embed(self, params: Tensors, x: Tensor) -> Tensor:
         """Representations z (B, b, D) of images x (B, b, C, H, W) under models ``params`` (B, ...), in evaluation mode."""
 
-        def one(params: Tensors, x: Tensor) -> Tensor:
-            return self._features(params, x).z
-
-        return self._over_nodes(one, params, x)
+        if len(x) == 1:
+            return self._represent({n: v.squeeze(0) for n, v in params.items()}, x.squeeze(0)).unsqueeze(0)
+        z: Tensor = vmap(self._represent)(params, x)
+        return z
 
     def embed_each(self, params: Tensors, x: Tensor) -> Tensor:
         """Representations (B, M, b, D) of images x (B, b, C, H, W) under M models per node, ``params`` (B, M, ...)."""
         count = next(iter(params.values())).shape[1]
+        if count == 0:
+            return x.new_zeros(x.shape[0], 0, x.shape[1], self.model.embedding_size)
         if x.shape[0] == 1:
             rows = [self.embed({n: v[:, m] for n, v in params.items()}, x) for m in range(count)]
             return torch.stack(rows, dim=1)
@@ -203,7 +215,7 @@ class Client(NumPyClient):
     def _over_nodes(function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function`` for every node: under ``vmap``, or directly for a lone node."""
         if len(next(iter(args[0].values()))) == 1:
-            out = function(*tree_map(lambda t: t[0], args))
+            out = function(*tree_map(lambda t: t.squeeze(0), args))
             return tree_map(lambda t: t.unsqueeze(0), out)
         return vmap(function)(*args)
 
@@ -360,9 +372,14 @@ class Client(NumPyClient):
 
         dropout = each(draw_dropout, self.model.dropout, width) if self.model.dropout else None
         changes = each(draw_augmentation, work.augment, min(site.x.shape[1:3])) if work.augment else None
-        encoded = (
-            self._encode_once(stack, examples, batches) if phase.encode_once and any(counts) and not work.augment else None
-        )
+        frozen = self.frozen_models(stack)
+        encoded, tables = None, {}
+        if any(counts) and not work.augment:  # no example looks the same twice under augmentation
+            if phase.encode_once:
+                encoded = _Once(self, examples, batches).gather(self._encoder(stack), self._encode)
+            if frozen and sum(counts) > sum(map(len, examples)):
+                once = _Once(self, examples, batches)
+                tables = {name: once.gather(params, self._represent) for name, params in frozen.items()}
         trained = [n for n in stack.params if n.split(".", 1)[0] in phase.parts]
         optimizer: StackedOptimizer | OwnClocks | None = None
         part = stack
@@ -378,7 +395,10 @@ class Client(NumPyClient):
             stack.step = part.step = step
             batch = self._batch(plan, step, alive, dropout, changes, encoded)
             with torch.no_grad():
-                constants = self.constants(part, batch)
+                constants = {n: gather(step, alive) for n, gather in tables.items()}
+                for name in frozen.keys() - tables.keys():
+                    constants[name] = self.embed({n: v[:alive] for n, v in frozen[name].items()}, batch.x)
+                constants |= self.constants(part, batch)
             losses = self._over_nodes(self.loss, part.params, batch, constants)
             optimizer.zero_grad()
             losses["loss"].sum().backward()
@@ -397,34 +417,20 @@ class Client(NumPyClient):
         if optimizer is not None and work.keep_optimizer:
             stack.memory |= optimizer.state()
 
-    def _encode_once(
-        self, stack: Stack, examples: list[np.ndarray], batches: list[list[np.ndarray]]
-    ) -> Callable[[int, int], Tensor]:
-        """Run every node's encoder over its examples once; returns what gathers the outputs (alive, b, E) of a step."""
-        known = [np.unique(part) for part in examples]
-        plan = self._one_pass(known)
-        frozen = {n: v.detach() for n, v in stack.params.items() if n.startswith("encoder.")}
-        rows = []
+    @staticmethod
+    def _encoder(stack: Stack) -> Tensors:
+        return {n: v.detach() for n, v in stack.params.items() if n.startswith("encoder.")}
 
-        def encode(params: Tensors, x: Tensor) -> Tensor:
-            own = {n.removeprefix("encoder."): v for n, v in params.items()}
-            with self._precision():
-                out: Tensor = functional_call(self.model.encoder, own, (x,))
-            return out.to(self.site.dtype)
+    def _encode(self, params: Tensors, x: Tensor) -> Tensor:
+        """Return one node's encoder outputs (b, E)."""
+        own = {n.removeprefix("encoder."): v for n, v in params.items()}
+        with self._precision():
+            out: Tensor = functional_call(self.model.encoder, own, (x,))
+        return out.to(self.site.dtype)
 
-        with torch.no_grad():
-            for step in range(plan.index.shape[1]):
-                rows.append(self._over_nodes(encode, frozen, self.site.images(plan.index[:, step])))
-        table = torch.cat(rows, dim=1)
-        places = [[np.searchsorted(own, b) for b in row] for own, row in zip(known, batches, strict=True)]
-        where = Plan.draw(places, self.site.device, self.site.dtype)
-        node = torch.arange(len(known), device=table.device).unsqueeze(1)
-
-        def gather(step: int, alive: int) -> Tensor:
-            width = where.sizes[step] if where.sizes is not None else where.index.shape[2]
-            return table[node[:alive], where.index[:alive, step, :width]]
-
-        return gather
+    def _represent(self, params: Tensors, x: Tensor) -> Tensor:
+        """Return one node's representations z (b, D), in evaluation mode."""
+        return self._features(params, x).z
 
     @staticmethod
     def _shrink(stack: Stack, alive: int, trained: list[str]) -> Stack:
@@ -455,7 +461,7 @@ class Client(NumPyClient):
 
         ``encoded(step, alive)`` gives what stands in for the images.
         """
-        width = plan.sizes[step] if plan.sizes is not None else plan.index.shape[2]
+        width = plan.width(step)
         index, mask = plan.index[:alive, step, :width], plan.mask[:alive, step, :width]
 
         def rows(drawn: list[Tensor], padding: float) -> Tensor:
@@ -549,6 +555,32 @@ class Client(NumPyClient):
             write_personal(str(config["save"]), node, model, received)
         loss, accuracy, count = self._score(node, model, received, str(config.get("split", "test")))
         return loss, count, {"accuracy": accuracy}
+
+
+class _Once:
+    """What is computed once for every example that a phase sees, and looked up at each step."""
+
+    def __init__(self, client: Client, examples: list[np.ndarray], batches: list[list[np.ndarray]]) -> None:
+        self.client = client
+        self.known = [np.unique(part) for part in examples]
+        places = [[np.searchsorted(own, b) for b in row] for own, row in zip(self.known, batches, strict=True)]
+        self.where = Plan.draw(places, client.site.device, client.site.dtype)
+
+    def gather(self, params: Tensors, function: Callable[[Tensors, Tensor], Tensor]) -> Callable[[int, int], Tensor]:
+        """Call ``function`` (one node's) under ``params`` (B, ...); returns what picks the rows (alive, b, E) of a step."""
+        client, where, rows = self.client, self.where, []
+        plan = client._one_pass(self.known)
+        with torch.no_grad():
+            for step in range(plan.index.shape[1]):
+                index = plan.index[:, step, : plan.width(step)]
+                rows.append(client._over_nodes(function, params, client.site.images(index)))
+        table = torch.cat(rows, dim=1)
+        node = torch.arange(len(self.known), device=table.device).unsqueeze(1)
+
+        def pick(step: int, alive: int) -> Tensor:
+            return table[node[:alive], where.index[:alive, step, : where.width(step)]]
+
+        return pick
 
 
 def keeps_parts(settings: Mapping[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """MOON, the node half: pull the representation to the global model's, push it from the node's previous one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -33,10 +34,9 @@ class MoonClient(Client):
         """The received model stands in for the previous local one."""
         return {f"previous/{n}": v for n, v in codec.group(received, "model").items()}
 
-    def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """Representations of the batch under the global and the previous local model, each (B, b, D)."""
-        previous = {n: stack.memory[f"previous/{n}"] for n in stack.params}
-        return {"global": self.embed(self.global_model(stack), batch.x), "previous": self.embed(previous, batch.x)}
+    def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
+        """The global and the previous local model."""
+        return {"global": self.global_model(stack), "previous": {n: stack.memory[f"previous/{n}"] for n in stack.params}}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the model-contrastive term."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clients.base import Client, Tensors
-from clients.losses import contrast, cosine, masked_mean
+from clients.losses import contrast, cosine, masked_mean, unit
 from clients.stack import Batch, LocalWork, Stack
 from contrafed import codec
 from contrafed.config import Range
@@ -65,18 +65,23 @@ class PMFLClient(Client):
             stack.memory["pushed"].zero_()
 
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """Frozen representations: Z (B, b, D), history (B, N, b, D), which of it exists (B, N), and mu (B, b)."""
+        """Directions of the frozen representations: first Z, then the history (B, 1 + n, b, D); which of these exist
+        (B, 1 + n), and mu (B, b).
+        """
         if not self.hyper.contrast_weight or not self.hyper.buffer_size:
             return {}
         memory, size = stack.memory, self.hyper.buffer_size
-        history = self.embed_each({n: memory[f"buffer/{n}"] for n in stack.params}, batch.x)
+        known = size  # slots that some node has filled; on an accelerator asking would mean waiting for it
+        if batch.x.device.type == "cpu":
+            known = min(size, int(memory["pushed"].max()))
+        history = self.embed_each({n: memory[f"buffer/{n}"][:, :known] for n in stack.params}, batch.x)
         if 1 <= stack.step <= size:
             # The received model is in the buffer still: it is what the round's first step started from.
             rows = torch.arange(len(stack), device=history.device)
             anchor = history[rows, (memory["pushed"] - stack.step) % size]
         else:
             anchor = self.embed(self.global_model(stack), batch.x)
-        slots = torch.arange(size, device=anchor.device)
+        slots = torch.arange(-1, known, device=anchor.device)
         exists = slots < memory["pushed"].unsqueeze(1)
         mu = torch.ones_like(batch.mask)
         if self.hyper.threshold == "constant":
@@ -87,7 +92,8 @@ class PMFLClient(Client):
                 mean = (mu * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
                 mu = mean.expand_as(mu)
             mu = torch.where(memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
-        return {"anchor": anchor, "history": history, "exists": exists, "mu": mu}
+        frozen = torch.cat([anchor.unsqueeze(1), history], dim=1)
+        return {"frozen": unit(frozen), "exists": exists, "mu": mu}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the contrast; without a buffer the contrast is identically 0."""
@@ -95,16 +101,13 @@ class PMFLClient(Client):
         task = self.task_loss(features, batch)
         if not constants:
             return {"loss": task}
-        to_anchor = cosine(features.z, constants["anchor"])  # (b,)
-        to_history = cosine(features.z, constants["history"]).transpose(0, 1)  # (b, N)
-        mu = to_anchor if self.hyper.threshold == "current" else constants["mu"]
-        near = to_history.detach() >= mu.detach().unsqueeze(1) - TIE
-        exists = constants["exists"].expand_as(near)
-        always, never = torch.ones_like(near[:, :1]), torch.zeros_like(near[:, :1])
-        scores = torch.cat([to_anchor.unsqueeze(1), to_history], dim=1) / self.hyper.temperature
-        positive = torch.cat([always, near & exists], dim=1)
-        negative = torch.cat([never, ~near & exists], dim=1)
-        l_con = masked_mean(contrast(scores, positive, negative), batch.mask)
+        similarity = (unit(features.z) * constants["frozen"]).sum(-1).transpose(0, 1)  # (b, 1 + n)
+        mu = similarity[:, 0] if self.hyper.threshold == "current" else constants["mu"]
+        first = torch.arange(similarity.shape[1], device=similarity.device) == 0  # Z is always a positive
+        near = first | (similarity.detach() >= mu.detach().unsqueeze(1) - TIE)
+        exists = constants["exists"]
+        l_con = contrast(similarity / self.hyper.temperature, near & exists, ~near & exists)
+        l_con = masked_mean(l_con, batch.mask)
         return {"loss": task + self.hyper.contrast_weight * l_con, "task": task, "contrast": l_con}
 
     def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
@@ -113,8 +116,13 @@ class PMFLClient(Client):
             return
         slot = stack.memory["pushed"] % self.hyper.buffer_size
         rows = torch.arange(len(stack), device=slot.device)
+        alone = int(slot) if len(stack) == 1 else None  # a plain copy instead of a scatter
         for name, value in stack.params.items():
-            stack.memory[f"buffer/{name}"][rows, slot] = value.detach()
+            buffer = stack.memory[f"buffer/{name}"]
+            if alone is not None:
+                buffer[:, alone] = value.detach()
+            else:
+                buffer[rows, slot] = value.detach()
         stack.memory["pushed"] += 1
 
     def finish(self, stack: Stack) -> Tensors:

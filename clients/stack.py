@@ -110,10 +110,9 @@ class Plan:
     index: Tensor  # (B, S, b) int64 on the device
     mask: Tensor  # (B, S, b)
 
-    @property
-    def sizes(self) -> list[int] | None:
-        """The batch sizes of a lone node, which needs no padding; None for a stack."""
-        return self.lengths[0] if len(self.lengths) == 1 else None
+    def width(self, step: int) -> int:
+        """Return the size of a step's batches: a lone node's own, since it needs no padding."""
+        return self.lengths[0][step] if len(self.lengths) == 1 else self.index.shape[2]
 
     @classmethod
     def draw(cls, batches: list[list[np.ndarray]], device: torch.device, dtype: torch.dtype) -> "Plan":

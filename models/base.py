@@ -132,8 +132,11 @@ def hidden_layers(
 
 
 def relu_pool() -> nn.Module:
-    """Return what follows a convolution in the small networks: ReLU, then a 2x2 max-pool."""
-    return nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    """Return what follows a convolution in the small networks: ReLU and a 2x2 max-pool, the same in either order.
+
+    This one has ReLU see a quarter of the numbers.
+    """
+    return nn.Sequential(nn.MaxPool2d(2), nn.ReLU())
 
 
 def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int, wanted: int = 0) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import nn
 
 from contrafed.config import Range
-from models.base import SplitModel, Stages, features_of
+from models.base import SplitModel, Stages, features_of, relu_pool
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     """
     first = nn.Conv2d(in_channels, config.channels, 3, padding=1)
     second = nn.Conv2d(config.channels, config.channels, 3, padding=1)
-    tails = [
-        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)),
-        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-    ]
-    encoder = Stages([first, second], tails)
+    encoder = Stages([first, second], [relu_pool(), nn.Sequential(relu_pool(), nn.Flatten())])
     width = features_of(encoder, in_channels, image_size)
     layers: list[nn.Module] = []
     for size in config.hidden:

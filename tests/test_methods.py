@@ -21,7 +21,7 @@ from rig import (
     work_of,
 )
 
-from clients.losses import contrast, cosine, cross_entropy
+from clients.losses import contrast, cosine, cross_entropy, unit
 from clients.site import Site
 from clients.stack import Batch, Stack, draw_batches
 from contrafed.errors import UserError
@@ -87,7 +87,8 @@ def loss_of(client, now, received, memory):
     params = {"classifier.w": tensor(now).requires_grad_()}
     stack = Stack([0], 1, params, {"model/classifier.w": tensor(received)}, memory, torch.ones(1))
     batch = batch_of(client)
-    constants = client.constants(stack, batch)
+    frozen = {name: client.embed(params, batch.x) for name, params in client.frozen_models(stack).items()}
+    constants = frozen | client.constants(stack, batch)
     one = Batch(*[t[0] for t in batch])
     losses = client.loss({n: v[0] for n, v in params.items()}, one, {n: v[0] for n, v in constants.items()})
     return losses, params["classifier.w"]
@@ -217,12 +218,46 @@ def test_pmfl_finds_the_received_model_in_its_buffer(scope):
         def constants(self, stack, batch):
             found = super().constants(stack, batch)
             seen.append(stack.step)
-            torch.testing.assert_close(found["anchor"], self.embed(self.global_model(stack), batch.x), rtol=0, atol=1e-12)
+            anchor = unit(self.embed(self.global_model(stack), batch.x))
+            torch.testing.assert_close(found["frozen"][:, 0], anchor, rtol=0, atol=1e-12)
             return found
 
     site.client_class = Watched
     run_strategy(site, config, Schedule([[0, 1, 2], [0, 2], [1]]), 3, stack_size=2)
     assert set(seen) == set(range(7))
+
+
+@pytest.mark.parametrize("stack_size", [1, 2])
+def test_moon_represents_an_example_once_a_round_and_means_the_same(stack_size):
+    """Three epochs with looked-up representations, against embedding every batch anew."""
+    config = config_of("strategy=moon", "num_nodes=3", "model=mlp", "model.hidden=[8]", "partition.min_node_size=5")
+    config["strategy"]["local"] |= {"iterations": None, "epochs": 3}
+    site, calls = Site(config, dtype=torch.float64), {"often": 0, "once": 0}
+    once = site.client_class
+
+    class Counted(once):
+        kind = "once"
+
+        def _represent(self, params, x):
+            calls[self.kind] += len(x)
+            return super()._represent(params, x)
+
+    class Often(Counted):
+        kind = "often"
+
+        def frozen_models(self, stack):
+            return {}
+
+        def constants(self, stack, batch):
+            return {name: self.embed(params, batch.x) for name, params in once.frozen_models(self, stack).items()}
+
+    models = []
+    for kind in (Counted, Often):
+        site.client_class = kind
+        models.append(run_strategy(site, config, Schedule([[0, 1, 2], [0, 2], [1]]), 3, stack_size=stack_size)[0][-1])
+    assert 2 * calls["once"] < calls["often"]
+    for name, value in models[0].items():
+        torch.testing.assert_close(value, models[1][name], rtol=0, atol=1e-10)
 
 
 def weights_along(path, cutoff, lag):
