@@ -267,12 +267,13 @@ class Client(NumPyClient):
         """
         examples = [self.site.federation.partition.train(node) for node in self.nodes]
         order = sorted(range(len(self.nodes)), key=lambda k: -self.work_of(len(examples[k])))
-        stack = self._open([received[k] for k in order], [self.memories[k] for k in order], order, server_round)
+        examples = [examples[k] for k in order]
+        stack = self._open([received[k] for k in order], [self.memories[k] for k in order], order, examples, server_round)
         totals: dict[str, Tensor] = {}
         try:
             self.start(stack)
             for phase in self.phases(stack):
-                self._train(stack, phase, [examples[k] for k in order], totals, deadline)
+                self._train(stack, phase, examples, totals, deadline)
             tensors = self.finish(stack)
         except DeadlineError:
             raise
@@ -288,7 +289,7 @@ class Client(NumPyClient):
             memory = {n: v[row] if alone else v[row].clone() for n, v in stack.memory.items()}
             updates[k] = Update(
                 {n: v[row].detach() for n, v in tensors.items()},
-                len(examples[k]),
+                len(examples[row]),
                 {name: values[row] for name, values in means.items()},
                 {n: v.detach() for n, v in memory.items()},
             )
@@ -309,13 +310,21 @@ class Client(NumPyClient):
 
     def train_alone(self, received: Tensors, memory: Tensors, server_round: int, phase: Phase) -> Tensors:
         """Return this one node's memory after one phase on its own; the one given stays as it is."""
-        stack = self._open([received], [memory], [0], server_round)
-        self._train(stack, phase, [self.site.federation.partition.train(n) for n in self.nodes], {}, None)
+        examples = [self.site.federation.partition.train(node) for node in self.nodes]
+        stack = self._open([received], [memory], [0], examples, server_round)
+        self._train(stack, phase, examples, {}, None)
         stack.memory |= self._personal_parts(stack)
         return {name: value[0].detach() for name, value in stack.memory.items()}
 
-    def _open(self, received: list[Tensors], memories: list[Tensors], order: list[int], server_round: int) -> Stack:
-        """Stack what the nodes received and remember."""
+    def _open(
+        self,
+        received: list[Tensors],
+        memories: list[Tensors],
+        order: list[int],
+        examples: list[np.ndarray],
+        server_round: int,
+    ) -> Stack:
+        """Stack what the nodes received and remember; all but ``order`` (places in ``self.nodes``) is sorted by it."""
         device, dtype = self.site.device, self.site.dtype
 
         def place(tensor: Tensor) -> Tensor:
@@ -343,7 +352,7 @@ class Client(NumPyClient):
             source = constants.get(f"model/{name}")
             params[name] = (memory[f"personal/{name}"] if source is None else source).clone()
         nodes = [self.nodes[k] for k in order]
-        sizes = torch.tensor([len(self.site.federation.partition.train(n)) for n in nodes], device=device)
+        sizes = torch.tensor([len(part) for part in examples], device=device)
         return Stack(nodes, server_round, params, constants, memory, sizes)
 
     def _train(

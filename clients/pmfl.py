@@ -50,7 +50,8 @@ class PMFLClient(Client):
             return {}
         model = codec.group(received, "model")
         size = self.hyper.buffer_size
-        ring = {f"buffer/{n}": v.new_zeros(size, *v.shape) for n, v in model.items()} if size else {}
+        # One zero seen many times: the stack makes its own copy, and a second would cost a new node most of its first round.
+        ring = {f"buffer/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}
         previous = {f"previous/{n}": v for n, v in model.items()} if self._needs_previous else {}
         pushed = torch.zeros((), dtype=torch.int64, device=self.site.device)
         return ring | previous | {"pushed": pushed, "rounds": pushed}
