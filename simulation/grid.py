@@ -1,6 +1,7 @@
 """A ``flwr.serverapp.Grid`` whose nodes are virtual: node k has the id 1000 + k, always the same and always online."""
 
 import itertools
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from clients.client_app import MEMORY
 from contrafed import codec
+from simulation.memory import Cost, NodeMemory
 from simulation.worker import FIRST_NODE_ID, RUN_ID, BatchRunner, identify
 
 
@@ -91,6 +93,10 @@ class VirtualGrid(Grid):
     def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
         """Give nodes, by partition id, what they remember; ``changed``: the next ``take_changed`` returns it again."""
 
+    def memory_cost(self) -> Cost | None:
+        """Return what nodes' memories took since the last call; None where the grid does not know."""
+        return None
+
     def close(self) -> None:
         """Give back what the grid holds."""
 
@@ -123,10 +129,10 @@ class VirtualGrid(Grid):
 class LocalGrid(VirtualGrid):
     """The grid in this process: no Ray, one node (or one stack) after another."""
 
-    def __init__(self, num_nodes: int, stack_size: int) -> None:
+    def __init__(self, num_nodes: int, stack_size: int, memory: NodeMemory | None = None) -> None:
         super().__init__(num_nodes)
         self.runner = BatchRunner(num_nodes, stack_size)
-        self.states: dict[int, RecordDict] = {}  # only of nodes that remember something
+        self.memory = memory or NodeMemory(0, sys.maxsize, None)  # only of nodes that remember something
         self.changed: set[int] = set()
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
@@ -135,27 +141,35 @@ class LocalGrid(VirtualGrid):
         # neighbours' through it.
         copies = [isolated(message) for message in messages]
         nodes = [message.metadata.dst_node_id for message in messages]
-        results = self.runner.run(copies, [self.states.get(node) for node in nodes], timeout)
+        results = self.runner.run(copies, lambda i: self._state(nodes[i]), timeout)
         for message, node, result in zip(messages, nodes, results, strict=True):
             if result is not None and result[1] and message.metadata.message_type == MessageType.TRAIN:
-                self.states[node] = result[1]
+                self.memory.put(node, codec.state_of(result[1], MEMORY))
                 self.changed.add(node)
         return [None if result is None else result[0] for result in results]
+
+    def _state(self, node: int) -> RecordDict | None:
+        memory = self.memory.get(node)
+        return RecordDict({MEMORY: codec.to_record(memory)}) if memory else None
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
         """Return what nodes remember whose memory changed since the last call."""
         changed, self.changed = sorted(self.changed), set()
-        return {node - FIRST_NODE_ID: codec.state_of(self.states[node], MEMORY) for node in changed}
+        return {node - FIRST_NODE_ID: self.memory.get(node) for node in changed}
 
     def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
         """Give nodes what they remember."""
         for node, tensors in memories.items():
-            self.states[FIRST_NODE_ID + node] = RecordDict({MEMORY: codec.to_record(tensors)})
+            self.memory.put(FIRST_NODE_ID + node, tensors)
         self.changed |= {FIRST_NODE_ID + node for node in memories} if changed else set()
+
+    def memory_cost(self) -> Cost:
+        """Return what nodes' memories took since the last call."""
+        return self.memory.cost()
 
     def close(self) -> None:
         """Forget the nodes' states."""
-        self.states.clear()
+        self.memory.clear()
 
 
 def isolated(message: Message) -> Message:

@@ -9,6 +9,7 @@ from clients.site import Site, default_device, install, uninstall
 from contrafed.config import Range
 from simulation.engine import Job, stack_size_for
 from simulation.grid import LocalGrid
+from simulation.memory import NodeMemory, default_budgets
 from simulation.worker import reuse_memory
 
 
@@ -18,6 +19,9 @@ class Config:
 
     device: str | None  # null: cuda where there is one, else cpu
     stack_size: Annotated[int, Range(ge=1)] | None  # nodes trained together; null: 1 on a CPU, as many as fit on a GPU
+    memory_device_bytes: Annotated[int, Range(ge=0)] | None  # of what nodes remember, on the accelerator; null: half of it
+    memory_host_bytes: Annotated[int, Range(ge=0)] | None  # in RAM; null: half of what is available
+    memory_folder: str | None  # where the rest goes; null: the system's folder for temporary files
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds; checked between steps
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
 
@@ -29,11 +33,19 @@ def run(config: Config, job: Job) -> None:
     # One thread, as every worker of the other engines has: numbers must not depend on the number of cores.
     torch.set_num_threads(1)
     reuse_memory()
-    grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes))
+    grid = None
     try:
         install(job.node_settings, Site(job.settings, device=device, federation=job.federation))
+        on_device, in_ram = default_budgets(device)
+        memory = NodeMemory(
+            on_device if config.memory_device_bytes is None else config.memory_device_bytes,
+            in_ram if config.memory_host_bytes is None else config.memory_host_bytes,
+            config.memory_folder,
+        )
+        grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes), memory)
         job.serve(grid)
     finally:
-        grid.close()
+        if grid is not None:
+            grid.close()
         uninstall()
         torch.set_num_threads(threads)

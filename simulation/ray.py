@@ -44,19 +44,23 @@ class Config:
     cpus_per_worker: Annotated[float, Range(gt=0)]
     gpus_per_worker: Annotated[float, Range(ge=0)] | None  # null: 1 where there are GPUs, else 0
     stack_size: Annotated[int, Range(ge=1)] | None  # nodes trained together; null: 1 on a CPU, as many as fit on a GPU
+    memory_host_bytes: Annotated[int, Range(ge=80_000_000)] | None  # of Ray's object store; null: as Ray chooses
+    memory_folder: str | None  # where Ray writes what does not fit; null: its own folder
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
 
 
 def run(config: Config, job: Job) -> None:
     """Run a job against virtual nodes on Ray workers; Ray itself stays up for the next job of a sweep."""
+    if config.address is not None and (config.memory_host_bytes, config.memory_folder) != (None, None):
+        raise UserError("engine.memory_host_bytes and engine.memory_folder are for a Ray that starts here, not for a cluster")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     grid = None
     try:
         site = Site(job.settings, device=default_device(), federation=job.federation)
         install(job.node_settings, site)
-        start_ray(config.address, bool(job.settings["verbose"]))
+        start_ray(config.address, bool(job.settings["verbose"]), config.memory_host_bytes, config.memory_folder)
         grid = RayGrid(config, site, job.node_settings)
         job.serve(grid)
     finally:
@@ -66,19 +70,26 @@ def run(config: Config, job: Job) -> None:
         torch.set_num_threads(threads)
 
 
-def start_ray(address: str | None, verbose: bool) -> None:
-    """Start Ray in this process, or join a cluster; does nothing when it is already there."""
+def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, folder: str | None) -> None:
+    """Start Ray in this process, or join a cluster; does nothing when it is already there with the same object store."""
     import ray
 
+    global _store
     if ray.is_initialized():
-        return
+        if (memory_bytes, folder) == _store:
+            return
+        stop_ray()
+    _store = (memory_bytes, folder)
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
-    if address is None:
-        options["include_dashboard"] = False  # a cluster that runs already has its own
+    if address is None:  # a cluster that runs already has its own
+        options |= {"include_dashboard": False, "object_store_memory": memory_bytes, "object_spilling_directory": folder}
     try:
         ray.init(address=address, **options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
+
+
+_store: tuple[int | None, str | None] = (None, None)  # of the Ray that runs: its size in bytes, and where it spills
 
 
 def stop_ray() -> None:
@@ -131,8 +142,11 @@ class Worker:
             for name, place in places.items():
                 message.content[name] = records[place]
             messages.append(message)
-        held = [None if ref is None else ray.get(ref) for ref in states] if states else [None] * len(messages)
-        results = self.runner.run(messages, held, timeout)
+
+        def state_of(place: int) -> RecordDict | None:
+            return ray.get(states[place]) if states and states[place] is not None else None
+
+        results = self.runner.run(messages, state_of, timeout)
         replies = shared.write([None if result is None else result[0] for result in results], address, self.mapped)
         if not states:
             return replies

@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict
@@ -57,10 +57,12 @@ class BatchRunner:
         self.stack_size = stack_size
 
     def run(
-        self, messages: Sequence[Message], states: Sequence[RecordDict | None], timeout: float | None
+        self, messages: Sequence[Message], state_of: Callable[[int], RecordDict | None], timeout: float | None
     ) -> list[tuple[Message, RecordDict | None] | None]:
         """Return (reply, new state) per message; the state is None unless the update succeeded, and the whole entry is
         None for a node that did not finish within ``timeout`` seconds.
+
+        ``state_of(i)`` brings what the node of message i remembers, and is called when its stack's turn comes.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         results: list[tuple[Message, RecordDict | None] | None] = [None] * len(messages)
@@ -72,7 +74,7 @@ class BatchRunner:
         while todo:
             rows = todo.pop()
             try:
-                results_of_stack = self._stack([messages[i] for i in rows], [states[i] for i in rows], deadline)
+                results_of_stack = self._stack([messages[i] for i in rows], [state_of(i) for i in rows], deadline)
             except DeadlineError:
                 break
             except torch.OutOfMemoryError:
@@ -93,7 +95,7 @@ class BatchRunner:
                 results[i] = result
         for i, message in enumerate(messages):
             if message.metadata.message_type != MessageType.TRAIN:
-                context = context_of(message, states[i], self.num_nodes)
+                context = context_of(message, state_of(i), self.num_nodes)
                 try:
                     results[i] = app(message, context), context.state
                 except Exception as error:

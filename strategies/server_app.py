@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,7 +145,7 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
     title = f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
     try:
         with Progress(rounds, title) as progress:
-            log = Log(recorder, progress, strategy, config)
+            log = Log(recorder, progress, strategy, config, getattr(grid, "memory_cost", lambda: None))
 
             def on_round(done: Round, arrays: ArrayRecord) -> None:
                 nonlocal last
@@ -218,9 +218,14 @@ class Log:
     """Turns each finished round into rows of the run folder and a step of the progress bar."""
 
     def __init__(
-        self, recorder: RunRecorder, progress: Progress, strategy: FederatedStrategy, config: Mapping[str, Any]
+        self,
+        recorder: RunRecorder,
+        progress: Progress,
+        strategy: FederatedStrategy,
+        config: Mapping[str, Any],
+        memory_cost: Callable[[], tuple[float, int, int, int] | None],
     ) -> None:
-        self.recorder, self.progress, self.strategy = recorder, progress, strategy
+        self.recorder, self.progress, self.strategy, self.memory_cost = recorder, progress, strategy, memory_cost
         self.num_nodes: int = config["num_nodes"]
         self.warned = False
         self.participants = 0  # over all rounds
@@ -245,7 +250,7 @@ class Log:
             put(t, "global", "system", "bytes_up", done.bytes_up)
             put(t, "global", "system", "failures", failed)
             put(t, "global", "system", "replies_rejected", done.rejected.total() - failed)
-            self.recorder.time(t, done.seconds)
+            self.recorder.time(t, done.seconds, self.memory_cost())
         self.recorder.flush()
         scores = done.evaluation or {}
         if self.strategy.personal and done.node_evaluation:

@@ -258,7 +258,7 @@ def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
 
         def send_and_receive(self, messages, *, timeout=None):
             replies = list(grid.send_and_receive(messages, timeout=timeout))
-            held.append({n: {k: t.clone() for k, t in codec.from_record(s["memory"]).items()} for n, s in grid.states.items()})
+            held.append({n: {k: t.clone() for k, t in grid.memory.get(n).items()} for n in grid.memory})
             return replies
 
     _, strategy = run_strategy(site, config, Schedule([range(4)] * 2), 2, grid=grid, wrap=lambda g: Spy())
@@ -273,7 +273,7 @@ def test_out_of_time_nodes_do_not_answer(tiny):
     site, settings, grid = tiny
     messages = [train_message(site, settings, node=k) for k in range(3)]
     assert list(grid.send_and_receive(messages, timeout=0.0)) == []
-    assert not grid.states
+    assert not list(grid.memory)
 
 
 def test_an_unknown_message_type_is_an_error_reply(tiny):

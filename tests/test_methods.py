@@ -631,7 +631,7 @@ def test_only_declared_memory_is_kept(name, stateless):
     grid = LocalGrid(4, 1)
     site = Site(config)
     run_strategy(site, config, Schedule([[0, 2], [2]]), 2, grid=grid)
-    assert set(grid.states) == (set() if stateless else {1000, 1002})
+    assert set(grid.memory) == (set() if stateless else {1000, 1002})
     assert site.client_class.remembers(site.model, site.hyper) == (not stateless)
 
 
@@ -640,7 +640,7 @@ def test_a_node_that_sat_out_has_the_memory_it_left_with():
     first, later = LocalGrid(3, 1), LocalGrid(3, 1)
     run_strategy(Site(config), config, Schedule([[0, 1]]), 1, grid=first)
     run_strategy(Site(config), config, Schedule([[0, 1]] + [[1, 2]] * 10), 11, grid=later)
-    left, kept = (grid.states[1000]["memory"] for grid in (first, later))
+    left, kept = (grid.memory.get(1000) for grid in (first, later))
     assert set(left) == set(kept)
     assert all(np.array_equal(left[n].numpy(), kept[n].numpy()) for n in left)
 

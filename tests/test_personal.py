@@ -233,13 +233,7 @@ def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
     config["strategy"] = strategy_settings(name, **{**EPOCH, **changes})
     grid = LocalGrid(nodes, stack_size)
     models, strategy = run_strategy(Site(config, dtype=torch.float64), config, Schedule(schedule), len(schedule), grid=grid)
-    from contrafed import codec
-
-    memory = {
-        f"{node}/{name}": tensor
-        for node, state in grid.states.items()
-        for name, tensor in codec.from_record(state["memory"]).items()
-    }
+    memory = {f"{node}/{name}": tensor for node in grid.memory for name, tensor in grid.memory.get(node).items()}
     return models[-1], memory, strategy
 
 
@@ -341,7 +335,7 @@ def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
         config["strategy"]["local"] |= {"batch_size": 7}
         grid = LocalGrid(6, stack_size)
         run_strategy(Site(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2, grid=grid)
-        return {n: v.numpy() for k in range(6) for n, v in grid.states[1000 + k]["memory"].items()}
+        return {n: v.numpy() for k in range(6) for n, v in grid.memory.get(1000 + k).items()}
 
     once, stacked = trained(1), trained(3)
     whole = FedRepClient._head_phase

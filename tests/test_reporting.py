@@ -92,7 +92,7 @@ def test_files_hold_what_was_recorded_at_every_flush(tmp_path):
         "1,3,weight,1.0",
         "1,4,weight,0.3333333333333333",
     ]
-    assert (tmp_path / "run" / "times.csv").read_text().splitlines()[1] == "1,0.250000"
+    assert (tmp_path / "run" / "times.csv").read_text().splitlines()[1] == "1,0.250000,,,,"
 
 
 def test_summary_by_hand(tmp_path):

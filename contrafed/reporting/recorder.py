@@ -60,7 +60,7 @@ class RunRecorder:
         headers = {
             "metrics": "round,scope,split,metric,value",
             "nodes": "round,node,metric,value",
-            "times": "round,seconds",
+            "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk",
         }
         self._rows: dict[str, list[str]] = {name: [header] if logs is None else [] for name, header in headers.items()}
         self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
@@ -133,9 +133,13 @@ class RunRecorder:
         """Keep the partition (K, C) for its figure."""
         self._class_counts = class_counts
 
-    def time(self, server_round: int, seconds: float) -> None:
-        """Record how many seconds of wall-clock time a round took."""
-        self._rows["times"].append(f"{server_round},{seconds:.6f}")
+    def time(self, server_round: int, seconds: float, memory: tuple[float, int, int, int] | None = None) -> None:
+        """Record how many seconds of wall-clock time a round took.
+
+        ``memory``: seconds of moving what nodes remember, and its bytes on the accelerator, in RAM and on disk.
+        """
+        cost = ",,," if memory is None else f"{memory[0]:.6f},{memory[1]},{memory[2]},{memory[3]}"
+        self._rows["times"].append(f"{server_round},{seconds:.6f},{cost}")
 
     def flush(self) -> None:
         """Write and flush what was recorded, so that a killed run leaves everything up to here."""

@@ -1,0 +1,116 @@
+"""What nodes remember, on three tiers."""
+
+import json
+import os
+
+import pytest
+import torch
+from rig import config_of, same
+from safetensors.torch import load_file
+
+from contrafed.errors import UserError
+from contrafed.experiment import run
+from simulation.memory import NodeMemory, default_budgets, size_of
+
+EIGHT = 8 * 4  # bytes of one memory below
+
+
+def memory(value):
+    return {"a": torch.full((6,), float(value)), "b": torch.full((2,), -float(value))}
+
+
+class OnDevice(torch.Tensor):
+    """Stands for a tensor on an accelerator where there is none."""
+
+    @property
+    def device(self):
+        return torch.device("cuda")
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def on_device(value):
+    return {name: tensor.as_subclass(OnDevice) for name, tensor in memory(value).items()}
+
+
+def test_the_longest_unused_moves_down_tier_by_tier(tmp_path):
+    held = NodeMemory(2 * EIGHT, 3 * EIGHT, str(tmp_path))
+    for node in range(7):
+        held.put(node, on_device(node))
+    assert held.cost()[1:] == (2 * EIGHT, 3 * EIGHT, 2 * EIGHT)
+    assert set(held) == set(range(7))
+    assert [isinstance(held.get(node)["a"], OnDevice) for node in range(7)] == [False] * 5 + [True] * 2
+    assert all(same({n: t.as_subclass(torch.Tensor) for n, t in held.get(node).items()}, memory(node)) for node in range(7))
+    (folder,) = tmp_path.iterdir()
+    assert {path.stem for path in folder.iterdir()} == {"0", "1"}
+    held.put(0, on_device(10))  # back from the disk, as the newest: 5 and 2 move down
+    assert held.cost()[1:] == (2 * EIGHT, 3 * EIGHT, 2 * EIGHT)
+    assert {path.stem for path in folder.iterdir()} == {"1", "2"}
+    assert float(held.get(0)["a"][0]) == 10
+    held.clear()
+    assert not list(tmp_path.iterdir())
+    assert not list(held)
+    assert held.get(3) == {}
+
+
+def test_a_memory_is_counted_once_however_often_it_changes(tmp_path):
+    held = NodeMemory(0, 10 * EIGHT, str(tmp_path))
+    for value in range(5):
+        held.put(3, memory(value))
+    assert held.used == {"device": 0, "host": EIGHT, "disk": 0}
+    assert same(held.get(3), memory(4))
+    assert held.get(9) == {}
+    assert 9 not in held
+
+
+def test_without_any_budget_everything_is_on_disk_and_costs_time(tmp_path):
+    held = NodeMemory(0, 0, str(tmp_path))
+    held.put(1, on_device(5))
+    assert held.used == {"device": 0, "host": 0, "disk": EIGHT}
+    assert same(held.get(1), memory(5))
+    assert held.cost().seconds > 0
+    assert held.cost().seconds == 0
+    held.clear()
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
+    held = NodeMemory(0, 0, str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"engine\.memory_folder: cannot write"):
+        held.put(1, memory(1))
+
+
+def test_default_budgets_are_of_what_there_is():
+    device, host = default_budgets("cpu")
+    assert device == 0
+    assert 2**20 < host < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def times_of(folder):
+    return [line.split(",") for line in (folder / "times.csv").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
+def test_a_run_from_disk_equals_a_run_from_memory(tmp_path, name):
+    small = (
+        f"strategy={name}", "num_nodes=5", "num_rounds=4", "participation=uniform", "participation.select=3", "model=mlp",
+        "model.hidden=[12]", "partition.min_node_size=5", "engine=local", "checkpoint_every=2",
+    )  # fmt: skip
+    (tmp_path / "spill").mkdir()
+    run(config_of(*small, f"output_dir={tmp_path}/plain"))
+    budget = int(times_of(tmp_path / "plain")[-1][4]) // 2
+    tiers = (f"engine.memory_folder={tmp_path}/spill", f"engine.memory_host_bytes={budget}")
+    run(config_of(*small, *tiers, f"output_dir={tmp_path}/tiers"))
+    assert same(*(load_file(tmp_path / folder / "model.safetensors") for folder in ("plain", "tiers")))
+    for log in ("metrics.csv", "nodes.csv"):
+        assert (tmp_path / "plain" / log).read_bytes() == (tmp_path / "tiers" / log).read_bytes()
+    header, *rows = times_of(tmp_path / "tiers")
+    assert header[2:] == ["memory_seconds", "memory_device", "memory_host", "memory_disk"]
+    assert float(rows[-1][2]) > 0
+    assert 0 < int(rows[-1][4]) <= budget <= int(rows[-1][5])
+    assert not list((tmp_path / "spill").iterdir())
+    assert json.loads((tmp_path / "tiers" / "summary.json").read_text())["failures"] == 0
+
+
+def test_size_of_counts_bytes():
+    assert size_of({"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.int64)}) == 40
