@@ -1,0 +1,367 @@
+"""What the parts cost, each beside the least that its work could cost, measured in turns in one process.
+
+    pip install -e ".[bench]" && python benchmarks/scale.py                      # all that needs no GPU
+    python benchmarks/scale.py stacking --device cuda                            # on a GPU
+
+contrast    a step with frozen models: PMFL and MOON against one step and the distinct frozen forward passes it needs
+balance     a round of nodes of very unequal size with engine=ray against max(total / workers, longest node)
+population  a round of 100 participants among 1,000 and among 1,000,000 nodes; start-up and memory
+memory      PMFL on ResNet-18 with node memory on every tier: seconds a round and bytes
+aggregate   PMFL's server rule, 25 replies of 11 million parameters, against reading them once
+checkpoint  a run that saves every 10 rounds against one that does not
+stacking    PMFL's CIFAR-10 setting, 25 nodes a round as one stack against one by one; FedRCL on ResNet-18
+"""
+
+import argparse
+import copy
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from run import images  # noqa: E402
+
+REPEATS = 5
+
+
+def in_turns(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Return the median seconds of each function; they take turns, after one turn that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(repeats + 1):
+        for name, function in functions.items():
+            began = time.perf_counter()
+            function()
+            if turn:
+                times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def compose_on(folder: Path, *overrides: str, data: str = "images.npz") -> Any:
+    """Return the composed configuration on the random images."""
+    from contrafed import compose
+
+    return compose("dataset=npz", f"dataset.path={folder / data}", *overrides)
+
+
+def run_logged(folder: Path, *overrides: str) -> tuple[list[list[str]], dict[str, Any]]:
+    """Run an experiment; returns the rows of times.csv and the summary."""
+    from contrafed import run
+
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        sys.stdout, kept = sys.stderr, sys.stdout
+        try:
+            summary = run(compose_on(folder, *overrides, f"output_dir={out}/run"))
+        finally:
+            sys.stdout = kept
+        rows = (Path(out) / "run" / "times.csv").read_text().splitlines()[1:]
+    return [row.split(",") for row in rows], summary
+
+
+def seconds_of(rows: list[list[str]], skip: int) -> float:
+    """Return the median seconds of the rounds after the first ``skip``."""
+    return statistics.median(float(row[1]) for row in rows[skip:])
+
+
+# -------------------------------------------------------------------------------------------------------------- contrast
+
+
+def contrast(folder: Path, repeats: int) -> None:
+    """PMFL's and MOON's step beside plain steps and frozen forward passes of the same network and batch."""
+    import torch
+    from omegaconf import OmegaConf
+
+    from clients.site import Site
+    from simulation.worker import reuse_memory
+
+    torch.set_num_threads(1)
+    reuse_memory()
+    print("| method | model, batch | s / step | least | ratio |\n| --- | --- | --- | --- | --- |")
+    epochs = ("strategy.local.iterations=null", "strategy.local.epochs=5")
+    for method, model, batch, more in (
+        ("pmfl", "cnn5", 32, ()),
+        ("pmfl", "cnn5", 16, ()),
+        ("pmfl", "cnn_pmfl", 16, ()),
+        ("moon", "cnn5", 16, epochs),
+    ):
+        overrides = (f"strategy={method}", f"model={model}", f"strategy.local.batch_size={batch}", "strategy.local.lr=0.001")
+        config = OmegaConf.to_container(compose_on(folder, *overrides, *more, "num_nodes=250", "partition=iid"))
+        site = Site(config)
+        steps = site.client_class(site, [0]).work_of(160)
+        received = {f"model/{n}": v for n, v in site.initial.items()}
+        memory: list[Any] = [{}]
+        rounds = iter(range(1, 10**6))
+
+        def ours(site=site, received=received, memory=memory, rounds=rounds):
+            (update,) = site.client_class(site, [0], memory).update([received], next(rounds))
+            memory[0] = update.memory
+
+        ours(), ours()  # the buffer is full and there is a previous model
+        network = copy.deepcopy(site.model).train().requires_grad_(True)
+        frozen = [copy.deepcopy(site.model) for _ in range(7)]
+        x = torch.randn(batch, 32, 32, 3).permute(0, 3, 1, 2)
+        y = torch.randint(0, 10, (batch,))
+        # PMFL: N + 1 a step, and Z once; MOON: two for each of the 160 examples, once.
+        passes = 6 * steps + 1 if method == "pmfl" else 2 * 160 // batch
+
+        def bare(steps=steps, network=network, frozen=frozen, x=x, y=y, passes=passes):
+            optimizer = torch.optim.SGD(network.parameters(), 0.001)
+            for step in range(steps):
+                with torch.no_grad():
+                    for i in range(passes * step // steps, passes * (step + 1) // steps):
+                        frozen[i % len(frozen)](x)
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(network(x).logits, y).backward()
+                optimizer.step()
+
+        found = in_turns({"ours": ours, "bare": bare}, 4 * repeats)
+        ratio = found["ours"] / found["bare"]
+        print(f"| {method} | {model}, {batch} | {found['ours'] / steps:.4f} | {found['bare'] / steps:.4f} | {ratio:.2f} |")
+
+
+# --------------------------------------------------------------------------------------------------------------- balance
+
+
+def node_times(work: list[list[tuple[int, int]]], frozen: int, barrier: Any) -> list[list[float]]:
+    """Return the seconds that the bare loop takes for each node of each round; all processes begin each round together."""
+    import torch
+    from omegaconf import OmegaConf
+
+    from contrafed import compose
+    from models.base import build_model
+    from simulation.worker import reuse_memory
+
+    torch.set_num_threads(1)
+    reuse_memory()
+    model = build_model(OmegaConf.to_container(compose("model=cnn5").model), 3, (32, 32), 10, 0)
+    others = [copy.deepcopy(model) for _ in range(frozen)]
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(32, 32, 32, 3).permute(0, 3, 1, 2)
+    y = torch.randint(0, 10, (32,))
+    out = []
+    for nodes in work:
+        barrier.wait()
+        row = []
+        for steps, last in nodes:
+            began = time.perf_counter()
+            model.load_state_dict(start)
+            optimizer = torch.optim.SGD(model.parameters(), 0.001)
+            for step in range(steps):
+                size = last if step == steps - 1 else 32
+                with torch.no_grad():
+                    for other in others:
+                        other(x[:size])
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x[:size]).logits, y[:size]).backward()
+                optimizer.step()
+            row.append(time.perf_counter() - began)
+        out.append(row)
+    return out
+
+
+def balance(folder: Path, repeats: int) -> None:
+    """One epoch of 20 nodes of Dirichlet sizes a round, every node once before the rounds that count."""
+    import numpy as np
+    from omegaconf import OmegaConf
+
+    from partitions.federation import load_federation
+
+    workers = os.cpu_count() or 1
+    nodes = (
+        "model=cnn5", "num_nodes=20", "participation=full", "partition=dirichlet", "partition.alpha=0.1",
+        "partition.min_node_size=8", "partition.test_fraction=0", "strategy.local.batch_size=32", "strategy.local.lr=0.001",
+        "strategy.local.iterations=null", "strategy.local.epochs=1", "eval_every=1000000", "num_rounds=3",
+    )  # fmt: skip
+    print("| method | s / round | least | ratio | examples of the nodes |\n| --- | --- | --- | --- | --- |")
+    for method, frozen in (("fedavg", 0), ("pmfl", 6)):
+        overrides = (f"strategy={method}", *nodes)
+        config = OmegaConf.to_container(compose_on(folder, *overrides, data="few.npz"))
+        sizes = load_federation(config).partition.sizes
+        work = [[(-(-n // 32), (n - 1) % 32 + 1) for n in sizes.tolist()]] * 2
+        ratios, measured, least = [], [], []
+        for _ in range(repeats):
+            rows, _ = run_logged(folder, *overrides, f"dataset.path={folder / 'few.npz'}", "engine=ray")
+            measured.append(seconds_of(rows, 1))
+            with multiprocessing.get_context("spawn").Manager() as manager:
+                barrier = manager.Barrier(workers)
+                with multiprocessing.get_context("spawn").Pool(workers) as pool:
+                    times = np.array(pool.starmap(node_times, [(work, frozen, barrier)] * workers))[:, -1].mean(0)
+            least.append(max(times.sum() / workers, times.max()))
+            ratios.append(measured[-1] / least[-1])
+        a, b, c = (statistics.median(values) for values in (measured, least, ratios))
+        print(f"| {method} | {a:.2f} | {b:.2f} | {c:.2f} | {sizes.min()} to {sizes.max()}, {sizes.sum()} in all |")
+
+
+# ------------------------------------------------------------------------------------------------------------ population
+
+
+def population(folder: Path, repeats: int) -> None:
+    """PMFL, 100 participants a round, engine=local, in processes of their own."""
+    found: dict[int, list[tuple[float, float, float]]] = {1_000: [], 1_000_000: []}
+    for _ in range(repeats):
+        for count, rows in found.items():
+            command = [sys.executable, __file__, "--population", str(count), str(folder)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            rows.append(tuple(float(value) for value in done.stdout.splitlines()[-1].split()))  # type: ignore[arg-type]
+    print("| nodes | s / round | start-up s | MiB after start-up |\n| --- | --- | --- | --- |")
+    for count, rows in found.items():
+        a, b, c = (statistics.median(column) for column in zip(*rows, strict=True))
+        print(f"| {count:,} | {a:.3f} | {b:.1f} | {c:.0f} |")
+
+
+def one_population(count: int, folder: Path) -> None:
+    """Print the seconds of a round, the seconds until round 1 began, and the memory then."""
+    import strategies.server_app as server
+
+    began, ready = time.perf_counter(), []
+    write = server.Log.write
+
+    def note(self, done):
+        if done.server_round == 0:
+            ready.append((time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+        write(self, done)
+
+    server.Log.write = note  # type: ignore[method-assign]
+    rows, _ = run_logged(
+        folder, "strategy=pmfl", "model=mlp", "model.hidden=[16]", f"num_nodes={count}", "partition=sampled", "engine=local",
+        "participation=uniform", "participation.select=100", "num_rounds=8", "eval_every=1000000",
+    )  # fmt: skip
+    print(seconds_of(rows, 2), *ready[0])
+
+
+# ---------------------------------------------------------------------------------------------------------------- memory
+
+
+def memory(folder: Path, repeats: int) -> None:
+    """25 nodes x 5 models of ResNet-18 (with previous ones 6.7 GB) with budgets that leave a third on disk, and without."""
+    few = (
+        "strategy=pmfl", "model=resnet18", "num_nodes=25", "partition=sampled", "partition.examples_per_node=8",
+        "strategy.local.batch_size=2", "participation=uniform", "participation.select=3", "num_rounds=12",
+        "eval_every=1000000", "engine=local",
+    )  # fmt: skip
+    print("| node memory | s / round | moving it | device MB | RAM MB | disk MB |\n| --- | --- | --- | --- | --- | --- |")
+    for title, tiers in (
+        ("all in RAM", ("engine.memory_host_bytes=100000000000",)),
+        ("device 1 GB, RAM 2 GB, disk", ("engine.memory_device_bytes=1000000000", "engine.memory_host_bytes=2000000000")),
+    ):
+        rows, _ = run_logged(folder, *few, f"engine.memory_folder={folder}", *tiers)
+        moving = statistics.median(float(row[2]) for row in rows[4:])
+        held = " | ".join(f"{int(value) / 1e6:.0f}" for value in rows[-1][3:])
+        print(f"| {title} | {seconds_of(rows, 4):.2f} | {moving:.2f} | {held} |")
+
+
+# ------------------------------------------------------------------------------------------------- aggregate, checkpoint
+
+
+def aggregate(folder: Path, repeats: int) -> None:
+    """The weighted sum and the check of replies, beside one pass that reads them."""
+    import numpy as np
+    import torch
+
+    from strategies.base import Replies, Reply, _norm
+
+    torch.set_num_threads(1)
+    shapes = [(1_000_000,)] * 11
+    replies = Replies(Reply(k, {f"delta/{i}": torch.randn(shape) for i, shape in enumerate(shapes)}, 1, {}) for k in range(25))
+    weights = np.linspace(0.01, 0.1, 25)
+    found = in_turns(
+        {
+            "read once": lambda: [t.sum() for r in replies for t in r.tensors.values()],
+            "sum": lambda: replies.weighted_sum("delta", weights),
+            "check": lambda: [_norm(r.tensors.values()) for r in replies],
+        },
+        repeats,
+    )
+    print(", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.items()))
+
+
+def checkpoint(folder: Path, repeats: int) -> None:
+    """PMFL's CNN, 50 nodes, 10 a round, one epoch, 30 rounds."""
+    base = (
+        "strategy=pmfl", "model=cnn_pmfl", "num_nodes=50", "partition=iid", "participation=uniform",
+        "participation.select=10", "num_rounds=30", "eval_every=1000000", "engine=ray",
+    )  # fmt: skip
+    found: dict[str, list[float]] = {"null": [], "10": []}
+    for _ in range(repeats):
+        for every, seconds in found.items():
+            _, summary = run_logged(folder, *base, f"checkpoint_every={every}")
+            seconds.append(summary["seconds"])
+    a, b = (statistics.median(seconds) for seconds in found.values())
+    print(f"without {a:.2f} s, every 10 rounds {b:.2f} s: {100 * (b / a - 1):+.1f} %")
+
+
+# -------------------------------------------------------------------------------------------------------------- stacking
+
+
+def stacking(folder: Path, repeats: int, device: str) -> None:
+    """Rounds with the nodes as one stack and one by one, on the same device."""
+    settings = {
+        "PMFL, its CNN, 25 of 250 nodes x 5 steps of 16": (
+            "strategy=pmfl", "model=cnn_pmfl", "num_nodes=250", "partition=iid", "participation=uniform",
+            "participation.select=25", "strategy.local.iterations=5", "strategy.local.batch_size=16",
+        ),
+        "FedRCL, ResNet-18, 5 of 100 nodes x 50 steps of 50, bfloat16": (
+            "strategy=fedrcl", "model=resnet18", "num_nodes=100", "partition=iid", "participation=uniform",
+            "participation.select=5", "strategy.local.iterations=50", "strategy.local.epochs=null",
+            "strategy.local.batch_size=50", "strategy.local.mixed_precision=true", "strategy.local.augment=[]",
+        ),
+    }  # fmt: skip
+    rounds = "40" if device != "cpu" else "3"
+    print("| setting | stack | s / round | rounds / s |\n| --- | --- | --- | --- |")
+    for title, overrides in settings.items():
+        if device == "cpu" and "ResNet" in title:
+            continue
+        common = (*overrides, "engine=local", f"engine.device={device}", f"num_rounds={rounds}", "eval_every=1000000")
+        for stack in ("null" if device != "cpu" else "25", "1"):
+            seconds = statistics.median(
+                seconds_of(run_logged(folder, *common, f"engine.stack_size={stack}")[0], 1) for _ in range(repeats)
+            )
+            print(f"| {title} | {stack} | {seconds:.4f} | {1 / seconds:.2f} |")
+
+
+def main() -> None:
+    """Run what was asked for and print its figures."""
+    parts = {
+        f.__name__: f for f in (contrast, balance, population, memory, aggregate, checkpoint, stacking)
+    }  # in the order of the text above
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--device", default="cpu", help="of stacking")
+    parser.add_argument("--population", nargs=2, metavar=("COUNT", "FOLDER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(parts):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    if options.population:
+        one_population(int(options.population[0]), Path(options.population[1]))
+        return
+    import numpy as np
+    import torch
+
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        images(folder / "images.npz")
+        rng = np.random.default_rng(1)
+        np.savez(
+            folder / "few.npz", x=rng.integers(0, 256, (6_100, 32, 32, 3), dtype=np.uint8), y=rng.integers(0, 10, 6_100),
+            split=np.arange(6_100) >= 6_000,
+        )  # fmt: skip
+        for part in options.parts or [name for name in parts if name != "stacking"]:
+            print(f"\n{part}\n")
+            extra = {"device": options.device} if part == "stacking" else {}
+            parts[part](folder, options.repeats, **extra)
+
+
+if __name__ == "__main__":
+    main()
