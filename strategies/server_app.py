@@ -295,7 +295,7 @@ class Log:
                 put(t, "global", "fit", name, value)
             self.participants += len(done.participants)
             self.recorder.participants(t, done.participants, self.num_nodes)
-            failed = done.rejected["failed"] + done.rejected["no answer"]
+            failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
             put(t, "global", "system", "bytes_down", done.bytes_down)
             put(t, "global", "system", "bytes_up", done.bytes_up)
             put(t, "global", "system", "failures", failed)

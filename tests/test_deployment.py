@@ -220,8 +220,8 @@ def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, 
     summary = finished(out)
     failed = failures_by_round(out)
     assert summary["status"] == "finished"
-    assert failed[2] == 1
-    away = sum(failed.values())
+    assert failed[2] == (2 if name == "fedcrl" else 1)  # FedCRL's nodes are also asked to evaluate
+    away = sum(count > 0 for count in failed.values())
     assert sorted(failed) == list(range(1, ROUNDS + 1))
     assert all(failed[t] == 0 for t in range(2 + away, ROUNDS + 1))  # away in a row, and back for good
     assert away < ROUNDS - 2  # at least two rounds after its return

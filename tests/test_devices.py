@@ -383,6 +383,8 @@ def test_min_replies_is_checked():
 
 def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, capsys):
     def change(k, message, reply):
+        if message.metadata.message_type == "evaluate" and message.metadata.group_id == "3" and k == 0:
+            return Message(clients_error(ValueError("no")), reply_to=message)
         if message.metadata.message_type != "evaluate" or message.metadata.group_id != "2" or k == 0:
             return reply
         scores = {"loss": float("nan"), "accuracy": 1.0, "num-examples": 3} if k == 1 else {"loss": 1.0}
@@ -390,8 +392,11 @@ def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, 
 
     _, metrics, _, _ = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedcrl")
     assert rows_of(metrics, "replies_rejected") == {1: 0, 2: 2, 3: 0}
-    assert rows_of(metrics, "accuracy_std")[2] == 0  # one node is left
-    assert "node 1, evaluation: malformed content" in capsys.readouterr().out
+    assert rows_of(metrics, "failures") == {1: 0, 2: 0, 3: 1}
+    spread = rows_of(metrics, "accuracy_std")
+    assert spread[2] == 0 < spread[1]  # one node is left
+    assert "node 1, evaluation: malformed content" in (said := capsys.readouterr().out)
+    assert "round 3: 1 replies did not count; the first: node 0, evaluation: " in said
 
 
 def test_a_node_that_comes_back_under_another_id_is_found_again(tmp_path):
