@@ -1,9 +1,12 @@
 """What devices do that simulated nodes need not: remember on disk, bring data, come and go, and be refused. One process."""
 
 import csv
+import functools
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from contrafed import codec, keys
 from contrafed.errors import UserError
 from contrafed.experiment import run
 from contrafed.prepare import deployed
+from contrafed.reporting import RunRecorder
 from simulation.worker import identify
 from strategies.devices import DeviceGrid
 from strategies.server_app import serve
@@ -95,6 +99,7 @@ def _quick(monkeypatch):
     import strategies.devices
 
     monkeypatch.setattr(strategies.devices, "POLL", 0.01)
+    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)  # figures take longer than these runs
     yield
     uninstall()
 
@@ -252,8 +257,14 @@ def answers_but(k, when, what):
     return change
 
 
-def expected_without(folder, rounds):
+@functools.cache
+def expected_without(*rounds):
     """The same run in which node 1 is away in ``rounds``: FedAvg remembers nothing, so an absent node equals a rejected."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _without(Path(folder), rounds)
+
+
+def _without(folder, rounds):
     trace = folder / "trace.csv"
     lines = [f"{k},{t},{int(not (k == 1 and t in rounds))}" for k in range(3) for t in (1, 2, 3)]
     trace.write_text("node,round,available\n" + "\n".join(lines) + "\n")
@@ -323,7 +334,7 @@ def test_a_bad_reply_costs_only_itself(tmp_path, capsys, fault):
     wire = Wire(*plain(), change=answers_but(1, "2", what))
     timeout = ("engine.round_timeout=3",) if fault == "no answer" else ()
     model, metrics, _, summary = run_devices(tmp_path / "devices", wire, "strategy=fedavg", *timeout)
-    assert same(model, expected_without(tmp_path, {2}))
+    assert same(model, expected_without(2))
     assert rows_of(metrics, counted) == {1: 0, 2: 1, 3: 0}
     assert summary["failures"] + summary["replies_rejected"] == 1
     assert "round 2: 1 replies did not count; the first: node 1" in capsys.readouterr().out
@@ -338,7 +349,7 @@ def test_a_node_that_is_offline_when_a_round_begins_is_an_absent_node(tmp_path):
 
     wire.change = leave
     model, metrics, *_ = run_devices(tmp_path / "devices", wire, "strategy=fedavg")
-    assert same(model, expected_without(tmp_path, {2}))
+    assert same(model, expected_without(2))
     assert rows_of(metrics, "failures") == {1: 0, 2: 1, 3: 0}
 
 
@@ -414,7 +425,7 @@ def test_a_node_that_comes_back_under_another_id_is_found_again(tmp_path):
     model, metrics, *_ = run_devices(tmp_path / "devices", wire, "strategy=fedavg")
     assert rows_of(metrics, "failures") == {1: 0, 2: 0, 3: 0}
     assert {k for k, kind, _ in wire.log if kind == "train"} == {0, 1, 2, 3}
-    assert same(model, expected_without(tmp_path, set()))
+    assert same(model, expected_without())
 
 
 # ---------------------------------------------------------------------------------------------------------------- the query
