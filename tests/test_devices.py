@@ -5,6 +5,8 @@ import functools
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import clients.client_app
 from clients.files import MemoryFileError, StateDir
-from clients.site import uninstall
+from clients.site import node_settings, uninstall
 from contrafed import codec, keys
 from contrafed.errors import UserError
 from contrafed.experiment import run
@@ -31,6 +33,7 @@ from simulation.worker import identify
 from strategies.devices import DeviceGrid
 from strategies.server_app import serve
 
+ROOT = Path(__file__).resolve().parent.parent
 RUN = 4242
 SMALL = (
     "num_nodes=3", "num_rounds=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
@@ -340,6 +343,19 @@ def test_a_bad_reply_costs_only_itself(tmp_path, capsys, fault):
     assert "round 2: 1 replies did not count; the first: node 1" in capsys.readouterr().out
 
 
+def test_a_reply_that_says_less_of_its_training_counts_all_the_same(tmp_path):
+    def less(message, reply):
+        count = reply.content[codec.METRICS]["num-examples"]
+        arrays = reply.content[codec.ARRAYS]
+        content = RecordDict({codec.ARRAYS: arrays, codec.METRICS: MetricRecord({"num-examples": count})})
+        return Message(content, metadata=reply.metadata)
+
+    model, metrics, *_ = run_devices(tmp_path / "devices", Wire(*plain(), change=answers_but(1, "2", less)), "strategy=fedavg")
+    assert same(model, expected_without())
+    assert b"\n1,global,fit,loss" in metrics
+    assert b"\n2,global,fit,loss" not in metrics
+
+
 def test_a_node_that_is_offline_when_a_round_begins_is_an_absent_node(tmp_path):
     wire = Wire(*plain())
 
@@ -461,6 +477,25 @@ def test_a_node_whose_data_set_is_not_the_servers_is_refused(tmp_path):
 
     with pytest.raises(UserError, match=r"node 12 \(partition 2\) holds other examples than the partition deals to it"):
         run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
+
+
+def test_a_node_imports_none_of_what_only_servers_and_simulations_need():
+    """As Flower does it: the ClientApp by its name, here with the query that makes a node's Site."""
+    settings = {**config_of(*SMALL), "images": {"shape": [1, 8, 8], "num_classes": 10, "mean": [0.5], "std": [0.5]}}
+    code = f"""
+import json, sys
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+import clients.client_app
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+content = RecordDict({{"config": ConfigRecord({{"settings": {json.dumps(node_settings(settings))}}})}})
+context = Context(1, 10, {{"partition-id": 1}}, RecordDict(), {{}})
+reply = clients.client_app.app(Message(content, 10, MessageType.QUERY), context)
+assert reply.content["metrics"]["partition-id"] == 1
+print([name for name in ("ray", "hydra", "omegaconf", "matplotlib", "tensorboard") if name in sys.modules])
+"""
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
 # ----------------------------------------------------------------------------------------------------------------- own data
