@@ -30,6 +30,8 @@ Tensors = dict[str, Tensor]
 
 # The header of a .npy file of ours has 128 bytes; more than this is none.
 NPY_HEADER = 4096
+# Bytes of a reply beside its tensors, at the most: metadata, metrics, and what a failed node says.
+AROUND = 2**20
 
 
 @dataclass
@@ -170,6 +172,11 @@ class FederatedStrategy(Strategy):
         self._sent: list[tuple[Message, int]] = []
         self._scored: set[int] = set()  # the nodes whose evaluation counts
         self.setup()
+
+    @property
+    def largest_reply(self) -> int:
+        """Bytes that no good reply has more of: its tensors in double precision, and what is around them."""
+        return sum(8 * math.prod(shape) + NPY_HEADER for shape in self.up.values()) + AROUND
 
     # ---------------------------------------------------------------------------------------------- what a method declares
 

@@ -1,5 +1,6 @@
 """Nodes that Flower knows: asking which partition each holds, and a Grid for devices, which come and go."""
 
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -39,6 +40,23 @@ class DeviceGrid:
 
     def __init__(self, grid: Grid, run_id: int) -> None:
         self.grid, self.run_id = grid, str(run_id)
+        self.limit = self.left = sys.maxsize  # bytes of a reply, and of the one that is coming in
+
+    def limit_replies(self, size: int) -> None:
+        """Stop fetching a reply at ``size`` bytes: a node may send any number, and Flower would hold four times as many."""
+        client: Any = getattr(self.grid, "_runtime_client", None)  # Flower's Grid has no other way to look at what comes
+        if client is None:
+            raise UserError("this version of Flower fetches replies in another way, so that their size cannot be limited")
+        self.limit, pull = size, client.PullObject
+
+        def limited(request: Any) -> Any:
+            response = pull(request)
+            self.left -= len(response.object_content)
+            if self.left < 0:
+                raise ValueError(f"it has more than {size} bytes")
+            return response
+
+        client.PullObject = limited
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes that are online."""
@@ -64,6 +82,7 @@ class DeviceGrid:
         ]
         while waiting and (ends is None or time.monotonic() < ends):
             for identifier, message in list(waiting.items()):
+                self.left = self.limit
                 try:
                     # One at a time: a reply that cannot be read takes with it what is pulled together with it.
                     found = list(self.grid.pull_messages([identifier]))

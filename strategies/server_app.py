@@ -143,7 +143,9 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
         min_replies=config["min_replies"],
         work_of=site.client_class(site, []).work_of,
     )
-    if folders["load"] and not isinstance(grid, DeviceGrid):
+    if isinstance(grid, DeviceGrid):
+        grid.limit_replies(strategy.largest_reply)
+    elif folders["load"]:
         check_saved(site, folders["load"])
     initial = initial_model(site, str(Path(saved) / MODEL_FILE) if saved else config["init_from"])
     resumed = checkpoint.find(config["resume"]) if config["resume"] else None

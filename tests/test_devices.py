@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,9 +42,9 @@ SMALL = (
 )  # fmt: skip
 
 
-def over_the_wire(message):
-    """The message as its receiver has it: taken apart and put together by what Flower sends it with."""
-    parts = {identifier: part.deflate() for identifier, part in get_all_nested_objects(message).items()}
+def over_the_wire(message, pull=lambda content: SimpleNamespace(object_content=content)):
+    """The message as its receiver has it: taken apart and put together by what Flower sends it with, part by part."""
+    parts = {i: pull(part.deflate()).object_content for i, part in get_all_nested_objects(message).items()}
     found = inflate_object_from_contents(message.object_id, parts)
     found.metadata.__dict__["_message_id"] = message.object_id
     return found
@@ -60,6 +61,7 @@ class Wire:
         self.contexts = [Context(RUN, 10 + k, c, RecordDict(), {}) for k, c in enumerate(node_configs)]
         self.change, self.offline = change or (lambda k, message, reply: reply), set(offline)
         self.replies, self.log = {}, []
+        self._runtime_client = SimpleNamespace(PullObject=lambda content: SimpleNamespace(object_content=content))
 
     def get_node_ids(self):
         return [c.node_id for c in self.contexts if c.node_id - 10 not in self.offline]
@@ -84,7 +86,7 @@ class Wire:
 
     def pull_messages(self, ids):
         found = [self.replies.pop(i)() for i in list(ids) if i in self.replies]
-        return [over_the_wire(reply) for reply in found if reply is not None]
+        return [over_the_wire(reply, self._runtime_client.PullObject) for reply in found if reply is not None]
 
 
 def clients_error(error):
@@ -326,6 +328,7 @@ FAULTS = {
         "replies_rejected",
     ),
     "unreadable": (unreadable, "failures"),
+    "2 MiB": (lambda m, r: with_array(r, Array(np.random.default_rng(0).random(2**18))), "failures"),
     "error": (lambda m, r: Message(clients_error(ValueError("no")), reply_to=m), "failures"),
     "no answer": (lambda m, r: None, "failures"),
 }
