@@ -4,17 +4,28 @@ Flower calls ``app(message, context)`` for one node. Our engines call ``run_stac
 end in the same ``Client.update``. What a node remembers is the record ``memory`` of its ``Context.state``.
 """
 
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.base import Client, Tensors, Update
+from clients.files import MemoryFileError, StateDir
 from clients.site import Site, site_for
 from contrafed import codec
+from contrafed.errors import UserError, unknown
+from partitions.own import class_names
 
 MEMORY = "memory"
+
+# What an operator may write into --node-config; num-partitions is Flower's own and not needed.
+NODE_CONFIG = ("partition-id", "num-partitions", "state-dir", "data")
 
 app = ClientApp()
 
@@ -22,29 +33,56 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train one node through its ``NumPyClient`` interface."""
-    client, tensors, config = _open(message, context)
-    arrays, count, metrics = client.fit(codec.to_list(client.names("down"), tensors), config)
-    up = codec.from_list(client.names("up"), arrays)
-    _commit(context, client.memories[0])
-    return _reply(message, up, count, metrics)
+    node = _open(message, context)
+    arrays, count, metrics = node.client.fit(codec.to_list(node.client.names("down"), node.received), node.config)
+    up = codec.from_list(node.client.names("up"), arrays)
+    memory = node.client.memories[0]
+    if node.state is None:
+        _commit(context, memory)
+    elif memory:
+        node.state.write(memory)
+    return _reply(message, up, count, metrics, node.report)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Score one node's model on its own part of the data; changes no state."""
-    client, tensors, config = _open(message, context)
-    loss, count, metrics = client.evaluate(codec.to_list(client.names("down"), tensors), config)
+    """Score one node's model on its own part of the data; changes no memory, but the run's last evaluation ends it."""
+    node = _open(message, context)
+    config = node.config | _places(node.config, context, node.state)
+    loss, count, metrics = node.client.evaluate(codec.to_list(node.client.names("down"), node.received), config)
+    if node.state is not None and config.get("final"):
+        node.state.remove()
     scores = MetricRecord({"loss": loss, "num-examples": count, **metrics})
-    return Message(RecordDict({codec.METRICS: scores}), reply_to=message)
+    return Message(RecordDict({codec.METRICS: scores, **node.report}), reply_to=message)
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Tell the server which partition this node holds, and how many training examples."""
-    node = int(context.node_config["partition-id"])
-    site = site_for(str(codec.config_of(message)["settings"]))
-    answer = MetricRecord({"partition-id": node, "num-examples": len(site.federation.partition.train(node))})
-    return Message(RecordDict({codec.METRICS: answer}), reply_to=message)
+    """Tell the server which partition this node holds and how many examples of which class, or why it cannot take part."""
+    config = codec.config_of(message)
+    try:
+        node, nodes = _node(context), json.loads(str(config["settings"]))["num_nodes"]
+        if not 0 <= node < nodes:
+            raise UserError(f"partition-id={node} of --node-config is not in 0..{nodes - 1}: this run has num_nodes={nodes}")
+        site = site_for(str(config["settings"]), own_data(context))
+        state = _state(context, site)
+        if state is not None:
+            state.open()
+        _places(config, context, state)
+    except (UserError, OSError) as error:
+        return Message(RecordDict({codec.CONFIG: ConfigRecord({"refused": " ".join(str(error).split())})}), reply_to=message)
+    partition, data = site.federation.partition, own_data(context)
+    labels = site.federation.data.y.numpy()[partition.train(node)]
+    answer = MetricRecord(
+        {
+            "partition-id": node,
+            "num-examples": len(partition.train(node)),
+            "num-test-examples": len(partition.test(node)),
+            "class-counts": np.bincount(labels, minlength=site.federation.data.num_classes).tolist(),
+        }
+    )
+    about = ConfigRecord({"own-data": data is not None, "classes": class_names(data[1]) if data else []})
+    return Message(RecordDict({codec.METRICS: answer, codec.CONFIG: about}), reply_to=message)
 
 
 def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline: float | None = None) -> list[Message]:
@@ -78,14 +116,92 @@ def _received(messages: Sequence[Message]) -> list[Tensors]:
 
 
 def _node(context: Context) -> int:
-    return int(context.node_config["partition-id"])
+    """Return the partition id of a node; raises ``UserError`` for a --node-config that is not one of ours."""
+    for key in context.node_config:
+        if key not in NODE_CONFIG:
+            raise unknown("--node-config key", key, NODE_CONFIG)
+    node = context.node_config.get("partition-id")
+    if not isinstance(node, int) or isinstance(node, bool):
+        raise UserError(f"--node-config needs partition-id, a whole number from 0, found {node}")
+    return node
 
 
-def _open(message: Message, context: Context) -> tuple[Client, Tensors, dict[str, Any]]:
+def own_data(context: Context) -> tuple[int, str] | None:
+    """Return the partition id and the path of data that only this node has; None where the run deals data out."""
+    path = context.node_config.get("data")
+    return None if path is None else (_node(context), str(path))
+
+
+def _state(context: Context, site: Site) -> StateDir | None:
+    """Return the node's files, None in simulation and on a device without state-dir. Raises ``UserError``."""
+    place = context.node_config.get("state-dir")
+    if place is None:
+        return None
+    folder = Path(str(place)).expanduser()
+    if not folder.is_absolute():  # Flower chooses the folder that a message's process runs in
+        raise UserError(f"--node-config state-dir must be an absolute path, got {place}")
+    return StateDir(folder, str(context.run_id), _node(context), str(site.settings["strategy"]["name"]))
+
+
+def _places(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:
+    """Return where ``save`` and ``load`` point on this node: below its own state-dir, never where a server says.
+
+    A server of devices sends a run's id; a path comes from the engines, whose nodes are this machine.
+    Raises ``UserError`` on a device without state-dir.
+    """
+    wanted = {key: str(config[key]) for key in ("save", "load") if config.get(key)}
+    if state is not None:
+        runs = {"save": str(context.run_id), "load": wanted.get("load", "")}
+        if "load" in wanted and not runs["load"].isdecimal():
+            raise UserError(f"personal models are found by the id of the run that saved them, got {runs['load']}")
+        return {key: str(state.personal(runs[key])) for key in wanted}
+    if any(value.isdecimal() for value in wanted.values()):
+        raise UserError("--node-config needs state-dir, where this node keeps its personal model")
+    return wanted
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A message to one node, opened."""
+
+    client: Client
+    received: Tensors
+    config: dict[str, Any]
+    state: StateDir | None
+    report: dict[str, ConfigRecord]  # goes into the reply: what the server should know of the node's memory
+
+
+def _open(message: Message, context: Context) -> Opened:
     config = codec.config_of(message)
-    site: Site = site_for(str(config["settings"]))
+    site = site_for(str(config["settings"]), own_data(context))
+    received, state = codec.state_of(message.content, codec.ARRAYS), _state(context, site)
     client = site.client_class(site, [_node(context)], [codec.state_of(context.state, MEMORY)])
-    return client, codec.state_of(message.content, codec.ARRAYS), config
+    report = {}
+    if state is not None:
+        try:
+            client.memories = [state.read()]
+            _check(client, received)
+        except MemoryFileError as error:
+            client.memories = [{}]
+            logging.getLogger("flwr").error("this node's memory is lost and begins anew: %s", error)
+            report = {codec.CONFIG: ConfigRecord({"memory-lost": str(error)})}
+    return Opened(client, received, config, state, report)
+
+
+def _check(client: Client, received: Tensors) -> None:
+    """Raise ``MemoryFileError`` where a memory does not have the names and shapes that the method keeps."""
+    (memory,), initial = client.memories, client.site.initial
+    if not memory:
+        return
+    expected = {f"personal/{n}": v for n, v in initial.items() if n.split(".", 1)[0] not in client.parts}
+    expected |= client.fresh_memory(received)
+    if missing := expected.keys() - memory.keys():
+        raise MemoryFileError(f"{min(missing)} is missing")
+    for name, value in memory.items():
+        # What is not there from the beginning, such as a momentum or its count of steps, goes with a parameter.
+        like = expected.get(name, initial.get(name.rpartition("/")[2], value))
+        if value.shape != like.shape and (name in expected or value.dim()):
+            raise MemoryFileError(f"{name} has shape {tuple(value.shape)}, not {tuple(like.shape)}")
 
 
 def _commit(context: Context, memory: Tensors) -> None:
@@ -93,8 +209,18 @@ def _commit(context: Context, memory: Tensors) -> None:
         context.state[MEMORY] = codec.to_record(memory)
 
 
-def _reply(message: Message, tensors: Tensors, count: int, metrics: dict[str, Any]) -> Message:
+def _reply(
+    message: Message,
+    tensors: Tensors,
+    count: int,
+    metrics: dict[str, Any],
+    report: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord] | None = None,
+) -> Message:
     content = RecordDict(
-        {codec.ARRAYS: codec.to_record(tensors), codec.METRICS: MetricRecord({"num-examples": count, **metrics})}
+        {
+            codec.ARRAYS: codec.to_record(tensors),
+            codec.METRICS: MetricRecord({"num-examples": count, **metrics}),
+            **(report or {}),
+        }
     )
     return Message(content, reply_to=message)

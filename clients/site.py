@@ -19,8 +19,11 @@ NODE_KEYS = ("seed", "num_nodes", "strategy", "dataset", "partition", "model")
 
 
 def node_settings(config: Mapping[str, Any]) -> str:
-    """Return the part of the composed configuration that nodes receive, as JSON."""
-    return json.dumps({key: config[key] for key in NODE_KEYS}, sort_keys=True)
+    """Return the part of the composed configuration that nodes receive, as JSON.
+
+    Devices also receive ``images``: what their data must be like.
+    """
+    return json.dumps({key: config[key] for key in (*NODE_KEYS, "images") if key != "images" or key in config}, sort_keys=True)
 
 
 def find_client(settings: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -99,11 +102,15 @@ def default_device() -> str:
 
 
 @lru_cache(maxsize=1)
-def site_for(settings: str) -> Site:
-    """Return this process's ``Site`` for the JSON that a message brought, made once and kept until another is asked for."""
+def site_for(settings: str, own: tuple[int, str] | None = None) -> Site:
+    """Return this process's ``Site`` for the JSON that a message brought, made once and kept until another is asked for.
+
+    ``own``: which node has data of its own, and where.
+    """
     if settings in _installed:
         return _installed[settings]
-    return Site(json.loads(settings), device=default_device())
+    known = json.loads(settings)
+    return Site(known, device=default_device(), federation=load_federation(known, own))
 
 
 _installed: dict[str, Site] = {}

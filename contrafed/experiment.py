@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from contrafed import registry
+from contrafed.errors import UserError
 from contrafed.prepare import checked, with_folder
 from contrafed.settings import engine_config
 
@@ -26,6 +27,8 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
     Raises ``UserError`` for anything wrong with the configuration or the data, before a folder is made where it can.
     """
     config = checked(cfg)
+    if config["partition"]["name"] == "own":
+        raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
     # After checked(), which sets what Flower and Ray read when they are imported.
     from clients.site import node_settings
     from partitions.federation import load_federation

@@ -23,6 +23,7 @@ class Top:
     seed: Annotated[int, Range(ge=0, lt=2**63)]
     num_nodes: Annotated[int, Range(ge=1)]
     num_rounds: Annotated[int, Range(ge=1)]
+    min_replies: Annotated[int, Range(ge=0)]
     eval_every: Annotated[int, Range(ge=1)]
     eval_train: bool
     eval_nodes: bool | None
@@ -52,6 +53,10 @@ def check(config: Mapping[str, Any]) -> None:
             raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
         if settings.get("name") not in registry.choices(group):
             raise unknown(group, str(settings.get("name")), registry.choices(group))
+    if config["min_replies"] > config["num_nodes"]:
+        raise UserError(f"min_replies={config['min_replies']} is more than num_nodes={config['num_nodes']}")
+    if config["dataset"]["name"] == "own" and config["partition"]["name"] != "own":
+        raise UserError("dataset=own has no images to deal out; it goes with partition=own")
     strategies.base.make_config(config["strategy"])
     partitions.images.check_settings(config["dataset"])
     partitions.partition.check_settings(config["partition"], config["num_nodes"])

@@ -172,11 +172,12 @@ def _configured(settings: Mapping[str, Any], num_nodes: int) -> tuple[Any, Any, 
     common = build(Common, own, "partition")
     if common.scarce_nodes > num_nodes:
         raise UserError(f"partition.scarce_nodes={common.scarce_nodes} is more than num_nodes={num_nodes}")
-    if hasattr(module, "lazy"):
+    if hasattr(module, "lazy") or hasattr(module, "OWN"):
         unused = {
-            "test_fraction": common.test_fraction or 0,
+            "test_fraction": 0 if hasattr(module, "OWN") else common.test_fraction or 0,
             "scarce_nodes": common.scarce_nodes,
             "deal_test": common.deal_test,
+            "min_node_size": common.min_node_size if hasattr(module, "OWN") else 0,
         }
         unused["keep_fraction"] = 1 - common.keep_fraction
         if any(unused.values()):
@@ -238,6 +239,12 @@ def _moved(parts: list[np.ndarray], needed: int, limits: np.ndarray | None, rng:
             taken = np.flatnonzero(fits[order])[:give] if limited else np.arange(give)
             parts[k], parts[giver] = np.concatenate([parts[k], order[taken]]), np.delete(order, taken)
     return parts
+
+
+def held_out_fraction(settings: Mapping[str, Any], merged: bool) -> float:
+    """Return the share of a node's examples that is its own test part under the ``partition`` group's settings."""
+    own = {key: value for key, value in settings.items() if key in Common.__dataclass_fields__}
+    return _test_fraction(build(Common, own, "partition"), merged)
 
 
 def _test_fraction(common: Common, merged: bool) -> float:

@@ -9,11 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
@@ -26,6 +27,11 @@ from models.base import SplitModel
 from partitions.participation.base import Participation
 
 Tensors = dict[str, Tensor]
+
+# The header of a .npy file of ours has 128 bytes; more than this is none.
+NPY_HEADER = 4096
+# Bytes of a reply beside its tensors, at the most: metadata, metrics, and what a failed node says.
+AROUND = 2**20
 
 
 @dataclass
@@ -110,6 +116,8 @@ class Round:
     evaluation: dict[str, float] | None = None  # of the global model, on the server
     rejected: Counter[str] = field(default_factory=Counter)  # cause -> replies
     failures: list[str] = field(default_factory=list)  # what failed nodes said
+    notes: list[str] = field(default_factory=list)  # what else there is to say of nodes
+    memory_lost: int = 0  # nodes whose memory could not be read back
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
@@ -136,11 +144,13 @@ class FederatedStrategy(Strategy):
         settings: str,
         num_rounds: int,
         max_norm: float | None = None,
+        min_replies: int = 0,
         work_of: Callable[[int], int] | None = None,
     ) -> None:
         """Prepare a run of ``num_rounds`` rounds; ``hyper`` is the node half's config, ``settings`` the JSON nodes receive.
 
-        ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. ``work_of`` tells how many steps a node
+        ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. With fewer than ``min_replies`` valid
+        replies a round changes neither the model nor the server's state. ``work_of`` tells how many steps a node
         with so many examples takes, by which engines balance their workers.
         """
         self.config = config
@@ -154,6 +164,7 @@ class FederatedStrategy(Strategy):
         self.settings = settings
         self.num_rounds = num_rounds
         self.max_norm = max_norm
+        self.min_replies = min_replies
         self.work_of = work_of or (lambda examples: 1)
         self.state: dict[str, Any] = {}
         self.model: Tensors = {}
@@ -161,6 +172,11 @@ class FederatedStrategy(Strategy):
         self._sent: list[tuple[Message, int]] = []
         self._scored: set[int] = set()  # the nodes whose evaluation counts
         self.setup()
+
+    @property
+    def largest_reply(self) -> int:
+        """Bytes that no good reply has more of: its tensors in double precision, and what is around them."""
+        return sum(8 * math.prod(shape) + NPY_HEADER for shape in self.up.values()) + AROUND
 
     # ---------------------------------------------------------------------------------------------- what a method declares
 
@@ -219,11 +235,16 @@ class FederatedStrategy(Strategy):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, then apply the method's rule to the good ones."""
         good = Replies(self._valid(replies))
-        model = self.aggregate(self.model, good)
-        self.model = {name: model[name].to(old.dtype) for name, old in self.model.items()}
+        if len(good) < self.min_replies:
+            self.round.notes.append(f"{len(good)} valid replies, min_replies={self.min_replies}: the model stays as it is")
+            if len(good):
+                self.round.rejected["too few"] += len(good)
+        else:
+            model = self.aggregate(self.model, good)
+            self.model = {name: model[name].to(old.dtype) for name, old in self.model.items()}
         if len(good):
             weights = good.num_examples / good.num_examples.sum()
-            names = good[0].metrics
+            names = [name for name in good[0].metrics if all(name in reply.metrics for reply in good)]
             self.round.metrics = {n: float(sum(w * r.metrics[n] for w, r in zip(weights, good, strict=True))) for n in names}
         self._sent = []
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
@@ -260,14 +281,29 @@ class FederatedStrategy(Strategy):
         asked = self._asked()
         rows: list[tuple[int, float, float, int]] = []
         for reply in replies:
-            node = asked.get(reply.metadata.reply_to_message_id)
-            if node is None or reply.has_error():
-                self.round.rejected["evaluation failed"] += 1
+            node = asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                self.round.rejected["not asked for"] += 1
                 continue
-            scores = reply.content[codec.METRICS]
-            count = int(scores["num-examples"])  # type: ignore[arg-type]
-            if count and node in self._scored:
-                rows.append((node, float(scores["accuracy"]), float(scores["loss"]), count))  # type: ignore[arg-type]
+            if reply.has_error():
+                self.round.rejected["evaluation failed"] += 1
+                self.round.failures.append(f"node {node}, evaluation: {reply.error.reason}")
+                continue
+            self._note(node, reply)
+            scores: Any = reply.content.get(codec.METRICS, {})
+            try:
+                row = (node, float(scores["accuracy"]), float(scores["loss"]), int(scores["num-examples"]))
+                if not all(map(math.isfinite, row)) or row[-1] < 0:
+                    raise ValueError("not finite")
+            except (KeyError, TypeError, ValueError):
+                self.round.rejected["evaluation malformed"] += 1
+                self.round.failures.append(f"node {node}, evaluation: malformed content")
+                continue
+            if row[-1] and node in self._scored:
+                rows.append(row)
+        if asked:
+            self.round.rejected["evaluation failed"] += len(asked)
+            self.round.failures += [f"node {node}, evaluation: no answer in time" for node in sorted(asked.values())]
         self._sent = []
         if not rows:
             return None
@@ -353,10 +389,19 @@ class FederatedStrategy(Strategy):
                     self.round.rejected[str(error)] += 1
                     self.round.failures.append(f"node {node}: {error}")
                 else:
+                    self._note(node, message)
                     self.round.bytes_up += sum(t.numel() * t.element_size() for t in reply.tensors.values())
                     yield reply
         if asked:
             self.round.rejected["no answer"] += len(asked)
+            self.round.failures += [f"node {node}: no answer in time" for node in sorted(asked.values())]
+
+    def _note(self, node: int, message: Message) -> None:
+        """Keep what a node says of itself beside its reply."""
+        about = message.content.get(codec.CONFIG)
+        if isinstance(about, ConfigRecord) and "memory-lost" in about:
+            self.round.memory_lost += 1
+            self.round.notes.append(f"node {node} begins with an empty memory: {about['memory-lost']!s}")
 
     def _check(self, node: int, message: Message) -> Reply:
         """Return a reply's content, or raise ``ValueError`` with the cause; shapes are checked before bytes are read."""
@@ -370,10 +415,14 @@ class FederatedStrategy(Strategy):
                 raise ValueError("wrong shape")
             if arrays[name].dtype not in ("float32", "float64"):
                 raise ValueError("wrong dtype")
+            _check_bytes(arrays[name])
         count = metrics.get("num-examples")
         if not isinstance(count, int) or count <= 0:
             raise ValueError("no examples")
-        tensors = {name: codec.to_tensor(arrays[name]) for name in self.up}
+        try:
+            tensors = {name: codec.to_tensor(arrays[name]) for name in self.up}
+        except (TypeError, ValueError, OSError) as error:
+            raise ValueError("malformed content") from error
         if any(tuple(t.shape) != self.up[name] for name, t in tensors.items()):
             raise ValueError("wrong shape")
         norm = _norm(tensors.values())
@@ -383,6 +432,26 @@ class FederatedStrategy(Strategy):
             raise ValueError("norm too large")
         others = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
         return Reply(node, tensors, count, others)
+
+
+def _check_bytes(array: Array) -> None:
+    """Raise ``ValueError`` unless the bytes of an array are as many as it says: NumPy would allocate what a header claims."""
+    if isinstance(array, codec.TensorArray):
+        return
+    size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+    if len(array.data) > size + NPY_HEADER:
+        raise ValueError("too large")
+    file = BytesIO(array.data[:NPY_HEADER])
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except Exception as error:  # the header is a Python literal that anybody may have written
+        raise ValueError("malformed content") from error
+    if shape != array.shape or dtype != np.dtype(array.dtype):
+        raise ValueError("wrong shape")
+    if len(array.data) - file.tell() != size:
+        raise ValueError("malformed content")
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import os
 import shutil
 import threading
@@ -13,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from clients.base import EVALUATION_BATCH, Tensors, score
+from clients.base import EVALUATION_BATCH, Tensors, keeps_parts, score
 from clients.files import personal_file, shapes_in
 from clients.site import Site, node_settings, site_for
 from contrafed import checkpoint, codec
@@ -26,10 +27,13 @@ from contrafed.errors import UserError
 from contrafed.reporting import LOGS, Progress, RunRecorder, versions
 from contrafed.settings import engine_config
 from models.base import SplitModel
+from partitions.federation import Federation
+from partitions.own import facts_of
 from partitions.participation.base import make_participation
 from strategies.base import FederatedStrategy, Population, Round, find_strategy, make_config
+from strategies.devices import DeviceGrid, Register, Roll
 
-# Seconds between two looks at Flower's inbox, and at its list of nodes.
+# Seconds between two looks at the inbox of Flower's simulation runtime.
 POLL = 0.05
 
 # In a run's folder: the global model, and the folder of personal ones.
@@ -62,7 +66,8 @@ def main(grid: Grid, context: Context) -> None:
     if hosted is None:
         from contrafed.prepare import deployed
 
-        serve(grid, deployed(str(context.run_config["overrides"])))
+        mistakes_in_one_line()
+        serve(DeviceGrid(grid, context.run_id), deployed(str(context.run_config["overrides"])))
         return
     try:
         serve(StoppableGrid(grid, hosted.stop), json.loads(hosted.config))
@@ -101,7 +106,7 @@ class StoppableGrid:
             raise KeyboardInterrupt
 
 
-def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
+def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) -> None:
     """Train for ``num_rounds`` rounds and leave the run folder ``config["folder"]`` complete.
 
     Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again.
@@ -109,13 +114,20 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
     folder = Path(config["folder"])
     settings = node_settings(config)
     site = site_for(settings)
-    partition = site.federation.partition
-    population = discover(grid, partition.sizes, settings)
-    participation = make_participation(
-        config["participation"], partition.class_proportions, config["num_nodes"], config["seed"]
-    )
+    saved, personal = config["evaluate_only"], keeps_parts(config["strategy"])
+    folders = personal_folders(grid, config, folder, personal)
+    register: Register | None = None
+    if hasattr(grid, "node_ids"):  # our own Grid knows its nodes
+        partition = site.federation.partition
+        roll = Roll(Population(partition.sizes, grid.node_ids), site.federation, partition.class_counts(), None)
+    else:
+        if isinstance(grid, DeviceGrid):
+            settings = node_settings({**config, "images": facts_of(site.federation.data)})
+        register = Register(grid, site.federation, settings, **folders)
+        roll = register.call()
+    population, federation = roll.population, roll.federation
+    participation = make_participation(config["participation"], roll.class_proportions, config["num_nodes"], config["seed"])
     engine = engine_config(config["engine"])
-    saved = config["evaluate_only"]
     rounds = 0 if saved else config["num_rounds"]
     strategy_class, _ = find_strategy(config["strategy"])
     strategy = strategy_class(
@@ -128,16 +140,17 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
         settings=settings,
         num_rounds=rounds,
         max_norm=engine.max_norm,
+        min_replies=config["min_replies"],
         work_of=site.client_class(site, []).work_of,
     )
-    folders = {"save": str(folder.resolve() / PERSONAL) if config["save_personal"] else "", "load": ""}
-    if saved and strategy.personal:
-        folders["load"] = str((Path(saved) / PERSONAL).resolve())
+    if isinstance(grid, DeviceGrid):
+        grid.limit_replies(strategy.largest_reply)
+    elif folders["load"]:
         check_saved(site, folders["load"])
     initial = initial_model(site, str(Path(saved) / MODEL_FILE) if saved else config["init_from"])
     resumed = checkpoint.find(config["resume"]) if config["resume"] else None
     recorder = open_recorder(folder, config, resumed, 0 if saved else 1)
-    recorder.partition(partition.class_counts())
+    recorder.partition(roll.class_counts)
     if resumed is not None:
         initial = go_on(resumed, grid, strategy, recorder, folder)
     keeper = checkpoint.Checkpoints(folder, config, resumed) if config["checkpoint_every"] else None
@@ -145,19 +158,23 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
     title = f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
     try:
         with Progress(rounds, title) as progress:
-            log = Log(recorder, progress, strategy, config, getattr(grid, "memory_cost", lambda: None))
+            cost = getattr(grid, "memory_cost", lambda: None)
+            log = Log(recorder, progress, strategy, config, cost, every_failure=isinstance(grid, DeviceGrid))
 
             def on_round(done: Round, arrays: ArrayRecord) -> None:
                 nonlocal last
                 last = codec.from_record(arrays)
                 log.write(done)
+                if isinstance(grid, DeviceGrid) and register is not None:
+                    for line in register.again():
+                        progress.note(line)
                 t = done.server_round
                 if keeper is not None and t and t % config["checkpoint_every"] == 0:
                     keeper.save(t, last, strategy.state, grid.take_changed(), recorder.sizes())  # type: ignore[union-attr]
 
             wanted = strategy.personal if config["eval_nodes"] is None else config["eval_nodes"]
             asked = range(population.num_nodes) if wanted else ()
-            scored = ConfigRecord({"nodes": [n for n in asked if len(partition.test(n))], **folders})
+            scored = ConfigRecord({"nodes": [n for n in asked if roll.has_test(n)], **folders})
             first = 0 if resumed is None else resumed.server_round + 1
             strategy.start(
                 grid,  # type: ignore[arg-type]
@@ -165,7 +182,9 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
                 num_rounds=rounds,
                 timeout=engine.round_timeout,
                 evaluate_config=scored,
-                evaluate_fn=lambda r, arrays: evaluate(site, config, r, codec.from_record(arrays), strategy.personal),
+                evaluate_fn=lambda r, arrays: evaluate(
+                    site, federation, config, r, codec.from_record(arrays), strategy.personal
+                ),
                 on_round=on_round,
                 first_round=first,
             )
@@ -180,8 +199,40 @@ def serve(grid: Grid | StoppableGrid, config: Mapping[str, Any]) -> None:
         raise
     finally:
         recorder.save_model(last, {"strategy": config["strategy"]["name"], "seed": str(config["seed"])})
-        recorder.finish(status, {**facts(config, site), "seconds": time.perf_counter() - began})
+        named = {"run_id": grid.run_id} if isinstance(grid, DeviceGrid) else {}
+        recorder.finish(status, {**facts(config, site), **named, "seconds": time.perf_counter() - began})
         recorder.close()
+
+
+def personal_folders(
+    grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any], folder: Path, personal: bool
+) -> dict[str, str]:
+    """Return where nodes save and load their personal models, "" for not at all.
+
+    A folder of this machine in simulation; devices have places of their own and are told a run's id. Raises ``UserError``.
+    """
+    devices, saved = isinstance(grid, DeviceGrid), Path(config["evaluate_only"] or "")
+    save = grid.run_id if isinstance(grid, DeviceGrid) else str(folder.resolve() / PERSONAL)
+    load = ""
+    if config["evaluate_only"] and personal:
+        load = str((saved / PERSONAL).resolve())
+        if devices:
+            summary = saved / "summary.json"
+            load = str(json.loads(summary.read_text(encoding="utf-8")).get("run_id", "")) if summary.exists() else ""
+            if not load:
+                raise UserError(f"evaluate_only: {saved} is no run of devices, which keep their personal models themselves")
+    return {"save": save if config["save_personal"] else "", "load": load}
+
+
+def mistakes_in_one_line() -> None:
+    """Have Flower report a user's mistake without a traceback: the line alone says what to do."""
+
+    def shorten(record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], UserError):
+            record.msg, record.args, record.exc_info = "%s", (f"error: {record.exc_info[1]}",), None
+        return True
+
+    logging.getLogger("flwr").addFilter(shorten)
 
 
 def open_recorder(
@@ -199,7 +250,7 @@ def open_recorder(
 
 def go_on(
     resumed: checkpoint.Checkpoint,
-    grid: Grid | StoppableGrid,
+    grid: Grid | StoppableGrid | DeviceGrid,
     strategy: FederatedStrategy,
     recorder: RunRecorder,
     folder: Path,
@@ -224,8 +275,11 @@ class Log:
         strategy: FederatedStrategy,
         config: Mapping[str, Any],
         memory_cost: Callable[[], tuple[float, int, int, int] | None],
+        every_failure: bool = False,
     ) -> None:
-        self.recorder, self.progress, self.strategy, self.memory_cost = recorder, progress, strategy, memory_cost
+        """``every_failure``: every round says which replies did not count, not only the first such round."""
+        self.memory_cost, self.every_failure = memory_cost, every_failure
+        self.recorder, self.progress, self.strategy = recorder, progress, strategy
         self.num_nodes: int = config["num_nodes"]
         self.warned = False
         self.participants = 0  # over all rounds
@@ -245,40 +299,24 @@ class Log:
                 put(t, "global", "fit", name, value)
             self.participants += len(done.participants)
             self.recorder.participants(t, done.participants, self.num_nodes)
-            failed = done.rejected["failed"] + done.rejected["no answer"]
+            failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
             put(t, "global", "system", "bytes_down", done.bytes_down)
             put(t, "global", "system", "bytes_up", done.bytes_up)
             put(t, "global", "system", "failures", failed)
             put(t, "global", "system", "replies_rejected", done.rejected.total() - failed)
+            if done.memory_lost:
+                put(t, "global", "system", "memory_lost", done.memory_lost)
             self.recorder.time(t, done.seconds, self.memory_cost())
         self.recorder.flush()
         scores = done.evaluation or {}
         if self.strategy.personal and done.node_evaluation:
             scores = {f"test/{name}": value for name, value in done.node_evaluation.items()}
         self.progress.update(t, len(done.participants), scores.get("test/accuracy"), scores.get("test/loss"))
-        if done.failures and not self.warned:
+        for line in done.notes:
+            self.progress.note(f"round {t}: {line}")
+        if done.failures and (self.every_failure or not self.warned):
             self.warned = True
             self.progress.note(f"round {t}: {len(done.failures)} replies did not count; the first: {done.failures[0]}")
-
-
-def discover(grid: Grid | StoppableGrid, sizes: np.ndarray, settings: str) -> Population:
-    """Learn which Flower node holds which partition, waiting until every node is there.
-
-    Our own Grid knows; otherwise a query message asks each node, since ids are random there.
-    """
-    known = getattr(grid, "node_ids", None)
-    if known is not None:
-        return Population(sizes, known)
-    wanted = len(sizes)
-    while len(ids := sorted(grid.get_node_ids())) < wanted:
-        time.sleep(POLL)
-    content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings})})
-    node_ids = np.full(wanted, -1, dtype=object)
-    for reply in grid.send_and_receive([Message(content, node, MessageType.QUERY) for node in ids]):
-        if reply.has_error():
-            raise UserError(f"node {reply.metadata.src_node_id} could not be asked for its partition: {reply.error.reason}")
-        node_ids[int(reply.content[codec.METRICS]["partition-id"])] = reply.metadata.src_node_id  # type: ignore[arg-type]
-    return Population(sizes, node_ids)
 
 
 def check_saved(site: Site, folder: str) -> None:
@@ -314,17 +352,19 @@ def initial_model(site: Site, path: str | None) -> Tensors:
     return {name: loaded[name] for name in site.initial}
 
 
-def evaluate(site: Site, config: Mapping[str, Any], server_round: int, model: Tensors, personal: bool) -> MetricRecord | None:
+def evaluate(
+    site: Site, federation: Federation, config: Mapping[str, Any], server_round: int, model: Tensors, personal: bool
+) -> MetricRecord | None:
     """Score the global model on the central test set and, if asked for, on all training examples.
 
     Where part of the model is ``personal`` there is no global model to score: the result is empty. Without a central test set
-    (merged splits) the union of the nodes' test parts stands in. None between evaluations.
+    (merged splits) the union of the nodes' test parts stands in. A server without any images scores nothing. None between
+    evaluations.
     """
     if server_round % config["eval_every"] and server_round != config["num_rounds"]:
         return None
     if personal:
         return MetricRecord({})
-    federation = site.federation
     index = federation.central_test
     if not len(index):
         index = np.concatenate([federation.partition.test(n) for n in range(federation.num_nodes)])
@@ -335,6 +375,8 @@ def evaluate(site: Site, config: Mapping[str, Any], server_round: int, model: Te
     judged = copy.deepcopy(site.model)
     judged.load_state_dict(model)
     for split, rows in parts.items():
+        if not len(rows):
+            continue
         loss, accuracy = evaluate_in_parallel(site, judged, rows)
         scores[f"{split}/accuracy"], scores[f"{split}/loss"] = accuracy, loss
     return MetricRecord(scores)

@@ -1,6 +1,8 @@
 """The same two apps as processes on loopback: SuperLink, three SuperNodes, ``flwr run``."""
 
 import contextlib
+import csv
+import json
 import os
 import shutil
 import signal
@@ -13,17 +15,20 @@ from pathlib import Path
 
 import pytest
 from rig import config_of, same
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from contrafed import keys
 from contrafed.errors import UserError
 from contrafed.experiment import run
 from contrafed.prepare import deployed
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("contrafed", "strategies", "clients", "models", "partitions", "simulation", "conf")
+ROUNDS = 6
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 SMALL = (
-    "num_nodes=3", "num_rounds=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
+    "num_nodes=3", f"num_rounds={ROUNDS}", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
     "partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local",
 )  # fmt: skip
 
@@ -52,7 +57,7 @@ def free_ports(count):
         return [one.getsockname()[1] for one in sockets]
 
 
-def wait_for(what, ready, seconds=90):
+def wait_for(what, ready, seconds=60):
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         if ready():
@@ -66,67 +71,192 @@ def listens(port):
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    """A SuperLink and three SuperNodes; gives (folder of the app, environment of the operator)."""
-    folder = tmp_path_factory.mktemp("deployment")
-    link, *ports = free_ports(4)
-    processes = []
+class Federation:
+    """A SuperLink with TLS and node authentication and three SuperNodes, each with a key of its own, as processes."""
 
-    def start(name, *arguments):
-        home = folder / name
-        home.mkdir()
-        with open(folder / f"{name}.log", "w") as log:
-            environment = os.environ | QUIET | {"FLWR_HOME": str(home)}
-            processes.append(
-                subprocess.Popen(arguments, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    def __init__(self, folder):
+        self.folder, self.processes = folder, {}
+        self.link, *self.ports = free_ports(5)
+        self.keys = folder / "keys"
+        assert keys.main([str(self.keys), "--host", "127.0.0.1", "--nodes", "4"]) == 0
+
+    def environment(self, name):
+        home = self.folder / f"{name}-home"
+        home.mkdir(exist_ok=True)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # Flower starts its helpers by name
+        return os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": path}
+
+    def start(self, name, *arguments):
+        with open(self.folder / f"{name}.log", "a") as log:
+            self.processes[name] = subprocess.Popen(
+                arguments, env=self.environment(name), cwd=self.folder, stdout=log, stderr=log, start_new_session=True
             )
 
-    try:
-        start(
-            "server", command("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(link),
-            "--database", str(folder / "state.db"), "--disable-runtime-dependency-installation",
+    def start_server(self):
+        self.start(
+            "server", command("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.link),
+            "--ssl-ca-certfile", str(self.keys / "ca.pem"), "--ssl-certfile", str(self.keys / "server.pem"),
+            "--ssl-keyfile", str(self.keys / "server.key"), "--enable-supernode-auth",
+            "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation",
         )  # fmt: skip
-        wait_for("the SuperLink", lambda: listens(link))
-        for k, port in enumerate(ports):
-            start(
-                f"device{k}", command("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{link}",
-                "--host", "127.0.0.1", "--port", str(port), "--node-config", f"partition-id={k} num-partitions=3",
-            )  # fmt: skip
-        home = folder / "operator"
-        home.mkdir()
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
+        wait_for("the SuperLink", lambda: listens(self.link))
+        self.operator = self.environment("operator")
+        (self.folder / "operator-home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{self.link}"\n'
+            f'root-certificates = "{self.keys}/ca.pem"\n'
         )
-        yield app_folder(folder / "app"), os.environ | QUIET | {"FLWR_HOME": str(home)}
-    finally:
-        for process in processes:
+
+    def flwr(self, *arguments):
+        found = subprocess.run([command("flwr"), *arguments], env=self.operator, capture_output=True, text=True, timeout=120)
+        assert found.returncode == 0, found.stdout + found.stderr
+        return found.stdout
+
+    def start_node(self, k, *, name=None, key="node-{k}", root="ca.pem"):
+        authentication = ("--auth-supernode-private-key", str(self.keys / key.format(k=k))) if key else ()
+        self.start(
+            name or f"node{k}", command("flower-supernode"), "--superlink", f"127.0.0.1:{self.link}",
+            "--root-certificates", str(self.keys / root), *authentication, "--max-retries", "3",
+            "--host", "127.0.0.1", "--port", str(self.ports[k]),
+            "--node-config", f"partition-id={k} state-dir=\"{self.folder}/state{k}\"",
+        )  # fmt: skip
+
+    def kill(self, name):
+        """Pull the plug: the SuperNode and whatever it had started."""
+        os.killpg(self.processes[name].pid, signal.SIGKILL)
+        self.processes.pop(name).wait()
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    def memory(self, k):
+        """The run id and the tensors that node k has on its disk now, and None while it has none."""
+        for path in (self.folder / f"state{k}" / "memory").glob("*.safetensors"):
+            with contextlib.suppress(FileNotFoundError, SafetensorError):  # replaced or removed this moment
+                return path.name.partition("-")[0], load_file(path)
+        return None
+
+    @contextlib.contextmanager
+    def running(self, overrides):
+        """``flwr run`` with Hydra overrides; waiting for it is the body's business."""
+        arguments = [command("flwr"), "run", str(self.folder / "app"), "mine", "--stream"]
+        with open(self.folder / "run.log", "w") as log:
+            process = subprocess.Popen(
+                [*arguments, "--run-config", f'overrides="{overrides}"'], env=self.operator, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                yield
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def stop(self):
+        for process in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        for process in processes:
+        for process in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            process.kill()
-            process.wait()  # Flower's helpers end when their parent is gone altogether
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    one = Federation(tmp_path_factory.mktemp("deployment"))
+    try:
+        app_folder(one.folder / "app")
+        one.start_server()
+        for k in range(3):
+            one.flwr("supernode", "register", str(one.keys / f"node-{k}.pub"), "mine")
+            one.start_node(k)
+        yield one
+    finally:
+        one.stop()
+
+
+def finished(folder):
+    wait_for("the summary", (folder / "summary.json").exists, 400)
+    return json.loads((folder / "summary.json").read_text())
+
+
+def failures_by_round(folder):
+    with open(folder / "metrics.csv", newline="") as file:
+        return {int(row["round"]): int(row["value"]) for row in csv.DictReader(file) if row["metric"] == "failures"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
 def test_devices_equal_the_local_engine_bit_for_bit(tmp_path, federation, name):
-    app, environment = federation
-    overrides = f"strategy={name} {' '.join(SMALL)} output_dir={tmp_path}/devices"
-    arguments = [command("flwr"), "run", str(app), "loop", "--stream", "--run-config", f'overrides="{overrides}"']
-    with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait_for("the summary", (tmp_path / "devices" / "summary.json").exists, 300)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+    with federation.running(f"strategy={name} {' '.join(SMALL)} output_dir={tmp_path}/devices"):
+        assert finished(tmp_path / "devices")["status"] == "finished"
     summary = run(config_of(f"strategy={name}", *SMALL, f"output_dir={tmp_path}/local"))
     assert summary["failures"] == 0
     assert same(*(load_file(tmp_path / f / "model.safetensors") for f in ("devices", "local")))
     for log in ("metrics.csv", "nodes.csv"):
         assert (tmp_path / "devices" / log).read_bytes() == (tmp_path / "local" / log).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
+def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, federation, name):
+    """Node 1 loses power in round 2, while it trains, and is started again once the failure is counted."""
+    out, before = tmp_path / "devices", len(federation.log("node1"))
+    rounds = []
+
+    def look():
+        found = federation.memory(1)
+        rounds.append(None if found is None else int(found[1]["rounds"]))
+        return (out / "summary.json").exists()
+
+    with federation.running(f"strategy={name} {' '.join(SMALL)} output_dir={out}"):
+        wait_for("round 2 at node 1", lambda: "ROUND 2]" in federation.log("node1")[before:], 120)
+        federation.kill("node1")
+        kept = federation.memory(1)
+        wait_for("the failure", lambda: out.exists() and failures_by_round(out).get(2), 150)
+        federation.start_node(1)
+        wait_for("the summary", look, 400)
+    summary = finished(out)
+    failed = failures_by_round(out)
+    assert summary["status"] == "finished"
+    assert failed[2] == (2 if name == "fedcrl" else 1)  # FedCRL's nodes are also asked to evaluate
+    away = sum(count > 0 for count in failed.values())
+    assert sorted(failed) == list(range(1, ROUNDS + 1))
+    assert all(failed[t] == 0 for t in range(2 + away, ROUNDS + 1))  # away in a row, and back for good
+    assert away < ROUNDS - 2  # at least two rounds after its return
+    # It remembers its first round, and that alone when it is back: every later one adds to it.
+    trained = [count for count in rounds if count is not None]
+    assert int(kept[1]["rounds"]) == 1
+    assert trained[0] == 1
+    assert max(trained) == ROUNDS - away
+    assert "memory_lost" not in (out / "metrics.csv").read_text()
+    assert "replies did not count; the first: node 1" in (federation.folder / "run.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"key": None}, "All SuperNodes must be registered"),
+        ({"key": "node-3"}, "Failed to activate SuperNode"),
+        ({"root": "other.pem"}, "certificate verify failed"),
+    ],
+    ids=["no key", "a key nobody registered", "another root certificate"],
+)
+def test_a_node_that_is_not_known_is_refused(federation, tmp_path, how, says):
+    assert keys.main([str(tmp_path / "keys"), "--host", "127.0.0.1"]) == 0
+    shutil.copy(tmp_path / "keys" / "ca.pem", federation.keys / "other.pem")
+    name = f"stranger-{tmp_path.name}"
+    federation.start_node(3, name=name, **how)
+    try:
+        federation.processes[name].wait(60)
+    finally:
+        federation.kill(name) if federation.processes[name].poll() is None else federation.processes.pop(name)
+    log = federation.log(name)
+    assert "Failed to initialize the connection to the SuperLink" in log
+    assert says in log
+    assert "SuperNode ID" not in log
 
 
 def test_the_fab_holds_what_a_node_needs_and_nothing_else(tmp_path):

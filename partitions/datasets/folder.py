@@ -22,17 +22,18 @@ class Config:
     split_seed: Annotated[int, Range(ge=0)]
 
 
-def load(config: Config, name: str) -> ImageData:
+def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
     """Return the images of ``path/train/CLASS/*`` and ``path/test/CLASS/*``, or of ``path/CLASS/*`` with a stratified split.
 
-    Every image is resized to ``image_size`` squared. Raises ``UserError`` where there is no such layout.
+    Every image is resized to ``image_size`` squared. ``allow_empty``: a class may have no image. Raises ``UserError`` where
+    there is no such layout.
     """
     root = Path(str(config.path)).expanduser()
     if not root.is_dir():
         raise UserError(f"dataset.path: there is no folder {root}")
     if (root / "train").is_dir() and (root / "test").is_dir():
-        x, y, classes = _read(root / "train", config)
-        x_test, y_test, test_classes = _read(root / "test", config)
+        x, y, classes = _read(root / "train", config, allow_empty)
+        x_test, y_test, test_classes = _read(root / "test", config, allow_empty)
         if not set(test_classes) <= set(classes):
             raise UserError(f"{root}: class '{min(set(test_classes) - set(classes))}' is in test but not in train")
         y_test = np.array([classes.index(c) for c in test_classes])[y_test]
@@ -41,16 +42,16 @@ def load(config: Config, name: str) -> ImageData:
     inside = [path.name for path in root.iterdir() if path.is_dir()]
     if inside in (["train"], ["test"]):
         raise UserError(f"{root} has a folder {inside[0]} alone; there must be both train and test, or the classes themselves")
-    x, y, classes = _read(root, config)
+    x, y, classes = _read(root, config, allow_empty)
     return make_images(x, y, stratified_split(y, config.test_fraction, config.split_seed), len(classes))
 
 
-def _read(root: Path, config: Config) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def _read(root: Path, config: Config, allow_empty: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return images (N,S,S[,3]), labels (N,) and class names of an ImageFolder layout."""
     from torchvision.datasets import ImageFolder
 
     try:
-        found = ImageFolder(str(root))
+        found = ImageFolder(str(root), allow_empty=allow_empty)
     except FileNotFoundError as error:
         raise UserError(f"{root} is no folder of class folders with images: {' '.join(str(error).split())}") from error
     size, mode = config.image_size, "L" if config.grayscale else "RGB"
@@ -58,4 +59,6 @@ def _read(root: Path, config: Config) -> tuple[np.ndarray, np.ndarray, list[str]
         images = [np.asarray(image.convert(mode).resize((size, size))) for image, _ in found]
     except OSError as error:
         raise UserError(f"{root}: an image cannot be read ({error})") from error
+    if not images:
+        raise UserError(f"{root} holds no image")
     return np.stack(images), np.array(found.targets, dtype=np.int64), list(found.classes)
