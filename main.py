@@ -7,6 +7,7 @@
 """
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
@@ -22,6 +23,8 @@ from omegaconf import DictConfig
 from contrafed.cli import as_choices, check_jobs, help_text
 from contrafed.errors import UserError
 from contrafed.reporting import print_summary, quiet_libraries
+
+INTERRUPTED = 130  # exit status after Ctrl-C
 
 # Hydra's flags that take a value.
 HYDRA_FLAGS = frozenset({"--cfg", "-c", "--info", "-i", "--package", "-p", "--config-dir", "-cd"})
@@ -79,7 +82,7 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:
         print("interrupted: what was finished is in the run's folder", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     finally:
         from simulation.ray import stop_ray
 
@@ -102,4 +105,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if status == INTERRUPTED:
+        # A thread of Flower's runtime may wait for ever on a worker that Ctrl-C ended; everything is written by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -74,7 +74,7 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 # What may differ between a run and the evaluation of its saved models.
-NO_TRAINING = {"save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None}
+NO_TRAINING = {"min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None}
 EVALUATION_KEYS = ("evaluate_only", "engine", "output_dir", "verbose", "eval_train", "eval_nodes")
 
 

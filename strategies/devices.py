@@ -110,6 +110,7 @@ class Roll:
     federation: Federation  # as the server sees it: of nodes with data of their own it holds nothing
     class_counts: np.ndarray  # (K, C) training examples
     num_test: np.ndarray | None  # (K,) examples in the nodes' own test parts; None: the federation knows
+    own_data: bool = False  # whether any node brought data of its own
 
     def has_test(self, node: int) -> bool:
         """Return whether a node has a test part of its own."""
@@ -117,6 +118,8 @@ class Roll:
 
     def class_proportions(self) -> np.ndarray:
         """Return each node's class proportions (K, C), rows summing to 1; zeros for an empty node."""
+        if not self.own_data:
+            return self.federation.partition.class_proportions()
         return self.class_counts / np.maximum(self.class_counts.sum(1, keepdims=True), 1)
 
 
@@ -234,10 +237,10 @@ class Register:
         rows = [self.answers[k] for k in range(self.federation.num_nodes)]
         counts = np.stack([row.class_counts for row in rows])
         self.population = Population(counts.sum(1), np.array([row.node_id for row in rows], dtype=object))
-        federation = self.federation
-        if any(row.own_data for row in rows):
+        federation, own_data = self.federation, any(row.own_data for row in rows)
+        if own_data:
             data, dealt = federation.data, federation.partition
             nothing = np.zeros(0, dtype=np.int64)
             parts = [[nothing if row.own_data else part(k) for k, row in enumerate(rows)] for part in (dealt.train, dealt.test)]
             federation = Federation(data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes))
-        return Roll(self.population, federation, counts, np.array([row.num_test for row in rows]))
+        return Roll(self.population, federation, counts, np.array([row.num_test for row in rows]), own_data)

@@ -30,8 +30,10 @@ from contrafed.errors import UserError
 from contrafed.experiment import run
 from contrafed.prepare import deployed
 from contrafed.reporting import RunRecorder
+from partitions.federation import load_federation
 from simulation.worker import identify
-from strategies.devices import DeviceGrid
+from strategies.base import Population
+from strategies.devices import DeviceGrid, Roll
 from strategies.server_app import serve
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -653,3 +655,15 @@ def test_keys_are_made_once_and_fit_together(tmp_path, capsys):
     (folder / "ca.key").unlink()
     assert keys.main([str(folder), "--nodes", "4"]) == 2
     assert "ca.key is not" in capsys.readouterr().err
+
+
+def test_the_partition_itself_says_its_proportions_unless_nodes_bring_their_own_data():
+    """A sampled partition's are what nodes draw from, not what they happened to draw."""
+    federation = load_federation(config_of("partition=sampled", "partition.alpha=0.1", "num_nodes=4"))
+    counts = federation.partition.class_counts()
+    population = Population(counts.sum(1), np.arange(4))
+    dealt = Roll(population, federation, counts, None).class_proportions()
+    assert np.array_equal(dealt, federation.partition.class_proportions())
+    brought = Roll(population, federation, counts, counts.sum(1), own_data=True).class_proportions()
+    assert np.array_equal(brought, counts / 50)
+    assert not np.array_equal(dealt, brought)
