@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ class Checkpoints:
         own = resumed is not None and resumed.path.parent.resolve() == self.folder.resolve()
         self.nodes: dict[int, str] = dict(resumed.nodes) if resumed is not None and own else {}
         (self.folder / NODES).mkdir(parents=True, exist_ok=True)
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
         self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the node files of each
         for path in _numbered(self.folder):
             found = _read(path) if own and resumed is not None and int(path.name) <= resumed.server_round else None
@@ -79,21 +82,46 @@ class Checkpoints:
     def save(
         self, server_round: int, model: Tensors, state: dict[str, Any], changed: Mapping[int, Tensors], logs: Mapping[str, int]
     ) -> None:
-        """Write a checkpoint; ``changed`` is what nodes remember whose memory changed since the last one."""
+        """Write a checkpoint while the run goes on; ``changed`` is what nodes remember whose memory changed since the last one.
+
+        The model and the state are copied before this returns. What nodes remember is never written to, only replaced. Raises
+        what went wrong with the checkpoint before.
+        """
+        self.wait()
+        tensors = {f"model/{name}": value for name, value in model.items()}
+        packed = pack(state, "state", tensors)
+        self._writing = self._writer.submit(
+            self._write, server_round, _ready(tensors, copy=True), packed, dict(changed), dict(logs)
+        )
+
+    def wait(self) -> None:
+        """Return when the last checkpoint is on disk; raises what went wrong with it."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def close(self) -> None:
+        """Wait for the last checkpoint and end the thread that writes."""
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()
+
+    def _write(
+        self, server_round: int, server: Tensors, packed: Any, changed: dict[int, Tensors], logs: dict[str, int]
+    ) -> None:
         for node, tensors in changed.items():
             self.nodes[node] = f"{node}-{server_round}.safetensors"
             save_file(_ready(tensors), self.folder / NODES / self.nodes[node])
-        tensors = {f"model/{name}": value for name, value in model.items()}
-        packed = pack(state, "state", tensors)
         part = self.folder / f".{server_round:06d}.part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        save_file(_ready(tensors), part / SERVER)
+        save_file(server, part / SERVER)
         sizes = {file: (self.folder / NODES / file).stat().st_size for file in self.nodes.values()}
         content = {
             "round": server_round,
             "config": self.config,
-            "logs": dict(logs),
+            "logs": logs,
             "nodes": self.nodes,
             "sizes": {SERVER: (part / SERVER).stat().st_size, **sizes},
             "state": packed,
@@ -170,9 +198,16 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
     return content
 
 
-def _ready(tensors: Mapping[str, Tensor]) -> Tensors:
-    # Copies: safetensors refuses tensors that share memory.
-    return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+def _ready(tensors: Mapping[str, Tensor], *, copy: bool = False) -> Tensors:
+    """Return tensors as safetensors takes them: on the CPU, contiguous, no two in the same memory."""
+    out: Tensors = {}
+    taken = set()
+    for name, value in tensors.items():
+        ready = value.detach().cpu().contiguous()
+        place = ready.untyped_storage().data_ptr()
+        out[name] = ready.clone() if copy or place in taken else ready
+        taken.add(place)
+    return out
 
 
 def _numbered(folder: Path) -> list[Path]:

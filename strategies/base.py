@@ -5,11 +5,9 @@ Everything else (participation, messages, validation, bookkeeping, Flower's inte
 """
 
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -34,13 +32,6 @@ Tensors = dict[str, Tensor]
 NPY_HEADER = 4096
 # Bytes of a reply beside its tensors, at the most: metadata, metrics, and what a failed node says.
 AROUND = 2**20
-# Numbers that one thread sums at a time; models of fewer than two such pieces are not worth starting threads for.
-PIECE = 2**20
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass
@@ -101,24 +92,14 @@ class Replies(Sequence[Reply]):
         if not self._replies:
             raise ValueError("no replies to sum")
         prefix = f"{group}/"
-        named = {name: tensor for name, tensor in self._replies[0].tensors.items() if name.startswith(prefix)}
-        totals = {name: torch.zeros(t.shape, dtype=torch.float64, device=t.device) for name, t in named.items()}
-
-        def add(piece: tuple[str, int]) -> None:
-            name, start = piece
-            total = totals[name].view(-1)[start : start + PIECE]
-            for reply, weight in zip(self._replies, weights, strict=True):
-                total.add_(reply.tensors[name].reshape(-1)[start : start + PIECE], alpha=float(weight))
-
-        # Which thread adds a piece does not change a bit: each number is a sum of its own.
-        pieces = [(name, start) for name, tensor in named.items() for start in range(0, tensor.numel(), PIECE)]
-        if sum(tensor.numel() for tensor in named.values()) < 2 * PIECE:
-            for piece in pieces:
-                add(piece)
-        else:
-            with ThreadPoolExecutor(cores()) as pool:
-                list(pool.map(add, pieces))
-        return {name.removeprefix(prefix): total for name, total in totals.items()}
+        totals = {}
+        for name, first in self._replies[0].tensors.items():
+            if name.startswith(prefix):
+                total = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
+                for reply, weight in zip(self._replies, weights, strict=True):
+                    total.add_(reply.tensors[name], alpha=float(weight))
+                totals[name.removeprefix(prefix)] = total
+        return totals
 
     def mean(self, group: str, weights: np.ndarray) -> Tensors:
         """Return the weighted mean of every tensor of ``group`` in float64; the weights are normalised here."""

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import os
 import shutil
 import threading
 import time
@@ -29,7 +30,7 @@ from models.base import SplitModel
 from partitions.federation import Federation
 from partitions.own import facts_of
 from partitions.participation.base import make_participation
-from strategies.base import FederatedStrategy, Population, Round, cores, find_strategy, make_config
+from strategies.base import FederatedStrategy, Population, Round, find_strategy, make_config
 from strategies.devices import DeviceGrid, Register, Roll
 
 # Seconds between two looks at the inbox of Flower's simulation runtime.
@@ -201,6 +202,8 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
         named = {"run_id": grid.run_id} if isinstance(grid, DeviceGrid) else {}
         recorder.finish(status, {**facts(config, site), **named, "seconds": time.perf_counter() - began})
         recorder.close()
+        if keeper is not None:
+            keeper.close()
 
 
 def personal_folders(
@@ -388,7 +391,7 @@ def evaluate_in_parallel(site: Site, model: SplitModel, index: np.ndarray) -> tu
     the module would see each other's.
     """
     shards = [index[i : i + EVALUATION_BATCH] for i in range(0, len(index), EVALUATION_BATCH)]
-    workers = cores() if site.device.type == "cpu" else 1
+    workers = len(os.sched_getaffinity(0)) if site.device.type == "cpu" and hasattr(os, "sched_getaffinity") else 1
     with ThreadPoolExecutor(workers) as pool:
         results = list(pool.map(lambda rows: score(site, model, rows), shards))
     total = max(len(index), 1)

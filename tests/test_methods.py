@@ -26,7 +26,6 @@ from clients.site import Site
 from clients.stack import Batch, Stack, draw_batches
 from contrafed.errors import UserError
 from simulation.grid import LocalGrid
-from strategies import base
 from strategies.base import Population, Replies, Reply, Round
 from strategies.fedavg import FedAvg
 from strategies.intervals import Intervals
@@ -654,16 +653,3 @@ def test_same_seed_same_run_and_methods_share_their_batches():
     assert all(np.array_equal(x, y) for x, y in zip(*draws, strict=True))
     other = draw_batches(work, np.arange(40), 3, "batches", 8, 2)
     assert not np.array_equal(draws[0][0], other[0])
-
-
-def test_a_large_sum_is_shared_among_threads_and_the_same_to_the_bit():
-    shapes, m = {"delta/a": (3, base.PIECE), "delta/b": (5,), "delta/c": (base.PIECE + 1,)}, 3
-    draw = torch.Generator().manual_seed(0)
-    tensors = [{n: torch.randn(shape, generator=draw) for n, shape in shapes.items()} for _ in range(m)]
-    weights = np.array([0.3, 1.7, -0.2])
-    found = Replies(Reply(k, tensors[k], 1, {}) for k in range(m)).weighted_sum("delta", weights)
-    for name in shapes:
-        expected = torch.zeros(shapes[name], dtype=torch.float64)
-        for k in range(m):
-            expected.add_(tensors[k][name], alpha=float(weights[k]))
-        assert torch.equal(found[name.removeprefix("delta/")], expected)
