@@ -54,14 +54,14 @@ def compose_on(folder: Path, *overrides: str, data: str = "images.npz") -> Any:
     return compose("dataset=npz", f"dataset.path={folder / data}", *overrides)
 
 
-def run_logged(folder: Path, *overrides: str) -> tuple[list[list[str]], dict[str, Any]]:
+def run_logged(folder: Path, *overrides: str, data: str = "images.npz") -> tuple[list[list[str]], dict[str, Any]]:
     """Run an experiment; returns the rows of times.csv and the summary."""
     from contrafed import run
 
     with tempfile.TemporaryDirectory(dir=folder) as out:
         sys.stdout, kept = sys.stderr, sys.stdout
         try:
-            summary = run(compose_on(folder, *overrides, f"output_dir={out}/run"))
+            summary = run(compose_on(folder, *overrides, f"output_dir={out}/run", data=data))
         finally:
             sys.stdout = kept
         rows = (Path(out) / "run" / "times.csv").read_text().splitlines()[1:]
@@ -191,7 +191,7 @@ def balance(folder: Path, repeats: int) -> None:
         work = [[(-(-n // 32), (n - 1) % 32 + 1) for n in sizes.tolist()]] * 2
         ratios, measured, least = [], [], []
         for _ in range(repeats):
-            rows, _ = run_logged(folder, *overrides, f"dataset.path={folder / 'few.npz'}", "engine=ray")
+            rows, _ = run_logged(folder, *overrides, "engine=ray", data="few.npz")
             measured.append(seconds_of(rows, 3))
             with multiprocessing.get_context("spawn").Manager() as manager:
                 barrier = manager.Barrier(workers)

@@ -26,6 +26,7 @@ from clients.optimizers import OwnClocks, StackedOptimizer
 from clients.site import Site, find_client, make_hyper
 from clients.stack import Batch, LocalWork, Plan, Stack, draw_batches, draw_dropout
 from contrafed import codec
+from contrafed.tensors import group
 from models.base import Features, SplitModel
 
 PARTS = ("encoder", "projector", "classifier")
@@ -209,7 +210,7 @@ class Client(NumPyClient):
     @staticmethod
     def global_model(stack: Stack) -> Tensors:
         """The received shared tensors, by model name."""
-        return codec.group(stack.received, "model")
+        return group(stack.received, "model")
 
     @staticmethod
     def _over_nodes(function: Callable[..., Any], *args: Any) -> Any:
@@ -267,8 +268,8 @@ class Client(NumPyClient):
         """
         examples = [self.site.federation.partition.train(node) for node in self.nodes]
         order = sorted(range(len(self.nodes)), key=lambda k: -self.work_of(len(examples[k])))
-        examples = [examples[k] for k in order]
-        stack = self._open([received[k] for k in order], [self.memories[k] for k in order], order, examples, server_round)
+        examples, nodes = [examples[k] for k in order], [self.nodes[k] for k in order]
+        stack = self._open([received[k] for k in order], [self.memories[k] for k in order], nodes, examples, server_round)
         totals: dict[str, Tensor] = {}
         try:
             self.start(stack)
@@ -311,7 +312,7 @@ class Client(NumPyClient):
     def train_alone(self, received: Tensors, memory: Tensors, server_round: int, phase: Phase) -> Tensors:
         """Return this one node's memory after one phase on its own; the one given stays as it is."""
         examples = [self.site.federation.partition.train(node) for node in self.nodes]
-        stack = self._open([received], [memory], [0], examples, server_round)
+        stack = self._open([received], [memory], self.nodes, examples, server_round)
         self._train(stack, phase, examples, {}, None)
         stack.memory |= self._personal_parts(stack)
         return {name: value[0].detach() for name, value in stack.memory.items()}
@@ -320,11 +321,11 @@ class Client(NumPyClient):
         self,
         received: list[Tensors],
         memories: list[Tensors],
-        order: list[int],
+        nodes: list[int],
         examples: list[np.ndarray],
         server_round: int,
     ) -> Stack:
-        """Stack what the nodes received and remember; all but ``order`` (places in ``self.nodes``) is sorted by it."""
+        """Stack what ``nodes`` received and remember."""
         device, dtype = self.site.device, self.site.dtype
 
         def place(tensor: Tensor) -> Tensor:
@@ -351,7 +352,6 @@ class Client(NumPyClient):
         for name in self.site.initial:
             source = constants.get(f"model/{name}")
             params[name] = (memory[f"personal/{name}"] if source is None else source).clone()
-        nodes = [self.nodes[k] for k in order]
         sizes = torch.tensor([len(part) for part in examples], device=device)
         return Stack(nodes, server_round, params, constants, memory, sizes)
 
@@ -383,12 +383,11 @@ class Client(NumPyClient):
         changes = each(draw_augmentation, work.augment, min(site.x.shape[1:3])) if work.augment else None
         frozen = self.frozen_models(stack)
         encoded, tables = None, {}
-        if any(counts) and not work.augment:  # no example looks the same twice under augmentation
-            if phase.encode_once:
-                encoded = _Once(self, examples, batches).gather(self._encoder(stack), self._encode)
-            if frozen and sum(counts) > sum(map(len, examples)):
-                once = _Once(self, examples, batches)
-                tables = {name: once.gather(params, self._represent) for name, params in frozen.items()}
+        again = phase.encode_once or (bool(frozen) and sum(counts) > sum(map(len, examples)))
+        if again and any(counts) and not work.augment:  # no example looks the same twice under augmentation
+            once = _Once(self, examples, batches)
+            encoded = once.gather(self._encoder(stack), self._encode) if phase.encode_once else None
+            tables = {name: once.gather(params, self._represent) for name, params in frozen.items()}
         trained = [n for n in stack.params if n.split(".", 1)[0] in phase.parts]
         optimizer: StackedOptimizer | OwnClocks | None = None
         part = stack

@@ -11,8 +11,8 @@ from clients.base import PARTS, Client, Shapes, Tensors
 from clients.losses import masked_mean, unit
 from clients.prototypes import with_prototypes
 from clients.stack import Batch, LocalWork, Stack
-from contrafed import codec
 from contrafed.config import Range
+from contrafed.tensors import group
 from models.base import SplitModel
 
 
@@ -53,7 +53,7 @@ class FedCRLClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """No own body yet, and no contrastive loss."""
-        shared = codec.group(received, "model")
+        shared = group(received, "model")
         zero = torch.zeros((), dtype=self.site.dtype, device=self.site.device)
         return {f"own/{n}": v for n, v in shared.items()} | {"contrast": zero, "contrasted": zero, "rounds": zero}
 

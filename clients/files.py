@@ -14,9 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from contrafed import codec
-
-Tensors = dict[str, Tensor]
+from contrafed.tensors import Tensors, group, ready
 
 
 def personal_file(folder: str | Path, node: int) -> Path:
@@ -31,14 +29,14 @@ def write_personal(folder: str, node: int, model: Tensors, received: Tensors) ->
     rest = {name: value for name, value in received.items() if not name.startswith("model/")}
     tensors = {f"model/{name}": value for name, value in model.items()} | rest
     whole = target.with_suffix(".part")
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, whole, {"node": str(node)})
+    save_file(ready(tensors), whole, {"node": str(node)})
     os.replace(whole, target)
 
 
 def read_personal(folder: str, node: int) -> tuple[Tensors, Tensors]:
     """Return what ``write_personal`` wrote: the model by tensor name, and the rest by message name."""
     tensors = load_file(personal_file(folder, node))
-    return codec.group(tensors, "model"), {name: value for name, value in tensors.items() if not name.startswith("model/")}
+    return group(tensors, "model"), {name: value for name, value in tensors.items() if not name.startswith("model/")}
 
 
 def shapes_in(folder: str, node: int) -> dict[str, tuple[int, ...]]:
@@ -96,10 +94,10 @@ class StateDir:
 
     def write(self, tensors: Tensors) -> None:
         """Replace the node's memory, on the disk before this returns: after a crash either the old or the new one is there."""
-        ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        value = ready(tensors)
         self.memory.parent.mkdir(parents=True, exist_ok=True)
         whole = self.memory.with_suffix(".part")
-        save_file(ready, whole, {**self._identity, "sha256": _digest(ready)})
+        save_file(value, whole, {**self._identity, "sha256": _digest(value)})
         _sync(whole)
         os.replace(whole, self.memory)
         _sync(self.memory.parent)

@@ -10,8 +10,8 @@ from torch import Tensor
 from clients.base import Client, Tensors
 from clients.losses import cosine, masked_mean
 from clients.stack import Batch, LocalWork, Stack
-from contrafed import codec
 from contrafed.config import Range
+from contrafed.tensors import group
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MoonClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """The received model stands in for the previous local one."""
-        return {f"previous/{n}": v for n, v in codec.group(received, "model").items()}
+        return {f"previous/{n}": v for n, v in group(received, "model").items()}
 
     def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
         """The global and the previous local model."""

@@ -9,8 +9,8 @@ from torch import Tensor
 from clients.base import Client, Tensors
 from clients.losses import contrast, cosine, masked_mean, unit
 from clients.stack import Batch, LocalWork, Stack
-from contrafed import codec
 from contrafed.config import Range
+from contrafed.tensors import group
 
 # Where one unit alone is active, two representations are parallel and their cosine is 1 up to rounding: this much below the
 # threshold still counts as reaching it, so that such ties do not fall differently on another device or in another stack.
@@ -48,7 +48,7 @@ class PMFLClient(Client):
         """An empty ring of N models, the number of iterates ever pushed into it, and a previous local model."""
         if not self.hyper.contrast_weight:
             return {}
-        model = codec.group(received, "model")
+        model = group(received, "model")
         size = self.hyper.buffer_size
         # One zero seen many times: the stack makes its own copy, and a second would cost a new node most of its first round.
         ring = {f"buffer/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}

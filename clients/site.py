@@ -23,7 +23,10 @@ def node_settings(config: Mapping[str, Any]) -> str:
 
     Devices also receive ``images``: what their data must be like.
     """
-    return json.dumps({key: config[key] for key in (*NODE_KEYS, "images") if key != "images" or key in config}, sort_keys=True)
+    known = {key: config[key] for key in NODE_KEYS}
+    if "images" in config:
+        known["images"] = config["images"]
+    return json.dumps(known, sort_keys=True)
 
 
 def find_client(settings: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -24,8 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from contrafed.errors import UserError
-
-Tensors = dict[str, Tensor]
+from contrafed.tensors import Tensors, group, ready
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
@@ -49,9 +48,7 @@ class Checkpoint:
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
         tensors = load_file(self.path / SERVER)
-        # Not codec.group: this module is imported before Flower may be.
-        model = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-        return model, unpack(self.state, tensors)
+        return group(tensors, "model"), unpack(self.state, tensors)
 
     def memories(self) -> dict[int, Tensors]:
         """Return what each node remembered, by partition id."""
@@ -91,7 +88,7 @@ class Checkpoints:
         tensors = {f"model/{name}": value for name, value in model.items()}
         packed = pack(state, "state", tensors)
         self._writing = self._writer.submit(
-            self._write, server_round, _ready(tensors, copy=True), packed, dict(changed), dict(logs)
+            self._write, server_round, ready(tensors, copy=True), packed, dict(changed), dict(logs)
         )
 
     def wait(self) -> None:
@@ -112,7 +109,7 @@ class Checkpoints:
     ) -> None:
         for node, tensors in changed.items():
             self.nodes[node] = f"{node}-{server_round}.safetensors"
-            save_file(_ready(tensors), self.folder / NODES / self.nodes[node])
+            save_file(ready(tensors), self.folder / NODES / self.nodes[node])
         part = self.folder / f".{server_round:06d}.part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
@@ -196,18 +193,6 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
     if kind == "list":
         return [unpack(item, tensors) for item in content]
     return content
-
-
-def _ready(tensors: Mapping[str, Tensor], *, copy: bool = False) -> Tensors:
-    """Return tensors as safetensors takes them: on the CPU, contiguous, no two in the same memory."""
-    out: Tensors = {}
-    taken = set()
-    for name, value in tensors.items():
-        ready = value.detach().cpu().contiguous()
-        place = ready.untyped_storage().data_ptr()
-        out[name] = ready.clone() if copy or place in taken else ready
-        taken.add(place)
-    return out
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -83,12 +83,6 @@ def state_of(content: RecordDict, name: str) -> dict[str, Tensor]:
     return from_record(record) if isinstance(record, ArrayRecord) else {}
 
 
-def group(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return the tensors ``NAME/x`` under the name x."""
-    prefix = f"{name}/"
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-
-
 def config_of(message: Message) -> dict[str, Any]:
     """Return the scalars that came with a message."""
     record = message.content.get(CONFIG)

@@ -168,8 +168,7 @@ def check_settings(settings: Mapping[str, Any], num_nodes: int) -> None:
 
 def _configured(settings: Mapping[str, Any], num_nodes: int) -> tuple[Any, Any, Common]:
     module = registry.find("partitions.partitioners", "partition", settings)
-    own = {key: value for key, value in settings.items() if key in Common.__dataclass_fields__}
-    common = build(Common, own, "partition")
+    common = _common(settings)
     if common.scarce_nodes > num_nodes:
         raise UserError(f"partition.scarce_nodes={common.scarce_nodes} is more than num_nodes={num_nodes}")
     if hasattr(module, "lazy") or hasattr(module, "OWN"):
@@ -243,8 +242,12 @@ def _moved(parts: list[np.ndarray], needed: int, limits: np.ndarray | None, rng:
 
 def held_out_fraction(settings: Mapping[str, Any], merged: bool) -> float:
     """Return the share of a node's examples that is its own test part under the ``partition`` group's settings."""
-    own = {key: value for key, value in settings.items() if key in Common.__dataclass_fields__}
-    return _test_fraction(build(Common, own, "partition"), merged)
+    return _test_fraction(_common(settings), merged)
+
+
+def _common(settings: Mapping[str, Any]) -> Common:
+    """Return what every partition has settings for, checked."""
+    return build(Common, {key: value for key, value in settings.items() if key in Common.__dataclass_fields__}, "partition")
 
 
 def _test_fraction(common: Common, merged: bool) -> float:

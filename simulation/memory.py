@@ -10,11 +10,10 @@ from typing import NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from contrafed.errors import UserError
+from contrafed.tensors import Tensors, ready, size_of
 
-Tensors = dict[str, Tensor]
 DEVICE, HOST, DISK = "device", "host", "disk"
 # Of the memory that is there when a run starts, the share that nodes' memories may take.
 SHARE = 0.5
@@ -48,9 +47,6 @@ class NodeMemory:
         self._parent = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._seconds = 0.0
-
-    def __contains__(self, node: int) -> bool:
-        return node in self._files or any(node in held for held in self._held.values())
 
     def __iter__(self) -> Iterator[int]:
         return iter([*self._held[DEVICE], *self._held[HOST], *self._files])
@@ -104,8 +100,7 @@ class NodeMemory:
             node, memory = self._held[HOST].popitem(last=False)
             self.used[HOST] -= size_of(memory)
             try:
-                # Copies: safetensors refuses tensors that share memory.
-                save_file({name: value.contiguous().clone() for name, value in memory.items()}, self._file(node))
+                save_file(ready(memory), self._file(node))
             except (OSError, SafetensorError) as error:
                 raise UserError(f"engine.memory_folder: cannot write what nodes remember ({error})") from error
             self._files[node] = size_of(memory)
@@ -123,11 +118,6 @@ class NodeMemory:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="contrafed-", dir=self._parent)
         return Path(self._folder.name) / f"{node}.safetensors"
-
-
-def size_of(memory: Tensors) -> int:
-    """Return how many bytes tensors take."""
-    return sum(value.numel() * value.element_size() for value in memory.values())
 
 
 def default_budgets(device: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Replies between a worker and the driver on one machine: written once into memory that both see, read in place.
 
-Ray's object store does the same, but its memory moves from round to round, and the kernel hands out pages of shared memory
-at a few GB a minute. Here the same pages serve every round.
+Ray's object store does the same, but its memory moves from round to round, and fresh pages of shared memory are slow to get.
+Here the same pages serve every round.
 """
 
 import mmap

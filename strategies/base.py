@@ -23,6 +23,7 @@ from clients.base import Client
 from clients.site import find_client
 from contrafed import codec, registry
 from contrafed.config import build
+from contrafed.tensors import size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
 
@@ -390,7 +391,7 @@ class FederatedStrategy(Strategy):
                     self.round.failures.append(f"node {node}: {error}")
                 else:
                     self._note(node, message)
-                    self.round.bytes_up += sum(t.numel() * t.element_size() for t in reply.tensors.values())
+                    self.round.bytes_up += size_of(reply.tensors)
                     yield reply
         if asked:
             self.round.rejected["no answer"] += len(asked)

@@ -213,17 +213,21 @@ def personal_folders(
 
     A folder of this machine in simulation; devices have places of their own and are told a run's id. Raises ``UserError``.
     """
-    devices, saved = isinstance(grid, DeviceGrid), Path(config["evaluate_only"] or "")
-    save = grid.run_id if isinstance(grid, DeviceGrid) else str(folder.resolve() / PERSONAL)
-    load = ""
-    if config["evaluate_only"] and personal:
-        load = str((saved / PERSONAL).resolve())
-        if devices:
-            summary = saved / "summary.json"
-            load = str(json.loads(summary.read_text(encoding="utf-8")).get("run_id", "")) if summary.exists() else ""
-            if not load:
-                raise UserError(f"evaluate_only: {saved} is no run of devices, which keep their personal models themselves")
+    saved = Path(config["evaluate_only"]) if config["evaluate_only"] and personal else None
+    if not isinstance(grid, DeviceGrid):
+        save, load = str(folder.resolve() / PERSONAL), "" if saved is None else str((saved / PERSONAL).resolve())
+    else:
+        save, load = grid.run_id, "" if saved is None else run_of_devices(saved)
     return {"save": save if config["save_personal"] else "", "load": load}
+
+
+def run_of_devices(folder: Path) -> str:
+    """Return the id of the run of devices that left ``folder``; raises ``UserError`` where none did."""
+    summary = folder / "summary.json"
+    run = str(json.loads(summary.read_text(encoding="utf-8")).get("run_id", "")) if summary.exists() else ""
+    if not run:
+        raise UserError(f"evaluate_only: {folder} is no run of devices, which keep their personal models themselves")
+    return run
 
 
 def mistakes_in_one_line() -> None:

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from contrafed.errors import UserError
 from contrafed.experiment import run
-from simulation.memory import NodeMemory, default_budgets, size_of
+from contrafed.tensors import size_of
+from simulation.memory import NodeMemory, default_budgets
 
 EIGHT = 8 * 4  # bytes of one memory below
 

@@ -401,7 +401,7 @@ def test_pooled_prototypes_are_those_of_the_pooled_data():
     rows = []
     for node in range(4):
         client = site.client_class(site, [node])
-        stack = client._open([{f"model/{n}": v for n, v in site.initial.items()}], [{}], [0], [partition.train(node)], 1)
+        stack = client._open([{f"model/{n}": v for n, v in site.initial.items()}], [{}], [node], [partition.train(node)], 1)
         means, counts = client.prototypes(stack)
         rows.append((len(partition.train(node)), counts[0].tolist(), means[0].tolist()))
     table = torch.tensor(merged(rows)[0])

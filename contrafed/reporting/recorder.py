@@ -153,10 +153,10 @@ class RunRecorder:
     def save_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
         """Write ``model.safetensors``; tensors may be on any device, be views, or share memory."""
         from safetensors.torch import save_file
-        from torch import contiguous_format
 
-        ready = {name: tensor.detach().cpu().clone(memory_format=contiguous_format) for name, tensor in tensors.items()}
-        save_file(ready, str(self.folder / "model.safetensors"), metadata=dict(metadata))
+        from contrafed.tensors import ready
+
+        save_file(ready(tensors), str(self.folder / "model.safetensors"), metadata=dict(metadata))
 
     def finish(self, status: str, extra: Mapping[str, Any]) -> dict[str, Any]:
         """Write ``summary.json`` and the figures from whatever was recorded; returns the summary.
