@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from flwr.client import NumPyClient
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from clients.augment import augmented, draw_augmentation
@@ -172,8 +172,8 @@ class Client(NumPyClient):
         self, params: Tensors, x: Tensor, dropout: Tensor | None = None, with_levels: bool = False, encoded: bool = False
     ) -> Features:
         """Run a model as training does: under ``mixed_precision`` in bfloat16, with features in full precision."""
-        with self._precision() as mixed:
-            features: Features = functional_call(self.model, params, (x, dropout, with_levels, encoded), tie_weights=False)
+        with self._precision() as mixed, self.model.holding(params) as model:
+            features: Features = model(x, dropout, with_levels, encoded)
         return tree_map(lambda t: t.to(self.site.dtype), features) if mixed else features  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
@@ -183,7 +183,7 @@ class Client(NumPyClient):
         if not (self.hyper.local.mixed_precision and device in self.mixed_on):
             yield False  # entering autocast costs a small model a tenth of its forward pass, even to switch it off
             return
-        # Casts are not cached: the cache outlives neither vmap's wrappers nor functional_call's swap.
+        # Casts are not cached: the cache outlives neither vmap's wrappers nor a model's change of parameters.
         with torch.autocast(device, torch.bfloat16, cache_enabled=False):
             yield True
 
@@ -191,7 +191,7 @@ class Client(NumPyClient):
         """Representations z (B, b, D) of images x (B, b, C, H, W) under models ``params`` (B, ...), in evaluation mode."""
 
         if len(x) == 1:
-            return self._represent({n: v.squeeze(0) for n, v in params.items()}, x.squeeze(0)).unsqueeze(0)
+            return self._represent({n: v[0] for n, v in params.items()}, x[0]).unsqueeze(0)
         z: Tensor = vmap(self._represent)(params, x)
         return z
 
@@ -201,8 +201,9 @@ class Client(NumPyClient):
         if count == 0:
             return x.new_zeros(x.shape[0], 0, x.shape[1], self.model.embedding_size)
         if x.shape[0] == 1:
-            rows = [self.embed({n: v[:, m] for n, v in params.items()}, x) for m in range(count)]
-            return torch.stack(rows, dim=1)
+            models = {n: v[0].unbind() for n, v in params.items()}
+            rows = [self._represent({n: v[m] for n, v in models.items()}, x[0]) for m in range(count)]
+            return torch.stack(rows).unsqueeze(0)
         flat = {n: v.flatten(0, 1) for n, v in params.items()}
         z = self.embed(flat, x.repeat_interleave(count, dim=0))
         return z.unflatten(0, (x.shape[0], count))
@@ -250,7 +251,8 @@ class Client(NumPyClient):
         classes = self.model.num_classes
 
         def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
-            z = functional_call(self.model, params, (batch.x,)).z
+            with self.model.holding(params) as model:
+                z = model(batch.x).z
             member = torch.nn.functional.one_hot(batch.y, classes).to(z) * batch.mask.unsqueeze(1)
             return {"sum": member.T @ z, "count": member.sum(0)}
 
@@ -421,7 +423,9 @@ class Client(NumPyClient):
                 for name, value in losses.items():
                     if name not in totals:  # its sum, and the examples in it: phases differ in their losses
                         totals[name] = count.new_zeros(2, len(stack))
-                    totals[name][:, :alive] += torch.stack([value.detach() * count, count])
+                    total, seen = totals[name]
+                    total[:alive].addcmul_(value.detach(), count)
+                    seen[:alive].add_(count)
         if optimizer is not None and work.keep_optimizer:
             stack.memory |= optimizer.state()
 
@@ -431,9 +435,8 @@ class Client(NumPyClient):
 
     def _encode(self, params: Tensors, x: Tensor) -> Tensor:
         """Return one node's encoder outputs (b, E)."""
-        own = {n.removeprefix("encoder."): v for n, v in params.items()}
-        with self._precision():
-            out: Tensor = functional_call(self.model.encoder, own, (x,))
+        with self._precision(), self.model.holding(params) as model:
+            out: Tensor = model.encoder(x)
         return out.to(self.site.dtype)
 
     def _represent(self, params: Tensors, x: Tensor) -> Tensor:
@@ -515,7 +518,8 @@ class Client(NumPyClient):
         return features.logits
 
     def _judged(self, model: Tensors, received: Tensors, x: Tensor) -> Features:
-        features: Features = functional_call(self.model, model, (x,))
+        with self.model.holding(model) as judged:
+            features: Features = judged(x)
         return features._replace(logits=self.judge(features, received))
 
     # ------------------------------------------------------------------------------------------------ Flower's NumPyClient

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from clients.base import PARTS, Client, Shapes, Tensors
 from clients.losses import masked_mean, unit
@@ -98,7 +97,8 @@ class FedCRLClient(Client):
         """Return the mean contrastive loss (B,) of models over each node's training part, in evaluation mode."""
 
         def sums(params: Tensors, batch: Batch, table: Tensors) -> Tensors:
-            z = functional_call(self.model, params, (batch.x,)).z
+            with self.model.holding(params) as model:
+                z = model(batch.x).z
             return {"sum": (self._each(z, batch.y, table) * batch.mask).sum()}
 
         return self.over_examples(stack, sums, params, self._table(stack))["sum"] / stack.num_examples

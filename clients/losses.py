@@ -32,15 +32,19 @@ def unit(a: Tensor) -> Tensor:
     return a * a.square().sum(-1, keepdim=True).clamp_min(EPSILON**2).rsqrt()
 
 
+def cosines(a: Tensor, directions: Tensor) -> Tensor:
+    """Cosines (b, J) of each example's ``a`` (b, D) with its own J ``directions`` (J, b, D), which have length 1 or 0."""
+    length = a.square().sum(-1, keepdim=True).clamp_min(EPSILON**2).rsqrt()
+    return (directions.transpose(0, 1) @ a.unsqueeze(-1)).squeeze(-1) * length
+
+
 def contrast(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     """``-log(sum_pos e^s / (sum_pos e^s + sum_neg e^s))`` per example, from ``scores`` (b, J) and two masks (b, J).
 
-    Returns (b,). Written as ``log(1 + e^(logsumexp(neg) - logsumexp(pos)))``, which is exactly 0, with zero gradient, when
-    no score is negative. At least one score of each example must be positive.
+    Returns (b,). The difference of two logsumexp is exactly 0, with zero gradient, when no score is negative. At least one
+    score of each example must be positive.
     """
-    # A large finite number rather than -inf: the gradient of logsumexp over nothing but -inf is NaN.
+    # A large finite number rather than -inf, whose gradient is NaN where it is multiplied by 0.
     low = torch.finfo(scores.dtype).min / 4
-    difference = torch.logsumexp(scores.masked_fill(~negative, low), dim=-1) - torch.logsumexp(
-        scores.masked_fill(~positive, low), dim=-1
-    )
-    return torch.logaddexp(torch.zeros_like(difference), difference)
+    every = scores.masked_fill(~(positive | negative), low)
+    return torch.logsumexp(every, dim=-1) - torch.logsumexp(scores.masked_fill(~positive, low), dim=-1)

@@ -1,5 +1,6 @@
 """MpFedcon, the node half: FedRep's two phases, the second with a contrast between class centres and the round's start."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -43,15 +44,21 @@ class MpFedconClient(FedRepClient):
         """Freeze the model as the round begins, before the head phase (Algorithm 1, line 11)."""
         stack.scratch = {f"start/{n}": v.clone() for n, v in stack.params.items()}
 
+    def _contrasts(self, stack: Stack) -> bool:
+        return stack.phase == "batches" and self.hyper.contrast_weight > 0
+
+    def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
+        """In the body phase the model as the round began, which gives z_con."""
+        return {"start": {n: stack.scratch[f"start/{n}"] for n in stack.params}} if self._contrasts(stack) else {}
+
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """In the body phase: z_con (B, b, D), z_glob (B, b, D), and whether the class has a centre (B, b)."""
-        if stack.phase != "batches" or not self.hyper.contrast_weight:
+        """In the body phase z_glob (B, b, D), and whether the class has a centre (B, b)."""
+        if not self._contrasts(stack):
             return {}
-        start = {n: stack.scratch[f"start/{n}"] for n in stack.params}
         means, valid = stack.received["proto/mean"], stack.received["proto/valid"]
         rows = torch.arange(len(stack), device=means.device).unsqueeze(1)
         known = valid[rows, batch.y] if self.hyper.invalid_centre == "mask" else torch.ones_like(batch.mask)
-        return {"start": self.embed(start, batch.x), "centre": means[rows, batch.y], "known": known}
+        return {"centre": means[rows, batch.y], "known": known}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy, and in the body phase the contrast, averaged over the whole batch."""

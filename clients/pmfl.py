@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clients.base import Client, Tensors
-from clients.losses import contrast, cosine, masked_mean, unit
+from clients.losses import contrast, cosines, masked_mean, unit
 from clients.stack import Batch, LocalWork, Stack
 from contrafed.config import Range
 from contrafed.tensors import group
@@ -66,8 +66,8 @@ class PMFLClient(Client):
             stack.memory["pushed"].zero_()
 
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """Directions of the frozen representations: first Z, then the history (B, 1 + n, b, D); which of these exist
-        (B, 1 + n), and mu (B, b).
+        """Directions of the frozen representations: first Z, then the history (B, 1 + n, b, D); which of these is Z, and
+        which exist (B, 1 + n); and mu (B, b).
         """
         if not self.hyper.contrast_weight or not self.hyper.buffer_size:
             return {}
@@ -78,23 +78,25 @@ class PMFLClient(Client):
         history = self.embed_each({n: memory[f"buffer/{n}"][:, :known] for n in stack.params}, batch.x)
         if 1 <= stack.step <= size:
             # The received model is in the buffer still: it is what the round's first step started from.
-            rows = torch.arange(len(stack), device=history.device)
-            anchor = history[rows, (memory["pushed"] - stack.step) % size]
+            slot = (memory["pushed"] - stack.step) % size
+            anchor = history.gather(1, slot.view(-1, 1, 1, 1).expand(-1, 1, *history.shape[2:]))
         else:
-            anchor = self.embed(self.global_model(stack), batch.x)
-        slots = torch.arange(-1, known, device=anchor.device)
-        exists = slots < memory["pushed"].unsqueeze(1)
-        mu = torch.ones_like(batch.mask)
-        if self.hyper.threshold == "constant":
-            mu = mu * self.hyper.threshold_value
-        elif self._needs_previous:
-            mu = cosine(self.embed({n: memory[f"previous/{n}"] for n in stack.params}, batch.x), anchor)
+            anchor = self.embed(self.global_model(stack), batch.x).unsqueeze(1)
+        frozen = [anchor, history]
+        if self._needs_previous:
+            frozen.append(self.embed({n: memory[f"previous/{n}"] for n in stack.params}, batch.x).unsqueeze(1))
+        directions = unit(torch.cat(frozen, dim=1))
+        if self._needs_previous:
+            mu = (directions[:, -1] * directions[:, 0]).sum(-1)
             if self.hyper.threshold == "node":
                 mean = (mu * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
                 mu = mean.expand_as(mu)
             mu = torch.where(memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
-        frozen = torch.cat([anchor.unsqueeze(1), history], dim=1)
-        return {"frozen": unit(frozen), "exists": exists, "mu": mu}
+        else:
+            mu = torch.full_like(batch.mask, self.hyper.threshold_value if self.hyper.threshold == "constant" else 1.0)
+        slots = torch.arange(-1, known, device=mu.device)
+        exists = slots < memory["pushed"].unsqueeze(1)
+        return {"frozen": directions[:, : 1 + known], "first": (slots < 0).expand_as(exists), "exists": exists, "mu": mu}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the contrast; without a buffer the contrast is identically 0."""
@@ -102,10 +104,9 @@ class PMFLClient(Client):
         task = self.task_loss(features, batch)
         if not constants:
             return {"loss": task}
-        similarity = (unit(features.z) * constants["frozen"]).sum(-1).transpose(0, 1)  # (b, 1 + n)
-        mu = similarity[:, 0] if self.hyper.threshold == "current" else constants["mu"]
-        first = torch.arange(similarity.shape[1], device=similarity.device) == 0  # Z is always a positive
-        near = first | (similarity.detach() >= mu.detach().unsqueeze(1) - TIE)
+        similarity = cosines(features.z, constants["frozen"])  # (b, 1 + n)
+        mu = similarity[:, 0].detach() if self.hyper.threshold == "current" else constants["mu"]
+        near = constants["first"] | (similarity.detach() >= mu.unsqueeze(1) - TIE)  # Z is always a positive
         exists = constants["exists"]
         l_con = contrast(similarity / self.hyper.temperature, near & exists, ~near & exists)
         l_con = masked_mean(l_con, batch.mask)

@@ -72,10 +72,12 @@ class Site:
         # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
         # Without a copy where the images are so in memory already.
         self.x, self.y = data.x.to(self.device).permute(0, 2, 3, 1).contiguous(), data.y.to(self.device)
-        # (x/255 - mean) / std as one multiplication and one addition.
+        # (x/255 - mean) / std as one multiplication and one addition; a factor per number of an image, since a vector
+        # operation over three channels at a time is five times as slow.
         mean = torch.tensor(data.mean, dtype=dtype, device=self.device)
         std = torch.tensor(data.std, dtype=dtype, device=self.device)
-        self.scale, self.shift = 1 / (255 * std), -mean / std
+        every = torch.zeros(self.x.shape[1:], dtype=dtype, device=self.device)
+        self.scale, self.shift = every + 1 / (255 * std), every - mean / std
 
     def images(self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...).
@@ -85,7 +87,7 @@ class Site:
         flat = self.x.index_select(0, index.reshape(-1)).to(self.dtype)
         if change is not None:
             flat = change(flat)
-        return (flat * self.scale + self.shift).reshape(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
+        return flat.mul_(self.scale).add_(self.shift).reshape(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
 
     def labels(self, index: Tensor) -> Tensor:
         """Return labels (...) of the examples ``index`` (...)."""

@@ -1,7 +1,9 @@
 """Split networks: encoder -> projector -> classifier, with the features in between named."""
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +49,8 @@ class Stages(nn.Module):
 class SplitModel(nn.Module):
     """A network whose tensors are named ``encoder.*``, ``projector.*`` and ``classifier.*``; it has no buffers.
 
-    Usable under ``torch.func.functional_call`` and ``vmap``: no in-place operation, no random draw, no branch on data.
+    Usable with other parameters than its own (``holding``) and under ``vmap``: no in-place operation, no random draw, no
+    branch on data.
     """
 
     def __init__(self, encoder: Stages, projector: nn.Module, classifier: nn.Linear, dropout: float = 0.0) -> None:
@@ -69,6 +72,28 @@ class SplitModel(nn.Module):
         z = self.projector(x if encoded else self.encoder(x, levels))
         logits = self.classifier(z if dropout_mask is None else z * dropout_mask)
         return Features(logits, z, tuple(levels or ()))
+
+    @contextlib.contextmanager
+    def holding(self, params: Mapping[str, Tensor]) -> Iterator["SplitModel"]:
+        """Have ``params`` in place of this model's own parameters of those names, until the block ends. Not for threads.
+
+        ``torch.func.functional_call`` does the same, but looks through the whole module each time, which takes a tenth of a
+        small CNN's forward pass.
+        """
+        own = [(home, leaf, home[leaf], value) for name, value in params.items() for home, leaf in [self._homes[name]]]
+        try:
+            for home, leaf, _, value in own:
+                home[leaf] = value
+            yield self
+        finally:
+            for home, leaf, before, _ in own:
+                home[leaf] = before
+
+    @cached_property
+    def _homes(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """Where a parameter is kept: its module's table, and its key there."""
+        parts = [(name, *name.rpartition(".")[::2]) for name, _ in self.named_parameters()]
+        return {name: (self.get_submodule(path)._parameters, leaf) for name, path, leaf in parts}
 
 
 def projector_of(width: int, projection: Sequence[int]) -> tuple[nn.Module, int]:

@@ -391,8 +391,7 @@ def evaluate(
 def evaluate_in_parallel(site: Site, model: SplitModel, index: np.ndarray) -> tuple[float, float]:
     """Return (mean loss, accuracy) over ``index``, in fixed shards so that the result does not depend on the cores.
 
-    ``model`` holds its own parameters: ``functional_call`` swaps a module's for the time of the call, and threads that share
-    the module would see each other's.
+    ``model`` has its own parameters: threads that share a module would see each other's ``holding``.
     """
     shards = [index[i : i + EVALUATION_BATCH] for i in range(0, len(index), EVALUATION_BATCH)]
     workers = len(os.sched_getaffinity(0)) if site.device.type == "cpu" and hasattr(os, "sched_getaffinity") else 1

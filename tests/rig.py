@@ -9,7 +9,7 @@ from clients.site import Site, install, node_settings, uninstall
 from clients.stack import LocalWork
 from contrafed import codec, registry
 from contrafed.cli import compose_job
-from models.base import Features
+from models.base import Features, SplitModel
 from partitions.federation import Federation
 from partitions.images import ImageData
 from partitions.partition import Partition
@@ -51,13 +51,13 @@ class Schedule:
         return self.rounds[server_round - 1]
 
 
-class Scalar(nn.Module):
+class Scalar(SplitModel):
     """One parameter w; the logits of an image are w."""
 
     dropout, embedding_size, num_classes = 0.0, 1, 2
 
     def __init__(self, value):
-        super().__init__()
+        nn.Module.__init__(self)
         self.encoder, self.classifier = nn.Module(), nn.Module()
         self.classifier.w = nn.Parameter(torch.tensor([float(value)], dtype=torch.float64))
 
