@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from contrafed.tensors import Tensors, group, ready
+from contrafed.tensors import Tensors, group, raw, write
 
 
 def personal_file(folder: str | Path, node: int) -> Path:
@@ -29,7 +28,7 @@ def write_personal(folder: str, node: int, model: Tensors, received: Tensors) ->
     rest = {name: value for name, value in received.items() if not name.startswith("model/")}
     tensors = {f"model/{name}": value for name, value in model.items()} | rest
     whole = target.with_suffix(".part")
-    save_file(ready(tensors), whole, {"node": str(node)})
+    write(whole, tensors, {"node": str(node)})
     os.replace(whole, target)
 
 
@@ -94,10 +93,9 @@ class StateDir:
 
     def write(self, tensors: Tensors) -> None:
         """Replace the node's memory, on the disk before this returns: after a crash either the old or the new one is there."""
-        value = ready(tensors)
         self.memory.parent.mkdir(parents=True, exist_ok=True)
         whole = self.memory.with_suffix(".part")
-        save_file(value, whole, {**self._identity, "sha256": _digest(value)})
+        write(whole, tensors, {**self._identity, "sha256": _digest(tensors)})
         _sync(whole)
         os.replace(whole, self.memory)
         _sync(self.memory.parent)
@@ -117,7 +115,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         value = tensors[name]
         found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        found.update(raw(value))
     return found.hexdigest()
 
 

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from contrafed.errors import UserError
-from contrafed.tensors import Tensors, group, ready
+from contrafed.tensors import Tensors, group, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
@@ -87,9 +87,8 @@ class Checkpoints:
         self.wait()
         tensors = {f"model/{name}": value for name, value in model.items()}
         packed = pack(state, "state", tensors)
-        self._writing = self._writer.submit(
-            self._write, server_round, ready(tensors, copy=True), packed, dict(changed), dict(logs)
-        )
+        copies = {name: value.detach().cpu().clone() for name, value in tensors.items()}
+        self._writing = self._writer.submit(self._write, server_round, copies, packed, dict(changed), dict(logs))
 
     def wait(self) -> None:
         """Return when the last checkpoint is on disk; raises what went wrong with it."""
@@ -109,11 +108,11 @@ class Checkpoints:
     ) -> None:
         for node, tensors in changed.items():
             self.nodes[node] = f"{node}-{server_round}.safetensors"
-            save_file(ready(tensors), self.folder / NODES / self.nodes[node])
+            write(self.folder / NODES / self.nodes[node], tensors)
         part = self.folder / f".{server_round:06d}.part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        save_file(server, part / SERVER)
+        write(part / SERVER, server)
         sizes = {file: (self.folder / NODES / file).stat().st_size for file in self.nodes.values()}
         content = {
             "round": server_round,

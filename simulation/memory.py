@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from contrafed.errors import UserError
-from contrafed.tensors import Tensors, ready, size_of
+from contrafed.tensors import Tensors, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 # Of the memory that is there when a run starts, the share that nodes' memories may take.
@@ -100,8 +99,8 @@ class NodeMemory:
             node, memory = self._held[HOST].popitem(last=False)
             self.used[HOST] -= size_of(memory)
             try:
-                save_file(ready(memory), self._file(node))
-            except (OSError, SafetensorError) as error:
+                write(self._file(node), memory)
+            except OSError as error:
                 raise UserError(f"engine.memory_folder: cannot write what nodes remember ({error})") from error
             self._files[node] = size_of(memory)
             self.used[DISK] += self._files[node]

@@ -151,12 +151,10 @@ class RunRecorder:
                 rows.clear()
 
     def save_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
-        """Write ``model.safetensors``; tensors may be on any device, be views, or share memory."""
-        from safetensors.torch import save_file
+        """Write ``model.safetensors``."""
+        from contrafed.tensors import write
 
-        from contrafed.tensors import ready
-
-        save_file(ready(tensors), str(self.folder / "model.safetensors"), metadata=dict(metadata))
+        write(self.folder / "model.safetensors", tensors, metadata)
 
     def finish(self, status: str, extra: Mapping[str, Any]) -> dict[str, Any]:
         """Write ``summary.json`` and the figures from whatever was recorded; returns the summary.
