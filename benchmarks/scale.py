@@ -287,10 +287,10 @@ def aggregate(folder: Path, repeats: int) -> None:
 
 
 def checkpoint(folder: Path, repeats: int) -> None:
-    """PMFL's CNN, 50 nodes, 10 a round, one epoch, 30 rounds."""
+    """PMFL's CNN, 50 nodes, 10 a round, 5 steps of 16, 150 rounds."""
     base = (
         "strategy=pmfl", "model=cnn_pmfl", "num_nodes=50", "partition=iid", "participation=uniform",
-        "participation.select=10", "num_rounds=30", "eval_every=1000000", "engine=ray",
+        "participation.select=10", "num_rounds=150", "eval_every=1000000", "engine=ray",
     )  # fmt: skip
     found: dict[str, list[float]] = {"null": [], "10": []}
     for _ in range(repeats):

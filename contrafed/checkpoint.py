@@ -51,8 +51,9 @@ class Checkpoint:
         return group(tensors, "model"), unpack(self.state, tensors)
 
     def memories(self) -> dict[int, Tensors]:
-        """Return what each node remembered, by partition id."""
-        return {node: load_file(self.path.parent / NODES / file) for node, file in self.nodes.items()}
+        """Return what each node remembered, by partition id: copies, since the files may be written over."""
+        found = {node: load_file(self.path.parent / NODES / file) for node, file in self.nodes.items()}
+        return {node: {name: value.clone() for name, value in tensors.items()} for node, tensors in found.items()}
 
 
 class Checkpoints:
@@ -68,6 +69,7 @@ class Checkpoints:
         (self.folder / NODES).mkdir(parents=True, exist_ok=True)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
+        self._spare: list[Path] = []  # files of nodes that no kept checkpoint needs
         self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the node files of each
         for path in _numbered(self.folder):
             found = _read(path) if own and resumed is not None and int(path.name) <= resumed.server_round else None
@@ -97,18 +99,24 @@ class Checkpoints:
             writing.result()
 
     def close(self) -> None:
-        """Wait for the last checkpoint and end the thread that writes."""
+        """Wait for the last checkpoint, end the thread that writes and delete files that no checkpoint needs."""
         try:
             self.wait()
         finally:
             self._writer.shutdown()
+            for file in self._spare:
+                file.unlink(missing_ok=True)
 
     def _write(
         self, server_round: int, server: Tensors, packed: Any, changed: dict[int, Tensors], logs: dict[str, int]
     ) -> None:
         for node, tensors in changed.items():
             self.nodes[node] = f"{node}-{server_round}.safetensors"
-            write(self.folder / NODES / self.nodes[node], tensors)
+            path = self.folder / NODES / self.nodes[node]
+            # Over an old file: pages that the system has already are up to fifteen times as fast as new ones.
+            if self._spare:
+                os.replace(self._spare.pop(), path)
+            write(path, tensors)
         part = self.folder / f".{server_round:06d}.part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
@@ -133,9 +141,7 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
         self.kept = self.kept[-self.keep :]
         used = set().union(*(files for _, files in self.kept))
-        for file in (self.folder / NODES).iterdir():
-            if file.name not in used:
-                file.unlink()
+        self._spare = [file for file in (self.folder / NODES).iterdir() if file.name not in used]
 
 
 def find(where: str | Path) -> Checkpoint | None:

@@ -44,6 +44,9 @@ def raw(tensor: Tensor) -> memoryview:
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file; tensors may be on any device, be views, or share memory. Raises ``OSError``.
 
+    What ``path`` held before is written over in place: never do that to a file whose tensors are in use, since a loaded file
+    is mapped, not read.
+
     The library's own ``save_file`` writes through a mapping of the file, which costs four times the time here, and refuses
     tensors that share memory.
     """
@@ -56,7 +59,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         header[name] = {"dtype": TYPES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
+    with open(path, "r+b" if path.exists() else "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             file.write(raw(tensors[name]))
+        file.truncate()

@@ -122,6 +122,27 @@ def test_only_the_last_few_are_kept_and_files_of_unchanged_nodes_are_shared(tmp_
     assert len(rounds) > 1  # a node that was away since has the file of its own last round
 
 
+def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
+    """Files are used again, and a loaded safetensors file is mapped: what a node remembers must not change under it."""
+
+    def value(t):
+        return {0: {"a": torch.full((5000,), float(t))}}
+
+    keeper = checkpoint.Checkpoints(tmp_path, {"checkpoint_keep": 1}, None)
+    keeper.save(1, {}, {}, value(1), {})
+    keeper.wait()
+    place = (tmp_path / "checkpoints" / "nodes" / "0-1.safetensors").stat().st_ino
+    read = checkpoint.find(tmp_path).memories()
+    for t in (2, 3):
+        keeper.save(t, {}, {}, value(t), {})
+    keeper.wait()
+    assert (tmp_path / "checkpoints" / "nodes" / "0-3.safetensors").stat().st_ino == place
+    assert same(read[0], value(1)[0])
+    assert same(checkpoint.find(tmp_path).memories()[0], value(3)[0])
+    keeper.close()
+    assert [p.name for p in (tmp_path / "checkpoints" / "nodes").iterdir()] == ["0-3.safetensors"]
+
+
 def damage_state(folder):
     (folder / "checkpoints" / "000004" / "state.json").write_text('{"round": 4')
 

@@ -46,3 +46,12 @@ def test_values_of_every_width_are_aligned(tmp_path):
 def test_no_tensors_make_a_file_too(tmp_path):
     write(tmp_path / "file.safetensors", {})
     assert load_file(tmp_path / "file.safetensors") == {}
+
+
+def test_a_shorter_file_over_a_longer_one_is_whole(tmp_path):
+    path = tmp_path / "file.safetensors"
+    write(path, {"a": torch.ones(1000), "b": torch.zeros(1000)})
+    write(path, {"a": torch.ones(10)})
+    found = load_file(path)
+    assert list(found) == ["a"]
+    assert torch.equal(found["a"], torch.ones(10))
