@@ -265,19 +265,24 @@ def memory(folder: Path, repeats: int) -> None:
 
 
 def aggregate(folder: Path, repeats: int) -> None:
-    """The weighted sum and the check of replies, beside one pass that reads them."""
+    """The weighted sum and the check of replies, beside one pass that reads them on every core."""
+    from concurrent.futures import ThreadPoolExecutor
+
     import numpy as np
     import torch
 
-    from strategies.base import Replies, Reply, _norm
+    from simulation.worker import reuse_memory
+    from strategies.base import Replies, Reply, _norm, cores
 
     torch.set_num_threads(1)
+    reuse_memory()
+    pool = ThreadPoolExecutor(cores())
     shapes = [(1_000_000,)] * 11
     replies = Replies(Reply(k, {f"delta/{i}": torch.randn(shape) for i, shape in enumerate(shapes)}, 1, {}) for k in range(25))
     weights = np.linspace(0.01, 0.1, 25)
     found = in_turns(
         {
-            "read once": lambda: [t.sum() for r in replies for t in r.tensors.values()],
+            "read once": lambda: list(pool.map(lambda r: [t.sum() for t in r.tensors.values()], replies)),
             "sum": lambda: replies.weighted_sum("delta", weights),
             "check": lambda: [_norm(r.tensors.values()) for r in replies],
         },

@@ -56,6 +56,7 @@ def run(config: Config, job: Job) -> None:
         raise UserError("engine.memory_host_bytes and engine.memory_folder are for a Ray that starts here, not for a cluster")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    reuse_memory()
     grid = None
     try:
         site = Site(job.settings, device=default_device(), federation=job.federation)

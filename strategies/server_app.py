@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import os
 import shutil
 import threading
 import time
@@ -30,7 +29,7 @@ from models.base import SplitModel
 from partitions.federation import Federation
 from partitions.own import facts_of
 from partitions.participation.base import make_participation
-from strategies.base import FederatedStrategy, Population, Round, find_strategy, make_config
+from strategies.base import FederatedStrategy, Population, Round, cores, find_strategy, make_config
 from strategies.devices import DeviceGrid, Register, Roll
 
 # Seconds between two looks at the inbox of Flower's simulation runtime.
@@ -394,8 +393,7 @@ def evaluate_in_parallel(site: Site, model: SplitModel, index: np.ndarray) -> tu
     ``model`` has its own parameters: threads that share a module would see each other's ``holding``.
     """
     shards = [index[i : i + EVALUATION_BATCH] for i in range(0, len(index), EVALUATION_BATCH)]
-    workers = len(os.sched_getaffinity(0)) if site.device.type == "cpu" and hasattr(os, "sched_getaffinity") else 1
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(cores() if site.device.type == "cpu" else 1) as pool:
         results = list(pool.map(lambda rows: score(site, model, rows), shards))
     total = max(len(index), 1)
     return sum(loss * n for loss, _, n in results) / total, sum(round(acc * n) for _, acc, n in results) / total

@@ -260,6 +260,32 @@ def test_moon_represents_an_example_once_a_round_and_means_the_same(stack_size):
         torch.testing.assert_close(value, models[1][name], rtol=0, atol=1e-10)
 
 
+def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(monkeypatch):
+    rng = torch.Generator().manual_seed(0)
+
+    def tensors():
+        return {
+            "delta/long": torch.randn(103, generator=rng),
+            "delta/turned": torch.randn(7, 5, generator=rng).T,
+            "delta/scalar": torch.randn((), generator=rng),
+            "other/x": torch.randn(3, generator=rng),
+        }
+
+    replies = Replies(Reply(k, tensors(), 1, {}) for k in range(4))
+    weights = np.array([0.1, -2.0, 0.3, 7.0])
+    expected = replies.weighted_sum("delta", weights)
+    plain = torch.zeros(103, dtype=torch.float64)
+    for reply, weight in zip(replies, weights, strict=True):
+        plain += reply.tensors["delta/long"].double() * weight
+    torch.testing.assert_close(expected["long"], plain, rtol=1e-15, atol=1e-15)
+    monkeypatch.setattr("strategies.base.BLOCK", 8)
+    monkeypatch.setattr("strategies.base.MANY", 2)
+    monkeypatch.setattr("strategies.base.cores", lambda: 3)
+    assert same(replies.weighted_sum("delta", weights), expected)
+    with pytest.raises(ValueError, match="3 weights for 4 replies"):
+        replies.weighted_sum("delta", weights[:3])
+
+
 def weights_along(path, cutoff, lag):
     """The weight of one node in each round in which it takes part."""
     intervals = Intervals(1, cutoff, lag, {})
