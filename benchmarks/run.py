@@ -38,7 +38,9 @@ WHAT = {
     "work": "10 of 250 nodes, 5 steps of batch 32, FedAvg",
     "pmfl": "10 of 250 nodes, 5 steps of batch 32, PMFL with N = 5",
 }
-ROUNDS, WARM_UP = 12, 4
+# Rounds that are run, and of these, at the beginning, that do not count: a round of no work is short, and the memory that
+# engines use again is new in the first ones.
+ROUNDS = {"floor": (50, 20), "work": (12, 4), "pmfl": (12, 4)}
 
 
 def images(path: Path) -> None:
@@ -55,13 +57,14 @@ def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
     from contrafed import compose, run
 
     overrides, *_ = SETTINGS[setting]
-    where = (f"dataset.path={folder / 'images.npz'}", f"output_dir={folder / 'run'}", f"num_rounds={ROUNDS}")
+    rounds, warm_up = ROUNDS[setting]
+    where = (f"dataset.path={folder / 'images.npz'}", f"output_dir={folder / 'run'}", f"num_rounds={rounds}")
     summary = run(compose("dataset=npz", *COMMON, *overrides, *where, f"engine={name}"))
-    rows = (Path(summary["folder"]) / "times.csv").read_text().splitlines()[2 + WARM_UP :]
+    rows = (Path(summary["folder"]) / "times.csv").read_text().splitlines()[2 + warm_up :]
     return {"seconds": statistics.median(float(row.split(",")[1]) for row in rows)}
 
 
-def loop(nodes: int, steps: int, size: int) -> float:
+def loop(nodes: int, steps: int, size: int, rounds: int, warm_up: int) -> float:
     """Return the seconds that the plain training loop of ``nodes`` nodes takes in this process."""
     import torch
     from omegaconf import OmegaConf
@@ -76,7 +79,7 @@ def loop(nodes: int, steps: int, size: int) -> float:
     x = torch.randn(size, 32, 32, 3).permute(0, 3, 1, 2)  # channels last, as our own engines have them
     y = torch.randint(0, 10, (size,))
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         began = time.perf_counter()
         for _ in range(nodes):
             model.load_state_dict(start)
@@ -86,7 +89,7 @@ def loop(nodes: int, steps: int, size: int) -> float:
                 torch.nn.functional.cross_entropy(model(x).logits, y).backward()
                 optimizer.step()
         times.append(time.perf_counter() - began)
-    return statistics.median(times[WARM_UP:])
+    return statistics.median(times[warm_up:])
 
 
 def bare(setting: str) -> dict[str, float]:
@@ -95,7 +98,7 @@ def bare(setting: str) -> dict[str, float]:
     workers = os.cpu_count() or 1
     shares = [nodes // workers + (i < nodes % workers) for i in range(workers)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        return {"seconds": max(pool.starmap(loop, [(share, steps, size) for share in shares]))}
+        return {"seconds": max(pool.starmap(loop, [(share, steps, size, *ROUNDS[setting]) for share in shares]))}
 
 
 def pfl(setting: str, folder: Path) -> dict[str, float]:
@@ -117,6 +120,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     from models.base import build_model
 
     _, nodes, steps, size = SETTINGS[setting]
+    rounds, warm_up = ROUNDS[setting]
     inner = build_model(OmegaConf.to_container(compose(*COMMON).model), 3, (32, 32), 10, 0)
 
     class Model(torch.nn.Module):
@@ -147,7 +151,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
 
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=ROUNDS, evaluation_frequency=10**6, train_cohort_size=nodes, val_cohort_size=None
+            central_num_iterations=rounds, evaluation_frequency=10**6, train_cohort_size=nodes, val_cohort_size=None
         ),
         backend=SimulatedBackend(training_data=federated, val_data=None),
         model=wrapped,
@@ -157,7 +161,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
         model_eval_params=NNEvalHyperParams(local_batch_size=size),
         callbacks=[Clock()],
     )
-    return {"seconds": statistics.median(b - a for a, b in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False))}
+    return {"seconds": statistics.median(b - a for a, b in zip(times[warm_up:], times[warm_up + 1 :], strict=False))}
 
 
 def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
