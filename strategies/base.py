@@ -107,7 +107,7 @@ class Replies(Sequence[Reply]):
             first = self._replies[0].tensors[name]
             total = totals[name.removeprefix(prefix)] = torch.empty(first.shape, dtype=torch.float64, device=first.device)
             parts = [reply.tensors[name] for reply in self._replies]
-            if total.numel() <= BLOCK:
+            if total.numel() <= BLOCK or total.device.type != "cpu":
                 blocks.append((total, parts))
                 continue
             flat, parts = total.view(-1), [part.reshape(-1) for part in parts]
@@ -119,7 +119,7 @@ class Replies(Sequence[Reply]):
             for part, factor in zip(parts, factors, strict=True):
                 total.add_(part, alpha=factor)
 
-        if len(blocks) < MANY:
+        if len(blocks) < MANY or blocks[0][0].device.type != "cpu":
             for block in blocks:
                 add(block)
         else:
