@@ -26,11 +26,10 @@ from clients.optimizers import OwnClocks, StackedOptimizer
 from clients.site import Site, find_client, make_hyper
 from clients.stack import Batch, LocalWork, Plan, Stack, draw_batches, draw_dropout
 from contrafed import codec
-from contrafed.tensors import group
+from contrafed.tensors import Tensors, group
 from models.base import Features, SplitModel
 
 PARTS = ("encoder", "projector", "classifier")
-Tensors = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
 # How many examples an evaluation takes at a time, over all nodes of a stack: activations that fit a CPU's cache.

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from clients.stack import LocalWork, Stack
-
-Tensors = dict[str, Tensor]
+from contrafed.tensors import Tensors
 
 
 class StackedOptimizer:

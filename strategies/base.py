@@ -25,15 +25,13 @@ from clients.base import Client
 from clients.site import find_client
 from contrafed import codec, registry
 from contrafed.config import build
-from contrafed.tensors import size_of
+from contrafed.tensors import Tensors, size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
 
-Tensors = dict[str, Tensor]
-
 # Numbers that a core adds at a time: the sum and what is added, in double precision, stay in its cache.
 BLOCK = 2**18
-MANY = 16  # blocks from which on threads are worth their start
+LARGE = 16 * BLOCK  # numbers from which on threads are worth their start
 # The header of a .npy file of ours has 128 bytes; more than this is none.
 NPY_HEADER = 4096
 # Bytes of a reply beside its tensors, at the most: metadata, metrics, and what a failed node says.
@@ -100,31 +98,27 @@ class Replies(Sequence[Reply]):
         factors, prefix = [float(weight) for weight in weights], f"{group}/"
         if len(factors) != len(self._replies):
             raise ValueError(f"{len(factors)} weights for {len(self._replies)} replies")
-        names = [name for name in self._replies[0].tensors if name.startswith(prefix)]
+        first = {name: tensor for name, tensor in self._replies[0].tensors.items() if name.startswith(prefix)}
         totals: Tensors = {}
-        blocks: list[tuple[Tensor, list[Tensor]]] = []
-        for name in names:
-            first = self._replies[0].tensors[name]
-            total = totals[name.removeprefix(prefix)] = torch.empty(first.shape, dtype=torch.float64, device=first.device)
-            parts = [reply.tensors[name] for reply in self._replies]
-            if total.numel() <= BLOCK or total.device.type != "cpu":
-                blocks.append((total, parts))
-                continue
-            flat, parts = total.view(-1), [part.reshape(-1) for part in parts]
-            blocks += [(flat[i : i + BLOCK], [p[i : i + BLOCK] for p in parts]) for i in range(0, len(flat), BLOCK)]
+        sums: list[list[Tensor]] = []  # each a total, or a stretch of one, and what is added up in it
+        large = sum(t.numel() for t in first.values() if t.device.type == "cpu") >= LARGE
+        for name, like in first.items():
+            total = totals[name.removeprefix(prefix)] = torch.empty(like.shape, dtype=torch.float64, device=like.device)
+            whole = [total, *(reply.tensors[name] for reply in self._replies)]
+            sums += map(list, zip(*(t.reshape(-1).split(BLOCK) for t in whole), strict=True)) if large else [whole]
 
-        def add(block: tuple[Tensor, list[Tensor]]) -> None:
-            total, parts = block
+        def add(tensors: list[Tensor]) -> None:
+            total, *parts = tensors
             total.zero_()
             for part, factor in zip(parts, factors, strict=True):
                 total.add_(part, alpha=factor)
 
-        if len(blocks) < MANY or blocks[0][0].device.type != "cpu":
-            for block in blocks:
-                add(block)
-        else:
+        if large:
             with ThreadPoolExecutor(cores()) as pool:
-                list(pool.map(add, blocks))
+                list(pool.map(add, sums))
+        else:
+            for tensors in sums:
+                add(tensors)
         return totals
 
     def mean(self, group: str, weights: np.ndarray) -> Tensors:

@@ -273,13 +273,14 @@ def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(monkeypatch):
 
     replies = Replies(Reply(k, tensors(), 1, {}) for k in range(4))
     weights = np.array([0.1, -2.0, 0.3, 7.0])
-    expected = replies.weighted_sum("delta", weights)
-    plain = torch.zeros(103, dtype=torch.float64)
-    for reply, weight in zip(replies, weights, strict=True):
-        plain += reply.tensors["delta/long"].double() * weight
-    torch.testing.assert_close(expected["long"], plain, rtol=1e-15, atol=1e-15)
+    expected = {}
+    for name in ("long", "turned", "scalar"):
+        total = expected[name] = torch.zeros(replies[0].tensors[f"delta/{name}"].shape, dtype=torch.float64)
+        for reply, weight in zip(replies, weights, strict=True):
+            total.add_(reply.tensors[f"delta/{name}"], alpha=float(weight))
+    assert same(replies.weighted_sum("delta", weights), expected)
     monkeypatch.setattr("strategies.base.BLOCK", 8)
-    monkeypatch.setattr("strategies.base.MANY", 2)
+    monkeypatch.setattr("strategies.base.LARGE", 100)
     monkeypatch.setattr("strategies.base.cores", lambda: 3)
     assert same(replies.weighted_sum("delta", weights), expected)
     with pytest.raises(ValueError, match="3 weights for 4 replies"):
