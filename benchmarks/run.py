@@ -4,7 +4,9 @@
     python benchmarks/run.py --settings floor work --repeats 3
 
 Each figure is the median over rounds of one process, then over processes that take turns, so that a busy machine slows all
-alike. ``bare`` is the training loop and nothing else, in as many concurrent processes as Ray has workers.
+alike. ``flower`` is our own strategy and clients in Flower's simulation runtime, ``plain`` that runtime with Flower's FedAvg
+and a client as its tutorials write them, ``bare`` the training loop and nothing else, in as many concurrent processes as Ray
+has workers.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +41,7 @@ WHAT = {
     "work": "10 of 250 nodes, 5 steps of batch 32, FedAvg",
     "pmfl": "10 of 250 nodes, 5 steps of batch 32, PMFL with N = 5",
 }
+NAMES = {"flower": "our apps in Flower's runtime", "plain": "Flower alone"}
 # Rounds that are run, and of these, at the beginning, that do not count: a round of no work is short, and the memory that
 # engines use again is new in the first ones.
 ROUNDS = {"floor": (50, 20), "work": (12, 4), "pmfl": (12, 4)}
@@ -164,12 +168,68 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     return {"seconds": statistics.median(b - a for a, b in zip(times[warm_up:], times[warm_up + 1 :], strict=False))}
 
 
+def plain(setting: str, folder: Path) -> dict[str, float]:
+    """Run the setting in Flower alone: its simulation runtime, its FedAvg, and a client as its tutorials write them."""
+    import numpy as np
+    import torch
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+    from omegaconf import OmegaConf
+
+    from contrafed import compose
+    from models.base import build_model
+
+    _, nodes, steps, size = SETTINGS[setting]
+    rounds, warm_up = ROUNDS[setting]
+    settings = OmegaConf.to_container(compose(*COMMON).model)
+    file = folder / "images.npz"
+    client, server, begun = ClientApp(), ServerApp(), []
+
+    @client.train()
+    def train(message, context):
+        torch.set_num_threads(1)
+        # The function is new with every message; what it holds on to is made once per process.
+        site = sys.modules.setdefault("contrafed_benchmark", types.SimpleNamespace())
+        if not hasattr(site, "model"):
+            site.model = build_model(settings, 3, (32, 32), 10, 0)
+            data = np.load(file)
+            site.x, site.y = torch.from_numpy(data["x"]).permute(0, 3, 1, 2), torch.from_numpy(data["y"])
+        site.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        own = torch.arange(160) + 160 * context.node_config["partition-id"]
+        optimizer = torch.optim.SGD(site.model.parameters(), 0.01)
+        for step in range(steps):
+            rows = own[step * size : (step + 1) * size]
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(site.model(site.x[rows].float() / 255).logits, site.y[rows]).backward()
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": len(own)})
+        content = RecordDict({"arrays": ArrayRecord(site.model.state_dict()), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    class Timed(FedAvg):
+        def configure_train(self, *arguments):
+            begun.append(time.perf_counter())
+            return super().configure_train(*arguments)
+
+    @server.main()
+    def serve(grid, context):
+        strategy = Timed(fraction_train=nodes / 250, fraction_evaluate=0.0, min_available_nodes=250)
+        strategy.start(grid, ArrayRecord(build_model(settings, 3, (32, 32), 10, 0).state_dict()), num_rounds=rounds + 1)
+
+    resources = {"client_resources": {"num_cpus": 1.0}, "init_args": {"include_dashboard": False}}
+    run_simulation(server, client, 250, backend_config=resources)
+    return {"seconds": statistics.median(b - a for a, b in zip(begun[warm_up:], begun[warm_up + 1 :], strict=False))}
+
+
 def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
     """Measure one peer on one setting in this process."""
     if peer == "bare":
         measured = bare(setting)
-    elif peer == "pfl":
-        measured = pfl(setting, folder)
+    elif peer in ("pfl", "plain"):
+        measured = {"pfl": pfl, "plain": plain}[peer](setting, folder)
     else:
         measured = engine(peer, setting, folder)
     own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -177,8 +237,8 @@ def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
 
 
 def peers(setting: str) -> list[str]:
-    """Return who is measured on a setting: pfl knows no method of ours, and its rounds need a step."""
-    return ["ray", "local", "flower", *(["bare", "pfl"] if setting == "work" else [])]
+    """Return who is measured on a setting: peers know no method of ours, and pfl's rounds need a step."""
+    return ["ray", "local", "flower", *{"floor": ["plain"], "work": ["plain", "bare", "pfl"]}.get(setting, [])]
 
 
 def main() -> None:
@@ -214,7 +274,7 @@ def main() -> None:
         seconds = statistics.median(row["seconds"] for row in rows)
         ray = statistics.median(row["seconds"] for row in found.get((setting, "ray"), rows))
         memory = statistics.median(row["megabytes"] for row in rows)
-        print(f"| {WHAT[setting]} | {peer} | {seconds:.4f} | {seconds / ray:.2f} | {memory:.0f} |")
+        print(f"| {WHAT[setting]} | {NAMES.get(peer, peer)} | {seconds:.4f} | {seconds / ray:.2f} | {memory:.0f} |")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Flower's ``Array`` holds bytes made by ``numpy.save``. Between our own workers t
 carries ``TensorArray``, an ``Array`` that serialises itself only when it leaves for a real device.
 """
 
+import pickle
 import warnings
 from collections.abc import Iterable, Mapping
 from io import BytesIO
@@ -26,9 +27,20 @@ ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 class TensorArray(Array):
     """A Flower ``Array`` around a tensor, with the bytes made on demand."""
 
+    stype = "numpy.ndarray"
+
     def __init__(self, tensor: Tensor) -> None:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        self.__dict__.update(tensor=tensor.detach(), dtype=dtype, shape=tuple(tensor.shape), stype="numpy.ndarray")
+        self.__dict__["tensor"] = tensor.detach()
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """The type's name."""
+        return str(self.__dict__["tensor"].dtype).removeprefix("torch.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The shape."""
+        return tuple(self.__dict__["tensor"].shape)
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
@@ -56,6 +68,20 @@ def _from_numpy(values: np.ndarray) -> TensorArray:
     return TensorArray(torch.from_numpy(values))
 
 
+def reduce_record(record: ArrayRecord) -> Any:
+    """What pickle makes of a record, its memory as buffers: all arrays at a time, a third of the work of one by one."""
+    if not all(isinstance(array, TensorArray) for array in record.values()):
+        return record.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    values = [to_tensor(array).cpu().contiguous().numpy() for array in record.values()]
+    about = tuple((name, value.dtype.str, value.shape) for name, value in zip(record, values, strict=True))
+    return _from_buffers, (about, [pickle.PickleBuffer(value.data) for value in values])
+
+
+def _from_buffers(about: Iterable[tuple[str, str, tuple[int, ...]]], buffers: Iterable[Any]) -> ArrayRecord:
+    pairs = zip(about, buffers, strict=True)
+    return to_record({name: torch.from_numpy(np.ndarray(shape, kind, buffer)) for (name, kind, shape), buffer in pairs})
+
+
 def to_tensor(array: Array) -> Tensor:
     """Return the tensor of a Flower ``Array``; shares memory where it can, so never write to it."""
     if isinstance(array, TensorArray):
@@ -67,8 +93,8 @@ def to_tensor(array: Array) -> Tensor:
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Return named tensors as an ``ArrayRecord``."""
     record = ArrayRecord()
-    for name, tensor in tensors.items():
-        record[name] = TensorArray(tensor)
+    # Adding them one by one has Flower check each type, which takes longer than anything else about a small message.
+    record.__dict__["_data"].update((name, TensorArray(tensor)) for name, tensor in tensors.items())
     return record
 
 

@@ -1,21 +1,23 @@
 """engine=ray: virtual nodes on persistent Ray workers, on one machine or a cluster.
 
-The driver sends each worker one batch of messages a round. The broadcast goes into the object store once and every worker
-reads it in place; replies come back through memory that driver and worker share. What nodes remember are objects that the
-driver owns by reference but never opens: they outlive the worker that made them, spill to disk when the store is full, and any
-worker can take a node over.
+The driver sends each worker one batch of messages a round. The broadcast is written once and every worker reads it in place;
+it and the replies go through memory that the driver and its machine's workers share, to other machines through Ray's object
+store. What nodes remember are objects that the driver owns by reference but never opens: they outlive the worker that made
+them, spill to disk when the store is full, and any worker can take a node over.
 """
 
 import logging
+import pickle
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
+from flwr.app.metadata import Metadata
 from flwr.common.constant import ErrorCode
 
 from clients.client_app import MEMORY
@@ -101,6 +103,16 @@ def stop_ray() -> None:
         ray.shutdown()
 
 
+class Parcel(NamedTuple):
+    """What a worker needs to run a batch, beside the states of its nodes."""
+
+    # Each message's metadata, its records but arrays, and the places of its array records among those of the broadcast.
+    jobs: list[tuple[Metadata, dict[str, Any], dict[str, int]]]
+    letter: shared.Letter | None  # where the broadcast is
+    timeout: float | None  # seconds
+    address: shared.Address | None  # of the block for the replies
+
+
 class Worker:
     """One persistent worker process: the data set on its device and a ``BatchRunner``."""
 
@@ -118,40 +130,48 @@ class Worker:
         install(node_settings, Site(settings, device=device, federation=federation))
         self.runner = BatchRunner(settings["num_nodes"], stack_size_for(stack_size, device, settings["num_nodes"]))
 
-        self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver
+        self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
+        self.letters: dict[str, Any] = {}  # and to read broadcasts
 
-    def ready(self) -> None:
-        """Answer once the worker is up."""
+    def ready(self, address: shared.Address | None) -> bool:
+        """Answer once the worker is up: whether it shares memory with the driver."""
+        return shared.reachable(address)
 
-    def run(
-        self,
-        records: list[ArrayRecord],
-        jobs: list[tuple[Message, dict[str, int]]],
-        states: list[Any],
-        timeout: float | None,
-        address: tuple[str, str, int] | None,
-    ) -> Any:
-        """Run a batch: each message comes without its array records, which are named by their place in ``records``.
+    def run(self, parcel: bytes, states: list[Any], broadcast: list[ArrayRecord] | None = None) -> Any:
+        """Run a batch and return the replies, and whether the broadcast is still read; pickled, where they were written to
+        the block that the batch came with. For nodes that remember, one new state per message follows.
 
-        Returns the replies, written to the block at ``address`` where they fit, followed, for nodes that remember, by one new
-        state per message.
+        ``parcel`` is a pickled ``Parcel``. The ``broadcast`` comes beside it where there is no letter.
         """
+        sent: Parcel = pickle.loads(parcel)
+        still_read = None
+        if sent.letter is not None:
+            broadcast, still_read = shared.read(sent.letter, self.letters)
+        assert broadcast is not None
+        results = self._results(broadcast, sent, states)
+        del broadcast
+        replies = shared.write([None if result is None else result[0] for result in results], sent.address, self.mapped)
+        kept = [None if result is None else result[1] for result in results] if states else []
+        del results
+        answer: Any = (*replies, still_read is not None and still_read())
+        if replies[0] == "shared":
+            answer = pickle.dumps(answer)  # Ray sends bytes as they are
+        return [answer, *kept] if states else answer
+
+    def _results(
+        self, records: list[ArrayRecord], sent: Parcel, states: list[Any]
+    ) -> list[tuple[Message, RecordDict | None] | None]:
         import ray
 
         messages = []
-        for message, places in jobs:
-            for name, place in places.items():
-                message.content[name] = records[place]
-            messages.append(message)
+        for metadata, content, places in sent.jobs:
+            arrays = {name: records[place] for name, place in places.items()}
+            messages.append(Message(content=RecordDict({**content, **arrays}), metadata=metadata))  # type: ignore[call-overload]
 
         def state_of(place: int) -> RecordDict | None:
             return ray.get(states[place]) if states and states[place] is not None else None
 
-        results = self.runner.run(messages, state_of, timeout)
-        replies = shared.write([None if result is None else result[0] for result in results], address, self.mapped)
-        if not states:
-            return replies
-        return [replies, *[None if result is None else result[1] for result in results]]
+        return self.runner.run(messages, state_of, sent.timeout)
 
 
 class RayGrid(VirtualGrid):
@@ -178,31 +198,39 @@ class RayGrid(VirtualGrid):
         empty = replace(data, **nothing)
         data_set = {"data": empty, "tensors": tensors, "partition": site.federation.partition}
         self._arguments = (ray.put(data_set), node_settings, dict(site.settings), config.stack_size)
-        self._actor = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
+        self._actor: Any = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
         self.stateful = site.client_class.remembers(site.model, site.hyper)
         self.memory: dict[int, Any] = {}  # node id -> reference to its state
         self.changed: set[int] = set()
-        self.workers = [self._spawn() for _ in range(count)]
-        ray.get([worker.ready.remote() for worker in self.workers])  # a worker that cannot start says why here
-        self.pool = shared.Pool(shared.limit())
+        self.pool, self.broadcast = shared.Pool(shared.limit()), shared.Broadcast(shared.limit())
+        self.workers: list[Any] = [self._actor.remote(*self._arguments) for _ in range(count)]
+        # Whether a worker is on this machine. One that cannot start says why here.
+        self.near: list[bool] = ray.get([worker.ready.remote(self.broadcast.address) for worker in self.workers])
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
         """Give each worker one batch, longest first; replace workers that die and run their messages again."""
         ray = self.ray
         ends = None if timeout is None else time.monotonic() + timeout
         records, places = _distinct_records(messages)
-        broadcast = ray.put(records)
+        letter = self.broadcast.write(records) if any(self.near) else None
+        stored, still_read = None, False
         replies: list[Message | None] = [None] * len(messages)
         attempts = [0] * len(messages)
         pending: dict[Any, tuple[int, list[int], list[Any], shared.Block | None]] = {}
 
         def submit(worker: int, rows: list[int]) -> None:
+            nonlocal stored
+            near = letter if self.near[worker] else None
+            if near is None and stored is None:
+                stored = ray.put(records)
             left = None if ends is None else max(ends - time.monotonic(), 0.0)
-            jobs = [(_without_arrays(messages[i]), places[i]) for i in rows]
+            jobs = [(messages[i].metadata, _without_arrays(messages[i].content), places[i]) for i in rows]
             states = [self.memory.get(messages[i].metadata.dst_node_id) for i in rows] if self.stateful else []
             method = self.workers[worker].run.options(num_returns=1 + len(states))
             block = self.pool.take()
-            refs = method.remote(broadcast, jobs, states, left, None if block is None else block.address)
+            # One argument of bytes: Ray takes a tenth of a millisecond for each of any other kind.
+            parcel = pickle.dumps(Parcel(jobs, near, left, None if block is None else block.address))
+            refs = method.remote(parcel, states, *([] if near else [stored]))
             refs = refs if self.stateful else [refs]
             pending[refs[0]] = (worker, rows, refs[1:], block)
 
@@ -215,19 +243,19 @@ class RayGrid(VirtualGrid):
             if not ready:  # these workers hang: their nodes have not answered in time
                 for worker, _, _, block in pending.values():
                     ray.kill(self.workers[worker])
-                    self.workers[worker] = self._spawn()
+                    self._replace(worker)
                     if block is not None:
                         self.pool.drop(block)
                 break
             worker, rows, states, block = pending.pop(ready[0])
             try:
-                batch = self._read(ray.get(ready[0]), block)
+                answer = ray.get(ready[0])
             except (
                 ray.exceptions.RayActorError,
                 ray.exceptions.WorkerCrashedError,
                 ray.exceptions.OutOfMemoryError,
             ) as error:
-                self.workers[worker] = self._spawn()
+                self._replace(worker)
                 if block is not None:
                     self.pool.drop(block)
                 for i in rows:
@@ -241,12 +269,16 @@ class RayGrid(VirtualGrid):
                 else:
                     submit(worker, rows)
                 continue
-            for place, (i, reply) in enumerate(zip(rows, batch, strict=True)):
+            *found, reads = pickle.loads(answer) if isinstance(answer, bytes) else answer
+            still_read |= reads
+            for place, (i, reply) in enumerate(zip(rows, self._read(found, block), strict=True)):
                 replies[i] = reply
                 trained = messages[i].metadata.message_type == MessageType.TRAIN
                 if self.stateful and trained and reply is not None and not reply.has_error():
                     self.memory[messages[i].metadata.dst_node_id] = states[place]
                     self.changed.add(messages[i].metadata.dst_node_id)
+        if still_read:
+            self.broadcast.renew()
         return replies
 
     def take_changed(self) -> dict[int, dict[str, torch.Tensor]]:
@@ -268,9 +300,10 @@ class RayGrid(VirtualGrid):
             self.ray.kill(worker)
         self.workers = []
         self.pool.close()
+        self.broadcast.close()
         self._arguments = ()  # type: ignore[assignment]
 
-    def _read(self, answer: tuple[Any, ...], block: shared.Block | None) -> list[Message | None]:
+    def _read(self, answer: list[Any], block: shared.Block | None) -> list[Message | None]:
         """Return the replies of one batch, whichever way they came."""
         how, value, extent = answer
         if how == "shared" and block is not None:
@@ -281,8 +314,10 @@ class RayGrid(VirtualGrid):
             self.pool.give_back(block)
         return value  # type: ignore[no-any-return]
 
-    def _spawn(self) -> Any:
-        return self._actor.remote(*self._arguments)
+    def _replace(self, worker: int) -> None:
+        """Start a worker anew; where Ray starts it is not known, so it reads from the object store."""
+        self.workers[worker] = self._actor.remote(*self._arguments)
+        self.near[worker] = False
 
 
 def _cost(message: Message) -> float:
@@ -316,6 +351,5 @@ def _distinct_records(messages: Sequence[Message]) -> tuple[list[ArrayRecord], l
     return records, places
 
 
-def _without_arrays(message: Message) -> Message:
-    rest = RecordDict({n: r for n, r in message.content.items() if not isinstance(r, ArrayRecord)})
-    return Message(content=rest, metadata=message.metadata)  # type: ignore[call-overload, no-any-return]
+def _without_arrays(content: RecordDict) -> dict[str, Any]:
+    return {name: record for name, record in content.items() if not isinstance(record, ArrayRecord)}

@@ -238,6 +238,7 @@ class FederatedStrategy(Strategy):
         shared = codec.to_record(self.broadcast(self.model))
         size = sum(4 * math.prod(shape) for shape in self.down.values())
         self._sent = []
+        scalars: dict[int, ConfigRecord] = {}  # by cost: all nodes of one share a record
         for node in nodes.tolist():
             own = self.download(self.model, node)
             record = shared
@@ -245,8 +246,9 @@ class FederatedStrategy(Strategy):
                 record = shared.copy()
                 record.update(codec.to_record(own))
             cost = self.work_of(int(self.population.sizes[node]))
-            scalars = ConfigRecord({**config, "server-round": server_round, "settings": self.settings, "cost": cost})
-            content = RecordDict({codec.ARRAYS: record, codec.CONFIG: scalars})
+            if cost not in scalars:
+                scalars[cost] = ConfigRecord({**config, "server-round": server_round, "settings": self.settings, "cost": cost})
+            content = RecordDict({codec.ARRAYS: record, codec.CONFIG: scalars[cost]})
             message = Message(content, int(self.population.node_ids[node]), MessageType.TRAIN, group_id=str(server_round))
             self._sent.append((message, node))
             self.round.bytes_down += size

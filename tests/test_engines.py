@@ -16,10 +16,12 @@ from rig import METHODS, PERSONAL, Schedule, config_of, digits_run, run_strategy
 from safetensors.torch import load_file
 
 import clients.client_app
+import simulation.ray
 from clients.site import Site, install, node_settings, uninstall
 from contrafed import codec
 from contrafed.errors import UserError
 from contrafed.experiment import run
+from simulation import shared
 from simulation.grid import LocalGrid
 from simulation.worker import FIRST_NODE_ID, RUN_ID
 
@@ -59,13 +61,18 @@ def local_runs(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "workers"), [*((m, 2) for m in (*METHODS, "fedagm", "fedcrl", "mpfedcon", "fedproto")), ("pmfl", 1)]
 )
-def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, method, workers):
+def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method, workers):
+    renewed = []
+    renew = shared.Broadcast.renew
+    monkeypatch.setattr(shared.Broadcast, "renew", lambda self, size=None: (renewed.append(size), renew(self, size)))
     summary, model, metrics, nodes = run_tiny(tmp_path / "run", f"strategy={method}", "engine=ray", f"engine.workers={workers}")
     _, expected, expected_metrics, expected_nodes = local_runs(method)
     assert summary["failures"] == summary["replies_rejected"] == 0
     assert same(model, expected)
     assert metrics == expected_metrics
     assert nodes == expected_nodes
+    assert None not in renewed, "a node kept hold of a broadcast, which then cannot use the same memory again"
+    assert renewed or not hasattr(os, "memfd_create")  # it did go through shared memory
 
 
 def test_three_ray_workers_equal_local(tmp_path, local_runs):
@@ -73,6 +80,22 @@ def test_three_ray_workers_equal_local(tmp_path, local_runs):
     _, model, metrics, _ = run_tiny(tmp_path / "run", "strategy=pmfl", *half)
     assert same(model, local_runs("pmfl")[1])
     assert metrics == local_runs("pmfl")[2]
+
+
+@pytest.mark.parametrize("far", ["all", "one"])
+def test_workers_that_share_no_memory_with_the_driver_get_everything_through_ray(tmp_path, local_runs, monkeypatch, far):
+    def reachable(grid, messages, timeout):
+        grid.near = [worker > 0 and far == "one" for worker in range(len(grid.near))]
+        return original(grid, messages, timeout)
+
+    original = simulation.ray.RayGrid.execute
+    if far == "all":
+        monkeypatch.setattr(shared, "limit", lambda: 0)  # as on a system without such memory
+    else:
+        monkeypatch.setattr(simulation.ray.RayGrid, "execute", reachable)
+    _, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
+    assert same(model, local_runs("pmfl")[1])
+    assert (metrics, nodes) == local_runs("pmfl")[2:]
 
 
 # FedAvg sends models and keeps nothing, PMFL sends changes and remembers models: between them every message shape.
@@ -133,8 +156,6 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
 def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs):
     """Each of two workers dies before a round: its messages run again, and PMFL's nodes still have their memory."""
     import ray
-
-    import simulation.ray
 
     killed = []
     original = simulation.ray.RayGrid.execute

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord
 
 from contrafed.codec import from_record, to_record
 from simulation import shared
@@ -115,3 +116,96 @@ def test_what_is_read_cannot_be_written_to():
     with pytest.raises(ValueError, match="read-only"):
         got[0] = 2
     pool.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ broadcasts
+
+
+def test_a_broadcast_is_read_by_all_and_the_next_uses_the_same_memory():
+    broadcast, workers = shared.Broadcast(10**6), [{}, {}]
+    names = set()
+    for value in range(4):
+        letter = broadcast.write([reply(value), reply(-value)])
+        names.add(letter.address[1])
+        for mapped in workers:
+            (first, second), still_read = shared.read(letter, mapped)
+            assert torch.equal(from_record(first)["a"], torch.full((1000,), float(value)))
+            assert torch.equal(from_record(second)["a"], torch.full((1000,), -float(value)))
+            assert still_read()
+            del first, second
+            assert not still_read()
+    assert len(names) == 1
+    broadcast.close()
+
+
+def test_a_tensor_that_is_kept_is_noticed_and_survives_the_next_broadcast():
+    broadcast, mapped = shared.Broadcast(10**6), {}
+    record, still_read = shared.read(broadcast.write(reply(1)), mapped)
+    kept = from_record(record)["a"]
+    del record
+    assert still_read()
+    broadcast.renew()
+    again, _ = shared.read(broadcast.write(reply(2)), mapped)
+    assert float(kept.sum()) == 1000
+    assert float(from_record(again)["a"].sum()) == 2000
+    assert len(mapped) == 1  # of broadcasts that are over none stays mapped
+    broadcast.close()
+
+
+def test_a_broadcast_grows_up_to_the_limit():
+    broadcast, mapped = shared.Broadcast(10**5), {}
+    for size in (10, 20_000, 10):
+        record, _ = shared.read(broadcast.write(reply(1, size)), mapped)
+        assert float(from_record(record)["a"].sum()) == size
+    assert broadcast.block.size == 80_064
+    assert broadcast.write(reply(1, 30_000)) is None
+    broadcast.close()
+    assert broadcast.address is None
+
+
+def test_without_such_memory_nothing_is_broadcast_in_it():
+    broadcast = shared.Broadcast(0)
+    assert broadcast.address is None
+    assert broadcast.write(reply(1)) is None
+    assert not shared.reachable(broadcast.address)
+    broadcast.renew()
+    broadcast.close()
+
+
+def test_who_is_on_this_machine_is_told_by_the_block():
+    block = shared.Block(100)
+    path, name, size = block.address
+    assert shared.reachable((path, name, size))
+    assert not shared.reachable((path, "contrafed-of-another-machine", size))
+    with pytest.raises(OSError, match="out of reach"):
+        shared.read(shared.Letter((path, "contrafed-of-another-machine", size), b"", []), {})
+    block.close()
+
+
+def test_every_kind_of_tensor_arrives():
+    tensors = {
+        "scalar": torch.tensor(7),
+        "empty": torch.zeros(0, 3),
+        "transposed": torch.arange(6.0).view(2, 3).T,
+        "row": torch.arange(6, dtype=torch.uint8).view(2, 3)[1],
+        "double": torch.full((2, 2), 0.1, dtype=torch.float64),
+        "mask": torch.tensor([True, False]),
+        "learns": torch.ones(3, requires_grad=True),
+    }
+    broadcast, mapped = shared.Broadcast(10**6), {}
+    record, _ = shared.read(broadcast.write(to_record(tensors)), mapped)
+    got = from_record(record)
+    assert list(got) == list(tensors)
+    for name, value in tensors.items():
+        assert got[name].dtype == value.dtype
+        assert torch.equal(got[name], value.detach())
+    broadcast.close()
+
+
+def test_a_record_of_flowers_own_arrays_arrives():
+    record = ArrayRecord([np.arange(3.0), np.zeros((2, 2))])
+    broadcast, mapped = shared.Broadcast(10**6), {}
+    got, _ = shared.read(broadcast.write(record), mapped)
+    assert all(np.array_equal(got[name].numpy(), record[name].numpy()) for name in record)
+    assert type(got) is ArrayRecord
+    broadcast.close()
