@@ -1,15 +1,16 @@
 """engine=ray: virtual nodes on persistent Ray workers, on one machine or a cluster.
 
-The driver sends each worker one batch of messages a round. The broadcast is written once and every worker reads it in place;
-it and the replies go through memory that the driver and its machine's workers share, to other machines through Ray's object
-store. What nodes remember are objects that the driver owns by reference but never opens: they outlive the worker that made
-them, spill to disk when the store is full, and any worker can take a node over.
+The driver hands out messages in batches, longest first: one for each worker where a round is short, else several, smaller
+towards the end, to whoever is free. The broadcast is written once and every worker reads it in place; it and the replies go
+through memory that the driver and its machine's workers share, to other machines through Ray's object store. What nodes
+remember are objects that the driver owns by reference but never opens: they outlive the worker that made them, spill to disk
+when the store is full, and any worker can take a node over.
 """
 
 import logging
 import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -33,6 +34,8 @@ from simulation.worker import FIRST_NODE_ID, BatchRunner, identify, reuse_memory
 
 # A worker checks its time limit between steps; one that is this many seconds late hangs and is replaced.
 GRACE = 60.0
+# Seconds of work that are worth a batch of their own: between two batches a worker waits for 3 ms.
+LEAST = 0.1
 # A message whose workers died this often is given up: together with its batch, again, and alone.
 ATTEMPTS = 3
 
@@ -133,9 +136,9 @@ class Worker:
         self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
         self.letters: dict[str, Any] = {}  # and to read broadcasts
 
-    def ready(self, address: shared.Address | None) -> bool:
-        """Answer once the worker is up: whether it shares memory with the driver."""
-        return shared.reachable(address)
+    def ready(self, address: shared.Address | None) -> tuple[bool, bool]:
+        """Answer once the worker is up: whether it shares memory with the driver, and whether it trains nodes as stacks."""
+        return shared.reachable(address), self.runner.stack_size > 1
 
     def run(self, parcel: bytes, states: list[Any], broadcast: list[ArrayRecord] | None = None) -> Any:
         """Run a batch and return the replies, and whether the broadcast is still read; pickled, where they were written to
@@ -204,11 +207,15 @@ class RayGrid(VirtualGrid):
         self.changed: set[int] = set()
         self.pool, self.broadcast = shared.Pool(shared.limit()), shared.Broadcast(shared.limit())
         self.workers: list[Any] = [self._actor.remote(*self._arguments) for _ in range(count)]
-        # Whether a worker is on this machine. One that cannot start says why here.
-        self.near: list[bool] = ray.get([worker.ready.remote(self.broadcast.address) for worker in self.workers])
+        # A worker that cannot start says why here.
+        about = ray.get([worker.ready.remote(self.broadcast.address) for worker in self.workers])
+        self.near: list[bool] = [near for near, _ in about]
+        # Which nodes share a stack decides how their numbers round, so it must not depend on who is free when.
+        self.stacked = any(stacked for _, stacked in about)
+        self.pace: dict[str, float] = {}  # message type -> seconds per unit of cost, as last seen
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
-        """Give each worker one batch, longest first; replace workers that die and run their messages again."""
+        """Give batches to workers, longest first; replace workers that die and run their messages again."""
         ray = self.ray
         ends = None if timeout is None else time.monotonic() + timeout
         records, places = _distinct_records(messages)
@@ -217,6 +224,13 @@ class RayGrid(VirtualGrid):
         replies: list[Message | None] = [None] * len(messages)
         attempts = [0] * len(messages)
         pending: dict[Any, tuple[int, list[int], list[Any], shared.Block | None]] = {}
+        again: list[list[int]] = []  # batches whose worker died
+        costs = [_cost(message) for message in messages]
+        began = [0.0] * len(self.workers)
+        kind = messages[0].metadata.message_type
+        batches = _balanced(costs, len(self.workers))
+        if not self.stacked and kind in self.pace:
+            batches = _guided(costs, len(self.workers), LEAST / self.pace[kind])
 
         def submit(worker: int, rows: list[int]) -> None:
             nonlocal stored
@@ -227,16 +241,21 @@ class RayGrid(VirtualGrid):
             jobs = [(messages[i].metadata, _without_arrays(messages[i].content), places[i]) for i in rows]
             states = [self.memory.get(messages[i].metadata.dst_node_id) for i in rows] if self.stateful else []
             method = self.workers[worker].run.options(num_returns=1 + len(states))
-            block = self.pool.take()
+            block = self.pool.take(len(rows)) if kind == MessageType.TRAIN else None  # other replies are a few numbers
             # One argument of bytes: Ray takes a tenth of a millisecond for each of any other kind.
             parcel = pickle.dumps(Parcel(jobs, near, left, None if block is None else block.address))
             refs = method.remote(parcel, states, *([] if near else [stored]))
             refs = refs if self.stateful else [refs]
             pending[refs[0]] = (worker, rows, refs[1:], block)
+            began[worker] = time.monotonic()
 
-        for worker, rows in enumerate(_balanced([_cost(m) for m in messages], len(self.workers))):
+        def feed(worker: int) -> None:
+            rows = again.pop() if again else next(batches, None)
             if rows:
                 submit(worker, rows)
+
+        for worker in range(len(self.workers)):
+            feed(worker)
         while pending:
             patience = None if ends is None else max(ends - time.monotonic(), 0.0) + GRACE
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=patience)
@@ -261,14 +280,15 @@ class RayGrid(VirtualGrid):
                 for i in rows:
                     attempts[i] += 1
                 if attempts[rows[0]] >= ATTEMPTS:
+                    reason = f"its worker died {ATTEMPTS} times; the last time: {str(error).splitlines()[0]}"
                     for i in rows:
-                        replies[i] = Message(Error(ErrorCode.CLIENT_APP_CRASHED, str(error)), reply_to=messages[i])
-                elif attempts[rows[0]] == ATTEMPTS - 1:
-                    for i in rows:
-                        submit(worker, [i])
+                        replies[i] = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=messages[i])
                 else:
-                    submit(worker, rows)
+                    again += [[i] for i in rows] if attempts[rows[0]] == ATTEMPTS - 1 else [rows]
+                feed(worker)
                 continue
+            self.pace[kind] = (time.monotonic() - began[worker]) / sum(costs[i] for i in rows)
+            feed(worker)
             *found, reads = pickle.loads(answer) if isinstance(answer, bytes) else answer
             still_read |= reads
             for place, (i, reply) in enumerate(zip(rows, self._read(found, block), strict=True)):
@@ -306,10 +326,11 @@ class RayGrid(VirtualGrid):
     def _read(self, answer: list[Any], block: shared.Block | None) -> list[Message | None]:
         """Return the replies of one batch, whichever way they came."""
         how, value, extent = answer
-        if how == "shared" and block is not None:
-            replies: list[Message | None] = block.read(value, extent, partial(self.pool.give_back, block))
+        if how == "shared":
+            replies: list[Message | None]
+            replies = pickle.loads(value) if block is None else block.read(value, extent, partial(self.pool.give_back, block))
             return replies
-        self.pool.wanted = max(self.pool.wanted, extent)
+        self.pool.wanted = max(self.pool.wanted, -(-extent // len(value)))
         if block is not None:
             self.pool.give_back(block)
         return value  # type: ignore[no-any-return]
@@ -324,14 +345,35 @@ def _cost(message: Message) -> float:
     return max(float(codec.config_of(message).get("cost", 1)), 1.0)  # a node without work still takes a moment
 
 
-def _balanced(costs: Sequence[float], workers: int) -> list[list[int]]:
-    """Deal tasks to workers, longest first to the least loaded; within a worker in request order."""
+def _balanced(costs: Sequence[float], workers: int) -> Iterator[list[int]]:
+    """Deal tasks to workers, longest first to the least loaded: a batch for each; within a batch in request order."""
     loads, rows = np.zeros(workers), [[] for _ in range(workers)]  # type: ignore[var-annotated]
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         worker = int(loads.argmin())
         loads[worker] += costs[i]
         rows[worker].append(i)
-    return [sorted(part) for part in rows]
+    return (sorted(part) for part in rows if part)
+
+
+def _guided(costs: Sequence[float], workers: int, least: float) -> Iterator[list[int]]:
+    """Cut tasks into batches for whoever is free, longest first: each half of an equal share of what is left, or ``least``.
+
+    Workers differ in speed, and costs are estimates: with a batch for each the round would wait for the slowest. What is
+    too little to be cut is balanced.
+    """
+    left = sum(costs)
+    if left <= 2 * workers * least:
+        yield from _balanced(costs, workers)
+        return
+    order = sorted(range(len(costs)), key=lambda i: -costs[i])
+    while order:
+        aim, taken = max(left / (2 * workers), least), 0.0
+        batch: list[int] = []
+        while order and (not batch or taken + costs[order[0]] <= aim):
+            taken += costs[order[0]]
+            batch.append(order.pop(0))
+        left -= taken
+        yield sorted(batch)
 
 
 def _distinct_records(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[dict[str, int]]]:

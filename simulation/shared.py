@@ -21,7 +21,7 @@ from contrafed import codec
 
 ALIGNMENT = 64
 # A worker keeps this many blocks for replies mapped; mapping one anew costs a page fault per 4 KiB.
-MAPPED = 4
+MAPPED = 8
 
 
 Address = tuple[str, str, int]  # where a block is found, its name, its size in bytes
@@ -56,22 +56,34 @@ class Pool:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.wanted = 0
+        self.wanted = 0  # bytes of a reply
         self.blocks: list[Block] = []
         self.free: list[Block] = []
 
-    def take(self) -> Block | None:
-        """Return a block for one batch of replies; None when nothing is known of their size or the limit is reached."""
-        while self.free:
-            block = self.free.pop()
-            if block.size >= self.wanted:
-                return block
-            self.drop(block)
-        if not self.wanted or sum(block.size for block in self.blocks) + self.wanted > self.limit:
+    def take(self, count: int) -> Block | None:
+        """Return a block for a batch of so many replies; None when nothing is known of their size or the limit is reached."""
+        # Rounded up, since batches differ by a few replies; pages that nobody wrote to take no memory.
+        size = 1 << (self.wanted * count - 1).bit_length()
+        if not self.wanted or size > self.limit:
             return None
-        block = Block(self.wanted)
+        for block in [block for block in self.free if block.size < self.wanted]:
+            self.free.remove(block)
+            self.drop(block)
+        fitting = [block for block in self.free if block.size >= size]
+        if fitting:
+            block = min(fitting, key=lambda block: block.size)
+            self.free.remove(block)
+            return block
+        while self.free and self._total() + size > self.limit:
+            self.drop(self.free.pop())
+        if self._total() + size > self.limit:
+            return None
+        block = Block(size)
         self.blocks.append(block)
         return block
+
+    def _total(self) -> int:
+        return sum(block.size for block in self.blocks)
 
     def give_back(self, block: Block) -> None:
         """Let a block be used again."""
@@ -139,10 +151,12 @@ class Broadcast:
 def write(value: Any, address: Address | None, mapped: dict[str, mmap.mmap]) -> tuple[Any, ...]:
     """Put ``value`` into the block at ``address``: ``("shared", body, places)``.
 
-    Where that cannot be done, because there is no block or it is too small, the value itself: ``("whole", value, bytes)``,
-    with the bytes a block would need. ``mapped`` are the blocks that this process has mapped.
+    A value that has no buffers needs no block: the body is all. Where there is none, or it is too small, the value itself:
+    ``("whole", value, bytes)``, with the bytes a block would need. ``mapped`` are the blocks that this process has mapped.
     """
     body, views, places, size = _pack(value)
+    if not views:
+        return "shared", body, places
     memory = _map(address, mapped) if address is not None and size <= address[2] else None
     if memory is None:
         return "whole", value, size

@@ -75,7 +75,8 @@ def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method,
     assert renewed or not hasattr(os, "memfd_create")  # it did go through shared memory
 
 
-def test_three_ray_workers_equal_local(tmp_path, local_runs):
+def test_three_ray_workers_equal_local(tmp_path, local_runs, monkeypatch):
+    monkeypatch.setattr(simulation.ray, "LEAST", 0)
     half = ("engine=ray", "engine.workers=3", "engine.cpus_per_worker=0.5")
     _, model, metrics, _ = run_tiny(tmp_path / "run", "strategy=pmfl", *half)
     assert same(model, local_runs("pmfl")[1])
@@ -153,10 +154,12 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
         cluster.shutdown()
 
 
-def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs):
+@pytest.mark.parametrize("least", [simulation.ray.LEAST, 0])
+def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs, monkeypatch, least):
     """Each of two workers dies before a round: its messages run again, and PMFL's nodes still have their memory."""
     import ray
 
+    monkeypatch.setattr(simulation.ray, "LEAST", least)  # 0: every batch is cut as far as it goes
     killed = []
     original = simulation.ray.RayGrid.execute
 
@@ -175,6 +178,55 @@ def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, loc
     assert summary["failures"] == 0
     assert same(model, local_runs("pmfl")[1])
     assert metrics == local_runs("pmfl")[2]
+
+
+class Fragile(simulation.ray.Worker):
+    """A worker that dies whenever it meets node 2."""
+
+    def _results(self, records, sent, states):
+        if any(metadata.dst_node_id == FIRST_NODE_ID + 2 for metadata, _, _ in sent.jobs):
+            os._exit(1)
+        return super()._results(records, sent, states)
+
+
+@pytest.mark.parametrize("least", [simulation.ray.LEAST, 0])
+def test_a_node_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys, least):
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(simulation.ray, "Worker", Fragile)
+    monkeypatch.setattr(simulation.ray, "LEAST", least)
+    asked = ("strategy=fedavg", "participation=full", "engine=ray", "engine.workers=2", "eval_every=1000", "num_rounds=2")
+    try:
+        summary = run(config_of(*TINY, *asked, f"output_dir={tmp_path / 'run'}"))
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert summary["failures"] == 2
+    metrics = (tmp_path / "run" / "metrics.csv").read_text()
+    for server_round in (1, 2):
+        assert f"{server_round},global,system,participants,6\n" in metrics
+        assert f"{server_round},global,system,failures,1\n" in metrics
+    said = [line for line in capsys.readouterr().out.splitlines() if "node 2:" in line]
+    assert said
+    assert "its worker died 3 times; the last time: " in said[0]
+
+
+def test_batches_are_smaller_towards_the_end_and_hold_every_task_once():
+    costs = [3.0, 50.0, 1.0, 2.0, 40.0, 8.0, 8.0, 8.0, 1.0, 1.0]
+    batches = list(simulation.ray._guided(costs, 2, 2.0))
+    sums = [sum(costs[i] for i in batch) for batch in batches]
+    assert sorted(i for batch in batches for i in batch) == list(range(10))
+    assert batches[:2] == [[1], [4]]  # longer than their share, and so alone
+    assert sums == sorted(sums, reverse=True)
+    assert max(sums[-2:]) <= 3
+    assert all(batch == sorted(batch) for batch in batches)
+
+
+def test_a_short_round_is_one_batch_for_each_worker():
+    costs = [1.0, 2.0, 3.0, 4.0]
+    assert list(simulation.ray._guided(costs, 2, 2.5)) == list(simulation.ray._balanced(costs, 2)) == [[0, 3], [1, 2]]
+    assert len(list(simulation.ray._guided(costs, 2, 2.4))) > 2
+    assert list(simulation.ray._balanced([5.0], 3)) == [[0]]
 
 
 def test_more_workers_than_ray_has_cores_is_refused_with_the_numbers(tmp_path):

@@ -19,7 +19,7 @@ def reply(value, size=1000):
 
 def round_trip(pool, value, mapped):
     """What one batch does: take a block, write to it as the worker, read as the driver."""
-    block = pool.take()
+    block = pool.take(1)
     how, body, extent = shared.write(value, None if block is None else block.address, mapped)
     if how == "shared":
         return how, block.read(body, extent, lambda: pool.give_back(block))
@@ -80,11 +80,11 @@ def test_the_limit_holds_and_no_block_is_no_failure():
 def test_a_dropped_block_is_never_used_again():
     pool, mapped = shared.Pool(10**6), {}
     round_trip(pool, reply(0), mapped)
-    block = pool.take()
+    block = pool.take(1)
     pool.drop(block)
     pool.give_back(block)
     assert not pool.free
-    assert pool.take() is not block
+    assert pool.take(1) is not block
     pool.close()
 
 
