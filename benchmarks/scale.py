@@ -132,8 +132,8 @@ def contrast(folder: Path, repeats: int) -> None:
 # --------------------------------------------------------------------------------------------------------------- balance
 
 
-def node_times(work: list[list[tuple[int, int]]], frozen: int, barrier: Any) -> list[list[float]]:
-    """Return the seconds that the bare loop takes for each node of each round; all processes begin each round together."""
+def node_times(nodes: list[tuple[int, int]], frozen: int, barrier: Any) -> list[float]:
+    """Return the seconds that the bare loop takes for each node of a round; all processes begin together."""
     import torch
     from omegaconf import OmegaConf
 
@@ -149,57 +149,65 @@ def node_times(work: list[list[tuple[int, int]]], frozen: int, barrier: Any) -> 
     x = torch.randn(32, 32, 32, 3).permute(0, 3, 1, 2)
     y = torch.randint(0, 10, (32,))
     out = []
-    for nodes in work:
-        barrier.wait()
-        row = []
-        for steps, last in nodes:
-            began = time.perf_counter()
-            model.load_state_dict(start)
-            optimizer = torch.optim.SGD(model.parameters(), 0.001)
-            for step in range(steps):
-                size = last if step == steps - 1 else 32
-                with torch.no_grad():
-                    # PMFL's Z is in the buffer for five steps; before and after it takes a pass of its own.
-                    for other in others[: len(others) - (1 <= step <= 5)]:
-                        other(x[:size])
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x[:size]).logits, y[:size]).backward()
-                optimizer.step()
-            row.append(time.perf_counter() - began)
-        out.append(row)
+    barrier.wait()
+    for steps, last in nodes:
+        began = time.perf_counter()
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), 0.001)
+        for step in range(steps):
+            size = last if step == steps - 1 else 32
+            with torch.no_grad():
+                # PMFL's Z is in the buffer for five steps; before and after it takes a pass of its own.
+                for other in others[: len(others) - (1 <= step <= 5)]:
+                    other(x[:size])
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[:size]).logits, y[:size]).backward()
+            optimizer.step()
+        out.append(time.perf_counter() - began)
     return out
 
 
 def balance(folder: Path, repeats: int) -> None:
-    """One epoch of 20 nodes of Dirichlet sizes a round; the last three of six rounds count."""
+    """One epoch of 20 nodes of Dirichlet sizes a round, and after each round the bare loop of the same nodes."""
     import numpy as np
     from omegaconf import OmegaConf
 
+    import strategies.server_app as server
     from partitions.federation import load_federation
 
-    workers = os.cpu_count() or 1
+    workers, skipped = os.cpu_count() or 1, 3
     nodes = (
         "model=cnn5", "num_nodes=20", "participation=full", "partition=dirichlet", "partition.alpha=0.1",
         "partition.min_node_size=8", "partition.test_fraction=0", "strategy.local.batch_size=32", "strategy.local.lr=0.001",
-        "strategy.local.iterations=null", "strategy.local.epochs=1", "eval_every=1000000", "num_rounds=6",
+        "strategy.local.iterations=null", "strategy.local.epochs=1", "eval_every=1000000",
+        f"num_rounds={skipped + 2 * repeats}",
     )  # fmt: skip
     print("| method | s / round | least | ratio | examples of the nodes |\n| --- | --- | --- | --- | --- |")
+    write = server.Log.write
     for method, frozen in (("fedavg", 0), ("pmfl", 7)):
         overrides = (f"strategy={method}", *nodes)
         config = OmegaConf.to_container(compose_on(folder, *overrides, data="few.npz"))
         sizes = load_federation(config).partition.sizes
-        work = [[(-(-n // 32), (n - 1) % 32 + 1) for n in sizes.tolist()]] * 2
-        ratios, measured, least = [], [], []
-        for _ in range(repeats):
-            rows, _ = run_logged(folder, *overrides, "engine=ray", data="few.npz")
-            measured.append(seconds_of(rows, 3))
-            with multiprocessing.get_context("spawn").Manager() as manager:
-                barrier = manager.Barrier(workers)
-                with multiprocessing.get_context("spawn").Pool(workers) as pool:
-                    times = np.array(pool.starmap(node_times, [(work, frozen, barrier)] * workers))[:, -1].mean(0)
-            least.append(max(times.sum() / workers, times.max()))
-            ratios.append(measured[-1] / least[-1])
-        a, b, c = (statistics.median(values) for values in (measured, least, ratios))
+        work = [(-(-n // 32), (n - 1) % 32 + 1) for n in sizes.tolist()]
+        measured, least = [], []
+        spawn = multiprocessing.get_context("spawn")
+        with spawn.Manager() as manager, spawn.Pool(workers) as pool:
+            barrier = manager.Barrier(workers)
+
+            def bare(self, done, pool=pool, barrier=barrier, work=work, frozen=frozen, measured=measured, least=least):
+                write(self, done)
+                if done.server_round >= skipped:  # the first of these is new to its processes
+                    times = np.array(pool.starmap(node_times, [(work, frozen, barrier)] * workers)).mean(0)
+                    measured.append(done.seconds)
+                    least.append(max(times.sum() / workers, times.max()))
+
+            server.Log.write = bare  # type: ignore[method-assign]
+            try:
+                run_logged(folder, *overrides, "engine=ray", data="few.npz")
+            finally:
+                server.Log.write = write  # type: ignore[method-assign]
+        ratios = [a / b for a, b in zip(measured[1:], least[1:], strict=True)]
+        a, b, c = (statistics.median(values) for values in (measured[1:], least[1:], ratios))
         print(f"| {method} | {a:.2f} | {b:.2f} | {c:.2f} | {sizes.min()} to {sizes.max()}, {sizes.sum()} in all |")
 
 
