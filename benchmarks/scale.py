@@ -1,9 +1,9 @@
 """What the parts cost, each beside the least that its work could cost, measured in turns in one process.
 
     pip install -e ".[bench]" && python benchmarks/scale.py                      # all that needs no GPU
-    python benchmarks/scale.py stacking --device cuda                            # on a GPU
+    python benchmarks/scale.py contrast stacking --device cuda                   # on a GPU
 
-contrast    a step with frozen models: PMFL and MOON against one step and the distinct frozen forward passes it needs
+contrast    a step with frozen models: PMFL and MOON against FedAvg's, and against one step and its distinct frozen passes
 balance     a round of nodes of very unequal size with engine=ray against max(total / workers, longest node)
 population  a round of 100 participants among 1,000 and among 1,000,000 nodes; start-up and memory
 memory      PMFL on ResNet-18 with node memory on every tier: seconds a round and bytes
@@ -76,8 +76,11 @@ def seconds_of(rows: list[list[str]], skip: int) -> float:
 # -------------------------------------------------------------------------------------------------------------- contrast
 
 
-def contrast(folder: Path, repeats: int) -> None:
-    """PMFL's and MOON's step beside plain steps and frozen forward passes of the same network and batch."""
+def contrast(folder: Path, repeats: int, device: str) -> None:
+    """PMFL's and MOON's step beside FedAvg's, and beside plain steps and frozen forward passes of the same network and batch.
+
+    On a CPU of one node, on a GPU of 25 as one stack, where the bare passes of so many nodes are not timed.
+    """
     import torch
     from omegaconf import OmegaConf
 
@@ -86,7 +89,8 @@ def contrast(folder: Path, repeats: int) -> None:
 
     torch.set_num_threads(1)
     reuse_memory()
-    print("| method | model, batch | s / step | least | ratio |\n| --- | --- | --- | --- | --- |")
+    nodes = [0] if device == "cpu" else list(range(25))
+    print("| method | model, batch | s / step | x FedAvg's | least | ratio |\n| --- | --- | --- | --- | --- | --- |")
     epochs = ("strategy.local.iterations=null", "strategy.local.epochs=5")
     for method, model, batch, more in (
         ("pmfl", "cnn5", 32, ()),
@@ -94,39 +98,58 @@ def contrast(folder: Path, repeats: int) -> None:
         ("pmfl", "cnn_pmfl", 16, ()),
         ("moon", "cnn5", 16, epochs),
     ):
-        overrides = (f"strategy={method}", f"model={model}", f"strategy.local.batch_size={batch}", "strategy.local.lr=0.001")
-        config = OmegaConf.to_container(compose_on(folder, *overrides, *more, "num_nodes=250", "partition=iid"))
-        site = Site(config)
-        steps = site.client_class(site, [0]).work_of(160)
-        received = {f"model/{n}": v for n, v in site.initial.items()}
-        memory: list[Any] = [{}]
-        rounds = iter(range(1, 10**6))
 
-        def ours(site=site, received=received, memory=memory, rounds=rounds):
-            (update,) = site.client_class(site, [0], memory).update([received], next(rounds))
-            memory[0] = update.memory
+        def rounds_of(method, model=model, batch=batch, more=more):
+            """Return a function that trains the nodes for one more round, their site, and their steps a round."""
+            overrides = (f"strategy={method}", f"model={model}", f"strategy.local.batch_size={batch}", *more)
+            common = ("strategy.local.lr=0.001", "num_nodes=250", "partition=iid")
+            site = Site(OmegaConf.to_container(compose_on(folder, *overrides, *common)), device=device)
+            received = [{f"model/{n}": v for n, v in site.initial.items()}] * len(nodes)
+            memories: list[Any] = [{} for _ in nodes]
+            rounds = iter(range(1, 10**6))
 
-        ours(), ours()  # the buffer is full and there is a previous model
-        network = copy.deepcopy(site.model).train().requires_grad_(True)
-        frozen = [copy.deepcopy(site.model) for _ in range(7)]
-        x = torch.randn(batch, 32, 32, 3).permute(0, 3, 1, 2)
-        y = torch.randint(0, 10, (batch,))
-        # PMFL: N + 1 a step, and Z once; MOON: two for each of the 160 examples, once.
-        passes = 6 * steps + 1 if method == "pmfl" else 2 * 160 // batch
+            def one():
+                updates = site.client_class(site, nodes, memories).update(received, next(rounds))
+                memories[:] = [update.memory for update in updates]
+                if device != "cpu":
+                    torch.cuda.synchronize()
 
-        def bare(steps=steps, network=network, frozen=frozen, x=x, y=y, passes=passes):
-            optimizer = torch.optim.SGD(network.parameters(), 0.001)
-            for step in range(steps):
-                with torch.no_grad():
-                    for i in range(passes * step // steps, passes * (step + 1) // steps):
-                        frozen[i % len(frozen)](x)
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(network(x).logits, y).backward()
-                optimizer.step()
+            one(), one()  # the buffer is full and there is a previous model
+            return one, site, site.client_class(site, nodes).work_of(160)
 
-        found = in_turns({"ours": ours, "bare": bare}, 4 * repeats)
-        ratio = found["ours"] / found["bare"]
-        print(f"| {method} | {model}, {batch} | {found['ours'] / steps:.4f} | {found['bare'] / steps:.4f} | {ratio:.2f} |")
+        ours, site, steps = rounds_of(method)
+        fedavg, _, _ = rounds_of("fedavg")
+        functions = {"ours": ours, "fedavg": fedavg}
+        if device == "cpu":
+            functions["bare"] = bare_passes(site.model, batch, steps, method)
+        found = in_turns(functions, 4 * repeats)
+        least = f"{found['bare'] / steps:.4f} | {found['ours'] / found['bare']:.2f}" if device == "cpu" else "- | -"
+        times = found["ours"] / found["fedavg"]
+        print(f"| {method} | {model}, {batch} | {found['ours'] / steps:.4f} | {times:.2f} | {least} |")
+
+
+def bare_passes(model: Any, batch: int, steps: int, method: str) -> Callable[[], None]:
+    """Return a function that takes plain steps and the frozen forward passes that a method needs beside them."""
+    import torch
+
+    network = copy.deepcopy(model).train().requires_grad_(True)
+    frozen = [copy.deepcopy(model) for _ in range(7)]
+    x = torch.randn(batch, 32, 32, 3).permute(0, 3, 1, 2)
+    y = torch.randint(0, 10, (batch,))
+    # PMFL: N + 1 a step, and Z once; MOON: two for each of the 160 examples, once.
+    passes = 6 * steps + 1 if method == "pmfl" else 2 * 160 // batch
+
+    def bare() -> None:
+        optimizer = torch.optim.SGD(network.parameters(), 0.001)
+        for step in range(steps):
+            with torch.no_grad():
+                for i in range(passes * step // steps, passes * (step + 1) // steps):
+                    frozen[i % len(frozen)](x)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(network(x).logits, y).backward()
+            optimizer.step()
+
+    return bare
 
 
 # --------------------------------------------------------------------------------------------------------------- balance
@@ -351,7 +374,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--device", default="cpu", help="of stacking")
+    parser.add_argument("--device", default="cpu", help="of contrast and stacking")
     parser.add_argument("--population", nargs=2, metavar=("COUNT", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if unknown := set(options.parts) - set(parts):
@@ -373,7 +396,7 @@ def main() -> None:
         )  # fmt: skip
         for part in options.parts or [name for name in parts if name != "stacking"]:
             print(f"\n{part}\n")
-            extra = {"device": options.device} if part == "stacking" else {}
+            extra = {"device": options.device} if part in ("contrast", "stacking") else {}
             parts[part](folder, options.repeats, **extra)
 
 
