@@ -10,6 +10,7 @@ has workers.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -105,6 +106,11 @@ def bare(setting: str) -> dict[str, float]:
         return {"seconds": max(pool.starmap(loop, [(share, steps, size, *ROUNDS[setting]) for share in shares]))}
 
 
+def between(moments: list[float]) -> float:
+    """Return the median time from one moment to the next."""
+    return statistics.median(b - a for a, b in itertools.pairwise(moments))
+
+
 def pfl(setting: str, folder: Path) -> dict[str, float]:
     """Run the setting in Apple's pfl, serial as its simulation on one process is."""
     import numpy as np
@@ -165,7 +171,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
         model_eval_params=NNEvalHyperParams(local_batch_size=size),
         callbacks=[Clock()],
     )
-    return {"seconds": statistics.median(b - a for a, b in zip(times[warm_up:], times[warm_up + 1 :], strict=False))}
+    return {"seconds": between(times[warm_up:])}
 
 
 def plain(setting: str, folder: Path) -> dict[str, float]:
@@ -221,15 +227,17 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
 
     resources = {"client_resources": {"num_cpus": 1.0}, "init_args": {"include_dashboard": False}}
     run_simulation(server, client, 250, backend_config=resources)
-    return {"seconds": statistics.median(b - a for a, b in zip(begun[warm_up:], begun[warm_up + 1 :], strict=False))}
+    return {"seconds": between(begun[warm_up:])}
 
 
 def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
     """Measure one peer on one setting in this process."""
     if peer == "bare":
         measured = bare(setting)
-    elif peer in ("pfl", "plain"):
-        measured = {"pfl": pfl, "plain": plain}[peer](setting, folder)
+    elif peer == "pfl":
+        measured = pfl(setting, folder)
+    elif peer == "plain":
+        measured = plain(setting, folder)
     else:
         measured = engine(peer, setting, folder)
     own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

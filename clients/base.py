@@ -333,8 +333,6 @@ class Client(NumPyClient):
             return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
 
         def join(rows: Sequence[Tensor]) -> Tensor:
-            if len(rows) == 1:
-                return place(rows[0]).unsqueeze(0)
             if all(row is rows[0] for row in rows):  # a broadcast: one tensor seen B times, not B copies
                 return place(rows[0]).expand(len(rows), *rows[0].shape)
             return torch.stack([place(row) for row in rows])

@@ -172,7 +172,7 @@ def draw_batches(
     work: LocalWork, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int
 ) -> list[np.ndarray]:
     """Return a node's batches of a round, a pure function of (seed, purpose, round, node)."""
-    if not work.steps(len(examples)):
+    if not work.steps(len(examples)):  # making a generator takes 40 us, a seventh of such a node
         return []
     return work.batches(examples, generator(seed, purpose, server_round, node))
 

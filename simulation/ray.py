@@ -106,11 +106,14 @@ def stop_ray() -> None:
         ray.shutdown()
 
 
+# A message's metadata, its records but arrays, and the places of its array records among those of the broadcast.
+Unpacked = tuple[Metadata, dict[str, Any], dict[str, int]]
+
+
 class Parcel(NamedTuple):
     """What a worker needs to run a batch, beside the states of its nodes."""
 
-    # Each message's metadata, its records but arrays, and the places of its array records among those of the broadcast.
-    jobs: list[tuple[Metadata, dict[str, Any], dict[str, int]]]
+    jobs: list[Unpacked]
     letter: shared.Letter | None  # where the broadcast is
     timeout: float | None  # seconds
     address: shared.Address | None  # of the block for the replies
@@ -206,7 +209,7 @@ class RayGrid(VirtualGrid):
         self.memory: dict[int, Any] = {}  # node id -> reference to its state
         self.changed: set[int] = set()
         self.pool, self.broadcast = shared.Pool(shared.limit()), shared.Broadcast(shared.limit())
-        self.workers: list[Any] = [self._actor.remote(*self._arguments) for _ in range(count)]
+        self.workers = [self._spawn() for _ in range(count)]
         # A worker that cannot start says why here.
         about = ray.get([worker.ready.remote(self.broadcast.address) for worker in self.workers])
         self.near: list[bool] = [near for near, _ in about]
@@ -218,7 +221,7 @@ class RayGrid(VirtualGrid):
         """Give batches to workers, longest first; replace workers that die and run their messages again."""
         ray = self.ray
         ends = None if timeout is None else time.monotonic() + timeout
-        records, places = _distinct_records(messages)
+        records, jobs = _unpacked(messages)
         letter = self.broadcast.write(records) if any(self.near) else None
         stored, still_read = None, False
         replies: list[Message | None] = [None] * len(messages)
@@ -238,12 +241,11 @@ class RayGrid(VirtualGrid):
             if near is None and stored is None:
                 stored = ray.put(records)
             left = None if ends is None else max(ends - time.monotonic(), 0.0)
-            jobs = [(messages[i].metadata, _without_arrays(messages[i].content), places[i]) for i in rows]
             states = [self.memory.get(messages[i].metadata.dst_node_id) for i in rows] if self.stateful else []
             method = self.workers[worker].run.options(num_returns=1 + len(states))
             block = self.pool.take(len(rows)) if kind == MessageType.TRAIN else None  # other replies are a few numbers
             # One argument of bytes: Ray takes a tenth of a millisecond for each of any other kind.
-            parcel = pickle.dumps(Parcel(jobs, near, left, None if block is None else block.address))
+            parcel = pickle.dumps(Parcel([jobs[i] for i in rows], near, left, None if block is None else block.address))
             refs = method.remote(parcel, states, *([] if near else [stored]))
             refs = refs if self.stateful else [refs]
             pending[refs[0]] = (worker, rows, refs[1:], block)
@@ -327,17 +329,20 @@ class RayGrid(VirtualGrid):
         """Return the replies of one batch, whichever way they came."""
         how, value, extent = answer
         if how == "shared":
-            replies: list[Message | None]
-            replies = pickle.loads(value) if block is None else block.read(value, extent, partial(self.pool.give_back, block))
-            return replies
+            if block is None:
+                return pickle.loads(value)  # type: ignore[no-any-return]
+            return block.read(value, extent, partial(self.pool.give_back, block))  # type: ignore[no-any-return]
         self.pool.wanted = max(self.pool.wanted, -(-extent // len(value)))
         if block is not None:
             self.pool.give_back(block)
         return value  # type: ignore[no-any-return]
 
+    def _spawn(self) -> Any:
+        return self._actor.remote(*self._arguments)
+
     def _replace(self, worker: int) -> None:
         """Start a worker anew; where Ray starts it is not known, so it reads from the object store."""
-        self.workers[worker] = self._actor.remote(*self._arguments)
+        self.workers[worker] = self._spawn()
         self.near[worker] = False
 
 
@@ -376,22 +381,21 @@ def _guided(costs: Sequence[float], workers: int, least: float) -> Iterator[list
         yield sorted(batch)
 
 
-def _distinct_records(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[dict[str, int]]]:
-    """Return the array records of all messages, each once, and per message the place of its own among them."""
+def _unpacked(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[Unpacked]]:
+    """Return the array records of all messages, each once, and the messages without them."""
     records: list[ArrayRecord] = []
     place_of: dict[int, int] = {}
-    places = []
+    jobs = []
     for message in messages:
-        mine = {}
+        rest: dict[str, Any] = {}
+        places = {}
         for name, record in message.content.items():
             if isinstance(record, ArrayRecord):
                 if id(record) not in place_of:
                     place_of[id(record)] = len(records)
                     records.append(record)
-                mine[name] = place_of[id(record)]
-        places.append(mine)
-    return records, places
-
-
-def _without_arrays(content: RecordDict) -> dict[str, Any]:
-    return {name: record for name, record in content.items() if not isinstance(record, ArrayRecord)}
+                places[name] = place_of[id(record)]
+            else:
+                rest[name] = record
+        jobs.append((message.metadata, rest, places))
+    return records, jobs

@@ -67,7 +67,6 @@ class Pool:
         if not self.wanted or size > self.limit:
             return None
         for block in [block for block in self.free if block.size < self.wanted]:
-            self.free.remove(block)
             self.drop(block)
         fitting = [block for block in self.free if block.size >= size]
         if fitting:
@@ -75,7 +74,7 @@ class Pool:
             self.free.remove(block)
             return block
         while self.free and self._total() + size > self.limit:
-            self.drop(self.free.pop())
+            self.drop(self.free[-1])
         if self._total() + size > self.limit:
             return None
         block = Block(size)
@@ -93,13 +92,14 @@ class Pool:
     def drop(self, block: Block) -> None:
         """Never use a block again: a worker that was told to stop may still write to it."""
         self.blocks.remove(block)
+        if block in self.free:
+            self.free.remove(block)
         block.close()
 
     def close(self) -> None:
         """Drop every block; what is still being read stays until it is not."""
         for block in list(self.blocks):
             self.drop(block)
-        self.free.clear()
 
 
 class Letter(NamedTuple):
