@@ -32,9 +32,6 @@ from models.base import Features, SplitModel
 PARTS = ("encoder", "projector", "classifier")
 Shapes = dict[str, tuple[int, ...]]
 
-# How many examples an evaluation takes at a time, over all nodes of a stack: activations that fit a CPU's cache.
-EVALUATION_BATCH = 256
-
 
 class DeadlineError(Exception):
     """The round's time limit passed while this node was training."""
@@ -222,7 +219,7 @@ class Client(NumPyClient):
 
     def _one_pass(self, parts: list[np.ndarray]) -> Plan:
         """Lay out one pass over each node's examples in their order, as many at a time as an evaluation takes."""
-        chunk = max(1, EVALUATION_BATCH // len(parts))
+        chunk = max(1, self.site.evaluation_batch // len(parts))
         pieces = [[part[i : i + chunk] for i in range(0, len(part), chunk)] for part in parts]
         return Plan.draw(pieces, self.site.device, self.site.dtype)
 
@@ -604,15 +601,15 @@ def score(site: Site, model: Callable[[Tensor], Features], index: np.ndarray) ->
     """Return (mean cross-entropy, accuracy, examples) of one model on the examples ``index``; (0, 0, 0) for none."""
     if len(index) == 0:
         return 0.0, 0.0, 0
-    losses, correct = 0.0, 0
+    losses, correct = [], []
     with torch.no_grad():
-        for start in range(0, len(index), EVALUATION_BATCH):
-            rows = torch.from_numpy(index[start : start + EVALUATION_BATCH]).to(site.device)
+        for rows in torch.from_numpy(index).to(site.device).split(site.evaluation_batch):
             y = site.labels(rows)
             logits = model(site.images(rows)).logits
-            losses += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
-            correct += int((logits.argmax(1) == y).sum())
-    return losses / len(index), correct / len(index), len(index)
+            losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
+            correct.append((logits.argmax(1) == y).sum())
+    # Read at the end: on an accelerator each number is a wait.
+    return sum(map(float, losses)) / len(index), sum(map(int, correct)) / len(index), len(index)
 
 
 def _clip(params: list[Tensor], limit: float) -> None:

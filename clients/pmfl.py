@@ -118,7 +118,8 @@ class PMFLClient(Client):
             return
         slot = stack.memory["pushed"] % self.hyper.buffer_size
         rows = torch.arange(len(stack), device=slot.device)
-        alone = int(slot) if len(stack) == 1 else None  # a plain copy instead of a scatter
+        # A plain copy instead of a scatter; an accelerator would have to be waited for.
+        alone = int(slot) if len(stack) == 1 and slot.device.type == "cpu" else None
         for name, value in stack.params.items():
             buffer = stack.memory[f"buffer/{name}"]
             if alone is not None:

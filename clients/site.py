@@ -14,6 +14,10 @@ from contrafed.config import build
 from models.base import SplitModel, build_model
 from partitions.federation import Federation, load_federation
 
+# How many examples an evaluation takes at a time, over all nodes of a stack. On a CPU activations then fit its cache; an
+# accelerator is not kept busy by so few.
+EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE = 256, 2048
+
 # What a node needs to know of the configuration; the rest stays on the server.
 NODE_KEYS = ("seed", "num_nodes", "strategy", "dataset", "partition", "model")
 
@@ -62,6 +66,7 @@ class Site:
         self.seed: int = settings["seed"]
         self.device = torch.device(device)
         self.dtype = dtype
+        self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else EVALUATION_BATCH_ELSEWHERE
         self.federation = federation or load_federation(settings)
         self.client_class, _ = find_client(settings["strategy"])
         self.hyper = make_hyper(settings["strategy"])

@@ -20,6 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from clients.base import Client
 from clients.site import find_client
@@ -262,6 +263,7 @@ class FederatedStrategy(Strategy):
             if len(good):
                 self.round.rejected["too few"] += len(good)
         else:
+            self._follow(good)
             model = self.aggregate(self.model, good)
             self.model = {name: model[name].to(old.dtype) for name, old in self.model.items()}
         if len(good):
@@ -417,6 +419,18 @@ class FederatedStrategy(Strategy):
         if asked:
             self.round.rejected["no answer"] += len(asked)
             self.round.failures += [f"node {node}: no answer in time" for node in sorted(asked.values())]
+
+    def _follow(self, replies: Replies) -> None:
+        """Have the model and the server's state where the replies are: on the GPU that this very process trained them on."""
+        sent = [tensor for reply in replies for tensor in reply.tensors.values()]
+        if not sent or all(tensor.device == sent[0].device for tensor in self.model.values()):
+            return
+
+        def moved(value: Any) -> Any:
+            return value.to(sent[0].device) if isinstance(value, Tensor) else value
+
+        self.model = tree_map(moved, self.model)
+        self.state |= tree_map(moved, self.state)
 
     def _note(self, node: int, message: Message) -> None:
         """Keep what a node says of itself beside its reply."""

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from clients.base import EVALUATION_BATCH, Tensors, keeps_parts, score
+from clients.base import Tensors, keeps_parts, score
 from clients.files import personal_file, shapes_in
 from clients.site import Site, node_settings, site_for
 from contrafed import checkpoint, codec
@@ -392,8 +392,10 @@ def evaluate_in_parallel(site: Site, model: SplitModel, index: np.ndarray) -> tu
 
     ``model`` has its own parameters: threads that share a module would see each other's ``holding``.
     """
-    shards = [index[i : i + EVALUATION_BATCH] for i in range(0, len(index), EVALUATION_BATCH)]
-    with ThreadPoolExecutor(cores() if site.device.type == "cpu" else 1) as pool:
+    if site.device.type != "cpu":
+        return score(site, model, index)[:2]
+    shards = [index[i : i + site.evaluation_batch] for i in range(0, len(index), site.evaluation_batch)]
+    with ThreadPoolExecutor(cores()) as pool:
         results = list(pool.map(lambda rows: score(site, model, rows), shards))
     total = max(len(index), 1)
     return sum(loss * n for loss, _, n in results) / total, sum(round(acc * n) for _, acc, n in results) / total

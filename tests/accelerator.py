@@ -1,0 +1,89 @@
+"""A stand-in for a GPU: its tensors are computed on the CPU, but refuse to meet tensors that are not on it.
+
+So that a machine without a GPU finds out where a tensor is forgotten on the other side. Speed, the rounding of real kernels
+and bfloat16 are beyond it.
+"""
+
+import contextlib
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+
+# What the stand-in calls itself: torch lets no other device exist that is not there. Nothing else here uses it.
+NAME = "meta"
+aten = torch.ops.aten
+COPIES = (aten.copy_.default, aten._to_copy.default)
+INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+
+
+class There(torch.Tensor):
+    """A tensor on the stand-in; ``values`` is the one that is computed with."""
+
+    @staticmethod
+    def __new__(cls, values):
+        about = {"strides": values.stride(), "storage_offset": values.storage_offset(), "dtype": values.dtype, "device": NAME}
+        found = torch.Tensor._make_wrapper_subclass(cls, values.size(), **about)
+        found.values = values
+        return found
+
+    def __repr__(self, **_):
+        return f"There({self.values})"
+
+    def tolist(self):
+        return self.values.tolist()
+
+    @property
+    def is_meta(self):
+        return False
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return _computed(function, args, kwargs or {})
+
+
+def _computed(function, args, kwargs):
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    goes = any(isinstance(tensor, There) for tensor in tensors)
+    if goes and function not in COPIES:
+        # As on a GPU: a number may come from anywhere, and so may an index.
+        strays = [t for t in tensors if not isinstance(t, There) and t.dim() and (function not in INDEXED or t is args[0])]
+        if strays:
+            raise RuntimeError(f"{function}: {tuple(strays[0].shape)} is on the CPU, another tensor is not")
+    if function is aten.copy_.default:
+        goes = isinstance(args[0], There)
+    elif kwargs.get("device") is not None:
+        goes = torch.device(kwargs["device"]).type == NAME
+        kwargs = kwargs | {"device": torch.device("cpu")}
+    values = tree_map(lambda leaf: leaf.values if isinstance(leaf, There) else leaf, (args, kwargs))
+    out = function(*values[0], **values[1])
+    if not goes:
+        return out
+    out = tree_map(lambda leaf: There(leaf) if isinstance(leaf, torch.Tensor) else leaf, out)
+    return out if function is aten._to_copy.default else return_and_correct_aliasing(function, args, kwargs, out)
+
+
+class _Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return _computed(function, args, kwargs or {})
+
+
+class _Making(TorchFunctionMode):
+    """Tensors of numbers, which torch makes where no dispatch mode sees it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function is torch.tensor and "device" in kwargs:
+            device = kwargs.pop("device")
+            return function(*args, **kwargs).to(device)
+        if function is torch.Tensor.new_tensor and isinstance(args[0], There):
+            return torch.tensor(args[1], dtype=args[0].dtype).to(NAME)
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def accelerator():
+    """Have the device NAME compute, in this thread."""
+    with _Operations(), _Making():
+        yield

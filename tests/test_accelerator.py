@@ -1,0 +1,151 @@
+"""Everything stays on the accelerator that should: every method on a stand-in for one gives the CPU's numbers."""
+
+import os
+import sys
+
+import pytest
+import torch
+from accelerator import NAME, There, accelerator
+from rig import METHODS, PERSONAL, same
+from test_devices import Wire, plain, run_devices
+from test_engines import run_tiny
+
+import clients.site
+import simulation.ray
+from clients.site import uninstall
+from contrafed.reporting import RunRecorder
+
+# Budgets so small that nodes' memories lie on all three tiers.
+ON = (f"engine.device={NAME}", "engine.memory_device_bytes=100000", "engine.memory_host_bytes=100000")
+STACKED = ("engine=local", "engine.stack_size=4", "num_rounds=3")
+
+
+@pytest.fixture(autouse=True)
+def _alike(monkeypatch):
+    """Evaluate as many examples at a time as on the CPU, so that sums round alike."""
+    monkeypatch.setattr(clients.site, "EVALUATION_BATCH_ELSEWHERE", clients.site.EVALUATION_BATCH)
+    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
+
+
+def both(folder, *overrides):
+    """Run on the CPU and on the stand-in; returns what ``run_tiny`` does, of each."""
+    here = run_tiny(folder / "here", *overrides)
+    with accelerator():
+        there = run_tiny(folder / "there", *overrides, *ON)
+    for summary in (here[0], there[0]):
+        assert summary["failures"] == summary["replies_rejected"] == 0
+    assert there[0]["device"] == NAME
+    return here, there
+
+
+def test_the_stand_in_computes_and_refuses_what_a_gpu_refuses():
+    x = torch.arange(6.0).reshape(2, 3)
+    with accelerator():
+        y = x.to(NAME)
+        assert isinstance(y + torch.tensor(1.0), There)
+        assert torch.equal((y @ y.T).cpu(), x @ x.T)
+        assert torch.equal(y[torch.tensor([1])].cpu(), x[1:])
+        y[0].zero_()  # through a view
+        assert y.tolist() == [[0, 0, 0], [3, 4, 5]]
+        for meet in (lambda: y + x, lambda: torch.where(y > 0, y, x), lambda: torch.stack([y, x])):
+            with pytest.raises(RuntimeError, match="on the CPU"):
+                meet()
+        with pytest.raises((RuntimeError, TypeError)):
+            y.numpy()
+
+
+@pytest.mark.parametrize("method", [*METHODS, *PERSONAL, "fedadam", "fedagm", "fedavgm", "fedcl", "fedscl"])
+def test_every_method_gives_the_same_on_an_accelerator(tmp_path, method):
+    here, there = both(tmp_path, *STACKED, f"strategy={method}")
+    assert same(here[1], there[1])
+    assert here[2:] == there[2:]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("strategy=pmfl", "strategy.local.augment=[rotation,crop,flip]", "strategy.threshold=node"),
+        ("strategy=fedcrl", "strategy.tau_source=on_receipt", "strategy.local.momentum=0.9"),
+        ("strategy=fedprox", "strategy.local.optimizer=adam", "strategy.local.keep_optimizer=true"),
+        ("strategy=moon", "strategy.local.epochs=3", "strategy.local.iterations=null", "strategy.local.clip_norm=1"),
+    ],
+)
+def test_what_the_configuration_adds_stays_there_too(tmp_path, options):
+    here, there = both(tmp_path, *STACKED, *options)
+    assert same(here[1], there[1])
+    assert here[2:] == there[2:]
+
+
+def test_a_lone_node_evaluates_its_stored_models_in_one_call(tmp_path):
+    """Where a CPU takes one after the other: the same up to rounding."""
+    here, there = both(tmp_path, "strategy=pmfl", "model=cnn_pmfl", "engine=local", "engine.stack_size=1")
+    for name, value in here[1].items():
+        torch.testing.assert_close(there[1][name], value)
+
+
+@pytest.mark.parametrize("method", ["pmfl", "fedcrl", "fedagm"])
+def test_a_run_goes_on_there_as_if_it_had_never_stopped(tmp_path, method):
+    asked = (*STACKED, *ON, f"strategy={method}", "checkpoint_every=1", "checkpoint_keep=3")
+    with accelerator():
+        whole = run_tiny(tmp_path / "whole", *asked)
+        goes_on = run_tiny(tmp_path / "on", *asked, f"resume={tmp_path / 'whole' / 'checkpoints' / '000001'}")
+    assert same(whole[1], goes_on[1])
+    assert whole[2:] == goes_on[2:]
+
+
+@pytest.mark.parametrize("method", ["pmfl", "fedcrl"])
+def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, method):
+    def nodes(which):
+        for k in range(3):
+            (tmp_path / which / str(k)).mkdir(parents=True)
+        return plain(**{"state-dir": tmp_path / which / "{k}"})
+
+    here = run_devices(tmp_path / "out-here", Wire(*nodes("here")), f"strategy={method}")
+    uninstall()
+    monkeypatch.setattr(clients.site, "default_device", lambda: NAME)
+    with accelerator():
+        there = run_devices(tmp_path / "out-there", Wire(*nodes("there")), f"strategy={method}")
+    uninstall()
+    assert there[-1]["device"] == NAME
+    assert there[-1]["failures"] == 0
+    assert same(here[0], there[0])
+    assert here[1:3] == there[1:3]
+
+
+TESTS = os.path.dirname(__file__)
+
+
+class OnAccelerator(simulation.ray.Worker):
+    """A Ray worker with the stand-in."""
+
+    def __init__(self, *args):
+        sys.path.insert(0, TESTS)  # of the worker's process
+        import accelerator
+
+        self.stand_in = accelerator.accelerator
+        simulation.ray.default_device = lambda: accelerator.NAME
+        clients.site.EVALUATION_BATCH_ELSEWHERE = clients.site.EVALUATION_BATCH
+        with self.stand_in():
+            super().__init__(*args)
+        assert self.runner.stack_size == 4
+
+    def run(self, *args):
+        with self.stand_in():
+            return super().run(*args)
+
+
+@pytest.mark.parametrize("method", ["pmfl", "fedcrl"])
+def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, method):
+    import ray
+
+    here = run_tiny(tmp_path / "here", *STACKED, f"strategy={method}")
+    on_ray = ("engine=ray", "engine.workers=1", *STACKED[1:])
+    monkeypatch.setattr(simulation.ray, "Worker", OnAccelerator)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        there = run_tiny(tmp_path / "there", f"strategy={method}", *on_ray)
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert there[0]["failures"] == there[0]["replies_rejected"] == 0
+    assert same(here[1], there[1])
+    assert here[2:] == there[2:]
