@@ -282,15 +282,16 @@ class Client(NumPyClient):
         stack.memory |= self._personal_parts(stack)
         means = {name: (total / seen.clamp_min(1)).tolist() for name, (total, seen) in totals.items()}
         updates: list[Update] = [None] * len(order)  # type: ignore[list-item]
-        alone = len(order) == 1
+        # A row of a stack is a view that would keep the whole stack alive: memory outlives the round, so copy it.
+        apart: Callable[[Tensor], Any] = torch.unbind if len(order) == 1 else torch.unbind_copy
+        memories = {name: apart(value.detach()) for name, value in stack.memory.items()}
+        sent = {name: value.detach().unbind() for name, value in tensors.items()}
         for row, k in enumerate(order):
-            # A row of a stack is a view that would keep the whole stack alive: memory outlives the round, so copy it.
-            memory = {n: v[row] if alone else v[row].clone() for n, v in stack.memory.items()}
             updates[k] = Update(
-                {n: v[row].detach() for n, v in tensors.items()},
+                {name: rows[row] for name, rows in sent.items()},
                 len(examples[row]),
                 {name: values[row] for name, values in means.items()},
-                {n: v.detach() for n, v in memory.items()},
+                {name: rows[row] for name, rows in memories.items()},
             )
         return updates
 
