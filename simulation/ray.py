@@ -26,10 +26,12 @@ from clients.site import Site, default_device, install, uninstall
 from contrafed import codec
 from contrafed.config import Range
 from contrafed.errors import UserError
+from contrafed.tensors import size_of
 from partitions.federation import Federation
 from simulation import shared
 from simulation.engine import Job, stack_size_for
 from simulation.grid import VirtualGrid
+from simulation.memory import Cost
 from simulation.worker import FIRST_NODE_ID, BatchRunner, identify, reuse_memory
 
 # A worker checks its time limit between steps; one that is this many seconds late hangs and is replaced.
@@ -119,6 +121,14 @@ class Parcel(NamedTuple):
     address: shared.Address | None  # of the block for the replies
 
 
+class Spent(NamedTuple):
+    """What a batch took of its worker, and what its nodes remember takes now."""
+
+    seconds: float
+    fetching: float  # of these, those of reading what nodes remember
+    sizes: list[int]  # bytes, by message; empty where nodes remember nothing
+
+
 class Worker:
     """One persistent worker process: the data set on its device and a ``BatchRunner``."""
 
@@ -144,22 +154,25 @@ class Worker:
         return shared.reachable(address), self.runner.stack_size > 1
 
     def run(self, parcel: bytes, states: list[Any], broadcast: list[ArrayRecord] | None = None) -> Any:
-        """Run a batch and return the replies, and whether the broadcast is still read; pickled, where they were written to
-        the block that the batch came with. For nodes that remember, one new state per message follows.
+        """Run a batch and return the replies, whether the broadcast is still read, and ``Spent``; pickled, where the replies
+        were written to the block that the batch came with. For nodes that remember, one new state per message follows.
 
         ``parcel`` is a pickled ``Parcel``. The ``broadcast`` comes beside it where there is no letter.
         """
+        began = time.monotonic()
         sent: Parcel = pickle.loads(parcel)
         still_read = None
         if sent.letter is not None:
             broadcast, still_read = shared.read(sent.letter, self.letters)
         assert broadcast is not None
+        self.fetching = 0.0
         results = self._results(broadcast, sent, states)
         del broadcast
         replies = shared.write([None if result is None else result[0] for result in results], sent.address, self.mapped)
         kept = [None if result is None else result[1] for result in results] if states else []
         del results
-        answer: Any = (*replies, still_read is not None and still_read())
+        sizes = [0 if state is None else size_of(codec.state_of(state, MEMORY)) for state in kept]
+        answer: Any = (*replies, still_read is not None and still_read(), Spent(time.monotonic() - began, self.fetching, sizes))
         if replies[0] == "shared":
             answer = pickle.dumps(answer)  # Ray sends bytes as they are
         return [answer, *kept] if states else answer
@@ -175,7 +188,12 @@ class Worker:
             messages.append(Message(content=RecordDict({**content, **arrays}), metadata=metadata))  # type: ignore[call-overload]
 
         def state_of(place: int) -> RecordDict | None:
-            return ray.get(states[place]) if states and states[place] is not None else None
+            if not states or states[place] is None:
+                return None
+            began = time.monotonic()
+            state: RecordDict = ray.get(states[place])
+            self.fetching += time.monotonic() - began
+            return state
 
         return self.runner.run(messages, state_of, sent.timeout)
 
@@ -208,6 +226,8 @@ class RayGrid(VirtualGrid):
         self.stateful = site.client_class.remembers(site.model, site.hyper)
         self.memory: dict[int, Any] = {}  # node id -> reference to its state
         self.changed: set[int] = set()
+        self.sizes: dict[int, int] = {}  # node id -> bytes of its state
+        self.moving = 0.0  # seconds since they were last asked for
         self.pool, self.broadcast = shared.Pool(shared.limit()), shared.Broadcast(shared.limit())
         self.workers = [self._spawn() for _ in range(count)]
         # A worker that cannot start says why here.
@@ -289,16 +309,21 @@ class RayGrid(VirtualGrid):
                     again += [[i] for i in rows] if attempts[rows[0]] == ATTEMPTS - 1 else [rows]
                 feed(worker)
                 continue
-            self.pace[kind] = (time.monotonic() - began[worker]) / sum(costs[i] for i in rows)
+            elapsed = time.monotonic() - began[worker]
+            self.pace[kind] = elapsed / sum(costs[i] for i in rows)
             feed(worker)
-            *found, reads = pickle.loads(answer) if isinstance(answer, bytes) else answer
+            spent: Spent
+            *found, reads, spent = pickle.loads(answer) if isinstance(answer, bytes) else answer
             still_read |= reads
+            if self.stateful:  # what a batch takes outside the worker's code is Ray storing the states, up to 3 ms
+                self.moving += spent.fetching + max(elapsed - spent.seconds, 0.0)
             for place, (i, reply) in enumerate(zip(rows, self._read(found, block), strict=True)):
                 replies[i] = reply
                 trained = messages[i].metadata.message_type == MessageType.TRAIN
                 if self.stateful and trained and reply is not None and not reply.has_error():
-                    self.memory[messages[i].metadata.dst_node_id] = states[place]
-                    self.changed.add(messages[i].metadata.dst_node_id)
+                    node = messages[i].metadata.dst_node_id
+                    self.memory[node], self.sizes[node] = states[place], spent.sizes[place]
+                    self.changed.add(node)
         if still_read:
             self.broadcast.renew()
         return replies
@@ -313,7 +338,16 @@ class RayGrid(VirtualGrid):
         """Give nodes what they remember."""
         for node, tensors in memories.items():
             self.memory[FIRST_NODE_ID + node] = self.ray.put(RecordDict({MEMORY: codec.to_record(tensors)}))
+            self.sizes[FIRST_NODE_ID + node] = size_of(tensors)
         self.changed |= {FIRST_NODE_ID + node for node in memories} if changed else set()
+
+    def memory_cost(self) -> Cost:
+        """Return what nodes' memories took since the last call, over all workers.
+
+        All bytes count as RAM: Ray does not say what it has written to disk.
+        """
+        seconds, self.moving = self.moving, 0.0
+        return Cost(seconds, 0, sum(self.sizes.values()), 0)
 
     def close(self) -> None:
         """End the workers and let go of what the nodes remember."""

@@ -113,5 +113,24 @@ def test_a_run_from_disk_equals_a_run_from_memory(tmp_path, name):
     assert json.loads((tmp_path / "tiers" / "summary.json").read_text())["failures"] == 0
 
 
+def test_ray_shows_what_memory_costs(tmp_path):
+    """After every round as many bytes as engine=local has, and the seconds of moving them."""
+    small = (
+        "strategy=pmfl", "num_nodes=5", "num_rounds=4", "participation=uniform", "participation.select=3", "model=mlp",
+        "model.hidden=[12]", "partition.min_node_size=5", "checkpoint_every=2",
+    )  # fmt: skip
+    rows = {}
+    for name, more in (("local", ("engine=local",)), ("ray", ("engine=ray", "engine.workers=2"))):
+        run(config_of(*small, *more, f"output_dir={tmp_path / name}"))
+        rows[name] = times_of(tmp_path / name)[1:]
+    held = [[int(row[3]) + int(row[4]) + int(row[5]) for row in rows[name]] for name in ("local", "ray")]
+    assert held[0] == held[1]
+    assert 0 < held[1][0] < held[1][-1]
+    assert all(0 < float(row[2]) < 2 * float(row[1]) for row in rows["ray"])  # at most what two workers have
+    resumed = f"resume={tmp_path / 'ray' / 'checkpoints' / '000002'}"
+    run(config_of(*small, *more, resumed, f"output_dir={tmp_path / 'on'}"))
+    assert int(times_of(tmp_path / "on")[-1][4]) == held[1][-1]
+
+
 def test_size_of_counts_bytes():
     assert size_of({"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.int64)}) == 40
