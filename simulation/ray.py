@@ -315,7 +315,7 @@ class RayGrid(VirtualGrid):
             spent: Spent
             *found, reads, spent = pickle.loads(answer) if isinstance(answer, bytes) else answer
             still_read |= reads
-            if self.stateful:  # what a batch takes outside the worker's code is Ray storing the states, up to 3 ms
+            if self.stateful:  # what a batch takes outside the worker's code is Ray storing the states, and 3 ms on the way
                 self.moving += spent.fetching + max(elapsed - spent.seconds, 0.0)
             for place, (i, reply) in enumerate(zip(rows, self._read(found, block), strict=True)):
                 replies[i] = reply
