@@ -41,6 +41,10 @@ class LocalError(Exception):
     """Local training failed; the message names node, round and step."""
 
 
+class NoRoomError(LocalError):
+    """Local training did not fit the accelerator's memory."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Hyper-parameters of a node half that has none of its own beside the local work."""
@@ -262,38 +266,46 @@ class Client(NumPyClient):
         """Train the stack's nodes and return their updates, in the order of ``self.nodes``.
 
         ``received[k]`` are the declared tensors for node k; none is written to. ``deadline`` is a ``time.monotonic()``
-        moment that is checked between steps. Raises ``DeadlineError`` or ``LocalError``.
+        moment that is checked between steps. Raises ``DeadlineError``, or ``LocalError``, of which ``NoRoomError`` is one.
         """
         examples = [self.site.federation.partition.train(node) for node in self.nodes]
         order = sorted(range(len(self.nodes)), key=lambda k: -self.work_of(len(examples[k])))
         examples, nodes = [examples[k] for k in order], [self.nodes[k] for k in order]
-        stack = self._open([received[k] for k in order], [self.memories[k] for k in order], nodes, examples, server_round)
+        stack: Stack | None = None
         totals: dict[str, Tensor] = {}
         try:
+            stack = self._open([received[k] for k in order], [self.memories[k] for k in order], nodes, examples, server_round)
             self.start(stack)
             for phase in self.phases(stack):
                 self._train(stack, phase, examples, totals, deadline)
-            tensors = self.finish(stack)
+            updates = self._apart(stack, self.finish(stack), totals, examples)
         except DeadlineError:
             raise
         except Exception as error:
-            where = f"node {', '.join(map(str, stack.nodes))}, round {server_round}, step {stack.step}"
-            raise LocalError(f"{where}: {type(error).__name__}: {error}") from error
+            step = 0 if stack is None else stack.step
+            kind = NoRoomError if _out_of_memory(error) else LocalError
+            where = f"node {', '.join(map(str, nodes))}, round {server_round}, step {step}"
+            raise kind(f"{where}: {type(error).__name__}: {error}") from error
+        by_place = dict(zip(order, updates, strict=True))
+        return [by_place[k] for k in range(len(order))]
+
+    def _apart(self, stack: Stack, tensors: Tensors, totals: dict[str, Tensor], examples: Sequence[np.ndarray]) -> list[Update]:
+        """Take what the stack's nodes send and remember apart, in the stack's order."""
         stack.memory |= self._personal_parts(stack)
         means = {name: (total / seen.clamp_min(1)).tolist() for name, (total, seen) in totals.items()}
-        updates: list[Update] = [None] * len(order)  # type: ignore[list-item]
         # A row of a stack is a view that would keep the whole stack alive: memory outlives the round, so copy it.
-        apart: Callable[[Tensor], Any] = torch.unbind if len(order) == 1 else torch.unbind_copy
+        apart: Callable[[Tensor], Any] = torch.unbind if len(stack) == 1 else torch.unbind_copy
         memories = {name: apart(value.detach()) for name, value in stack.memory.items()}
         sent = {name: value.detach().unbind() for name, value in tensors.items()}
-        for row, k in enumerate(order):
-            updates[k] = Update(
+        return [
+            Update(
                 {name: rows[row] for name, rows in sent.items()},
                 len(examples[row]),
                 {name: values[row] for name, values in means.items()},
                 {name: rows[row] for name, rows in memories.items()},
             )
-        return updates
+            for row in range(len(stack))
+        ]
 
     def work_of(self, examples: int) -> int:
         """Return how many steps a node with so many examples takes in a round: what scheduling goes by."""
@@ -590,6 +602,11 @@ class _Once:
             return table[node[:alive], where.index[:alive, step, : where.width(step)]]
 
         return pick
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether it says that an accelerator's memory is full; its libraries say so in words."""
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "ALLOC_FAILED" in str(error))
 
 
 def keeps_parts(settings: Mapping[str, Any]) -> bool:

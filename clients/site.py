@@ -16,7 +16,7 @@ from partitions.federation import Federation, load_federation
 
 # How many examples an evaluation takes at a time, over all nodes of a stack. On a CPU activations then fit its cache; an
 # accelerator is not kept busy by so few.
-EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE = 256, 2048
+EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE = 256, 1024
 
 # What a node needs to know of the configuration; the rest stays on the server.
 NODE_KEYS = ("seed", "num_nodes", "strategy", "dataset", "partition", "model")

@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
-from clients.base import DeadlineError, LocalError
+from clients.base import DeadlineError, LocalError, NoRoomError
 from clients.client_app import app, run_stack
 from contrafed import codec
 
@@ -69,30 +69,29 @@ class BatchRunner:
         stackable = [i for i, m in enumerate(messages) if m.metadata.message_type == MessageType.TRAIN]
         # Nodes with like amounts of work share a stack, so that few rows idle.
         stackable.sort(key=lambda i: -float(codec.config_of(messages[i]).get("cost", 0)))
-        todo = [stackable[i : i + self.stack_size] for i in range(0, len(stackable), self.stack_size)]
-        todo.reverse()
+        todo = self._cut(stackable)
         while todo:
             rows = todo.pop()
             try:
                 results_of_stack = self._stack([messages[i] for i in rows], [state_of(i) for i in rows], deadline)
             except DeadlineError:
                 break
-            except torch.OutOfMemoryError:
-                if len(rows) == 1:
-                    raise
-                # The stack does not fit: halve it now and from here on.
-                self.stack_size = max(1, len(rows) // 2)
-                torch.cuda.empty_cache()
-                todo += [rows[self.stack_size :], rows[: self.stack_size]]
-                continue
             except LocalError as error:
-                if len(rows) > 1:  # run its nodes alone, so that only the faulty one fails
-                    todo += [[row] for row in reversed(rows)]
-                else:
+                if len(rows) == 1:
                     results[rows[0]] = _failed(messages[rows[0]], error), None
+                    continue
+                no_room = isinstance(error, NoRoomError)
+            else:
+                for i, result in zip(rows, results_of_stack, strict=True):
+                    results[i] = result
                 continue
-            for i, result in zip(rows, results_of_stack, strict=True):
-                results[i] = result
+            # Here nothing holds what the stack has computed any more: not before the handler is left.
+            if no_room:
+                self.stack_size = len(rows) // 2  # now and from here on
+                torch.cuda.empty_cache()
+                todo = self._cut([i for stack in (rows, *reversed(todo)) for i in stack])
+            else:  # run its nodes alone, so that only the faulty one fails
+                todo += [[row] for row in reversed(rows)]
         for i, message in enumerate(messages):
             if message.metadata.message_type != MessageType.TRAIN:
                 context = context_of(message, state_of(i), self.num_nodes)
@@ -101,6 +100,10 @@ class BatchRunner:
                 except Exception as error:
                     results[i] = _failed(message, error), None
         return results
+
+    def _cut(self, rows: list[int]) -> list[list[int]]:
+        """Return stacks of at most ``stack_size``, the last to train first."""
+        return [rows[i : i + self.stack_size] for i in range(0, len(rows), self.stack_size)][::-1]
 
     def _stack(
         self, messages: list[Message], states: list[RecordDict | None], deadline: float | None

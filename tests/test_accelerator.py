@@ -6,12 +6,13 @@ import sys
 import pytest
 import torch
 from accelerator import NAME, There, accelerator
-from rig import METHODS, PERSONAL, same
+from rig import METHODS, PERSONAL, close, digits_run, same
 from test_devices import Wire, plain, run_devices
 from test_engines import run_tiny
 
 import clients.site
 import simulation.ray
+from clients.pmfl import PMFLClient
 from clients.site import uninstall
 from contrafed.reporting import RunRecorder
 
@@ -110,6 +111,41 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
     assert there[-1]["failures"] == 0
     assert same(here[0], there[0])
     assert here[1:3] == there[1:3]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDNN_STATUS_ALLOC_FAILED")])
+@pytest.mark.parametrize("where", ["_open", "before_step", "finish"])
+def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, where, error):
+    """Memory for three nodes: eight are halved twice, in the first round only, and no result changes."""
+    alone, _ = digits_run("pmfl", 3, nodes=8)
+    tried, method = [], getattr(PMFLClient, where)
+
+    def small(self, *args):
+        if where != "before_step" or args[0].step == 2:
+            tried.append(len(self.nodes))
+            if len(self.nodes) > 3:
+                raise error
+        return method(self, *args)
+
+    monkeypatch.setattr(PMFLClient, where, small)
+    halved, strategy = digits_run("pmfl", 3, nodes=8, stack_size=8)
+    assert tried == [8, 4, *[2] * 12]
+    assert not strategy.round.failures
+    close(alone[-1], halved[-1])
+
+
+def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
+    step = PMFLClient.before_step
+
+    def small(self, stack, losses):
+        if 2 in self.nodes and stack.step == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(self, stack, losses)
+
+    monkeypatch.setattr(PMFLClient, "before_step", small)
+    _, strategy = digits_run("pmfl", 2, nodes=4, stack_size=4)
+    assert strategy.round.failures == ["node 2: node 2, round 2, step 1: OutOfMemoryError: CUDA out of memory"]
+    assert strategy.round.rejected == {"failed": 1}
 
 
 TESTS = os.path.dirname(__file__)
