@@ -384,14 +384,15 @@ class Client(NumPyClient):
         plan = Plan.draw(batches, site.device, site.dtype)
         counts, width = [sum(map(len, rows)) for rows in batches], self.model.embedding_size
 
-        def each(draw: Callable[..., Tensor], *what: Any) -> list[Tensor]:
-            return [
+        def each(padding: float, draw: Callable[..., Tensor], *what: Any) -> Callable[[int, int], Tensor]:
+            drawn = [
                 draw(*what, count, site.seed, phase.purpose, rounds, node)
                 for count, node in zip(counts, stack.nodes, strict=True)
             ]
+            return plan.picker(drawn, padding)
 
-        dropout = each(draw_dropout, self.model.dropout, width) if self.model.dropout else None
-        changes = each(draw_augmentation, work.augment, min(site.x.shape[1:3])) if work.augment else None
+        dropout = each(1, draw_dropout, self.model.dropout, width) if self.model.dropout else None
+        changes = each(0, draw_augmentation, work.augment, min(site.x.shape[1:3])) if work.augment else None
         frozen = self.frozen_models(stack)
         encoded, tables = None, {}
         again = phase.encode_once or (bool(frozen) and sum(counts) > sum(map(len, examples)))
@@ -473,33 +474,23 @@ class Client(NumPyClient):
         plan: Plan,
         step: int,
         alive: int,
-        dropout: list[Tensor] | None = None,
-        changes: list[Tensor] | None = None,
+        dropout: Callable[[int, int], Tensor] | None = None,
+        changes: Callable[[int, int], Tensor] | None = None,
         encoded: Callable[[int, int], Tensor] | None = None,
     ) -> Batch:
         """Gather one step's minibatches; a lone node's short batch is short, a stack's is padded and masked.
 
-        ``encoded(step, alive)`` gives what stands in for the images.
+        ``dropout(step, alive)`` gives the step's factors, ``changes`` what augments its images, ``encoded`` what stands in for
+        them.
         """
         width = plan.width(step)
         index, mask = plan.index[:alive, step, :width], plan.mask[:alive, step, :width]
-
-        def rows(drawn: list[Tensor], padding: float) -> Tensor:
-            """What was drawn for the examples of this step (alive, width, k), padded like the batch."""
-            out = []
-            for node in range(alive):
-                lengths = plan.lengths[node]
-                start = sum(lengths[:step])
-                mine = drawn[node][start : start + lengths[step]]
-                out.append(torch.nn.functional.pad(mine, (0, 0, 0, width - len(mine)), value=padding))
-            return torch.stack(out).to(mask)
-
-        factors = mask.new_ones(alive) if dropout is None else rows(dropout, 1.0)
+        factors = mask.new_ones(alive) if dropout is None else dropout(step, alive)
         if encoded is not None:
             return Batch(encoded(step, alive), self.site.labels(index), mask, factors)
         if changes is None:
             return Batch(self.site.images(index), self.site.labels(index), mask, factors)
-        change = rows(changes, 0.0).flatten(0, 1)
+        change = changes(step, alive).flatten(0, 1)
         images = self.site.images(index, lambda raw: augmented(raw, change))
         return Batch(images, self.site.labels(index), mask, factors)
 

@@ -1,7 +1,7 @@
 """A stack of nodes in training: everything carries a leading node axis B."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple
 
@@ -127,6 +127,25 @@ class Plan:
                 index[node, step, : len(batch)] = batch
                 mask[node, step, : len(batch)] = 1
         return cls(steps, lengths, torch.from_numpy(index).to(device), torch.from_numpy(mask).to(device, dtype))
+
+    def picker(self, drawn: Sequence[Tensor], padding: float) -> Callable[[int, int], Tensor]:
+        """Return what picks a step's rows (alive, width, k) of ``drawn``: per node (examples, k), in the order it sees them.
+
+        All of it is brought to the device at once: an accelerator would wait for a copy at every step.
+        """
+        flat = torch.cat([*drawn, drawn[0].new_full((1, drawn[0].shape[1]), padding)]).to(self.mask)
+        place = np.full(self.index.shape, len(flat) - 1, dtype=np.int64)
+        start = 0
+        for node, lengths in enumerate(self.lengths):
+            for step, length in enumerate(lengths):
+                place[node, step, :length] = np.arange(start, start + length)
+                start += length
+        where = torch.from_numpy(place).to(self.mask.device)
+
+        def pick(step: int, alive: int) -> Tensor:
+            return flat[where[:alive, step, : self.width(step)]]
+
+        return pick
 
 
 @dataclass

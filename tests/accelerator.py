@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 # What the stand-in calls itself: torch lets no other device exist that is not there. Nothing else here uses it.
 NAME = "meta"
 aten = torch.ops.aten
+# Where something crossed between the CPU and the stand-in: on a GPU the processor waits there until all before it is done.
+crossings = []
 COPIES = (aten.copy_.default, aten._to_copy.default)
 INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 
@@ -32,6 +34,7 @@ class There(torch.Tensor):
         return f"There({self.values})"
 
     def tolist(self):
+        crossings.append("tolist")
         return self.values.tolist()
 
     @property
@@ -56,6 +59,10 @@ def _computed(function, args, kwargs):
     elif kwargs.get("device") is not None:
         goes = torch.device(kwargs["device"]).type == NAME
         kwargs = kwargs | {"device": torch.device("cpu")}
+    if (function in COPIES and isinstance(args[function is aten.copy_.default], There) != goes) or (
+        function is aten._local_scalar_dense.default and isinstance(args[0], There)
+    ):
+        crossings.append(str(function))
     values = tree_map(lambda leaf: leaf.values if isinstance(leaf, There) else leaf, (args, kwargs))
     out = function(*values[0], **values[1])
     if not goes:

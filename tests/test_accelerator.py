@@ -5,15 +5,15 @@ import sys
 
 import pytest
 import torch
-from accelerator import NAME, There, accelerator
-from rig import METHODS, PERSONAL, close, digits_run, same
+from accelerator import NAME, There, accelerator, crossings
+from rig import METHODS, PERSONAL, close, config_of, digits_run, same
 from test_devices import Wire, plain, run_devices
 from test_engines import run_tiny
 
 import clients.site
 import simulation.ray
 from clients.pmfl import PMFLClient
-from clients.site import uninstall
+from clients.site import Site, uninstall
 from contrafed.reporting import RunRecorder
 
 # Budgets so small that nodes' memories lie on all three tiers.
@@ -60,6 +60,27 @@ def test_every_method_gives_the_same_on_an_accelerator(tmp_path, method):
     here, there = both(tmp_path, *STACKED, f"strategy={method}")
     assert same(here[1], there[1])
     assert here[2:] == there[2:]
+
+
+@pytest.mark.parametrize("method", [*METHODS, *PERSONAL, "fedcl", "fedscl"])
+def test_no_step_waits_for_the_accelerator(method):
+    """A round of four epochs crosses between the two as often as one of two."""
+    counts = []
+    for epochs in (2, 4):
+        local = ("strategy.local.iterations=null", f"strategy.local.epochs={epochs}", "strategy.local.batch_size=16")
+        config = config_of(f"strategy={method}", *local, "num_nodes=20", "model=cnn", "model.hidden=8", "model.dropout=0.1")
+        with accelerator():
+            site = Site(config, device=NAME)
+            down, _ = site.client_class.messages(site.model, site.hyper)
+            initial = {f"model/{name}": value for name, value in site.initial.items()}
+            received = [{name: initial.get(name, torch.zeros(shape)) for name, shape in down.items()}] * 3
+            memories = [{}] * 3
+            for server_round in (1, 2):
+                crossings.clear()
+                updates = site.client_class(site, range(3), memories).update(received, server_round)
+                memories = [update.memory for update in updates]
+        counts.append(len(crossings))
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize(
