@@ -198,11 +198,14 @@ def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, me
     here = run_tiny(tmp_path / "here", *STACKED, f"strategy={method}")
     on_ray = ("engine=ray", "engine.workers=1", *STACKED[1:])
     monkeypatch.setattr(simulation.ray, "Worker", OnAccelerator)
+    monkeypatch.setattr(simulation.ray, "default_device", lambda: NAME)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
-        there = run_tiny(tmp_path / "there", f"strategy={method}", *on_ray)
+        with accelerator():  # the driver evaluates there
+            there = run_tiny(tmp_path / "there", f"strategy={method}", *on_ray)
     finally:
         ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert there[0]["device"] == NAME
     assert there[0]["failures"] == there[0]["replies_rejected"] == 0
     assert same(here[1], there[1])
     assert here[2:] == there[2:]
