@@ -595,9 +595,14 @@ class _Once:
         return pick
 
 
+# What CUDA, cuBLAS and cuDNN say for want of memory where torch has no type for it.
+NO_ROOM = ("out of memory", "alloc_failed", "unable to find an engine")
+
+
 def _out_of_memory(error: Exception) -> bool:
-    """Whether it says that an accelerator's memory is full; its libraries say so in words."""
-    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "ALLOC_FAILED" in str(error))
+    """Whether an accelerator's memory is full."""
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_ROOM))
 
 
 def keeps_parts(settings: Mapping[str, Any]) -> bool:

@@ -14,9 +14,9 @@ from contrafed.config import build
 from models.base import SplitModel, build_model
 from partitions.federation import Federation, load_federation
 
-# How many examples an evaluation takes at a time, over all nodes of a stack. On a CPU activations then fit its cache; an
-# accelerator is not kept busy by so few.
-EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE = 256, 1024
+# How many examples an evaluation takes at a time, over all nodes of a stack. On a CPU activations then fit its cache. An
+# accelerator is not kept busy by so few: there it is as many as have so many numbers, 1,024 of CIFAR's images at the most.
+EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2**22
 
 # What a node needs to know of the configuration; the rest stays on the server.
 NODE_KEYS = ("seed", "num_nodes", "strategy", "dataset", "partition", "model")
@@ -66,7 +66,6 @@ class Site:
         self.seed: int = settings["seed"]
         self.device = torch.device(device)
         self.dtype = dtype
-        self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else EVALUATION_BATCH_ELSEWHERE
         self.federation = federation or load_federation(settings)
         self.client_class, _ = find_client(settings["strategy"])
         self.hyper = make_hyper(settings["strategy"])
@@ -77,6 +76,8 @@ class Site:
         # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
         # Without a copy where the images are so in memory already.
         self.x, self.y = data.x.to(self.device).permute(0, 2, 3, 1).contiguous(), data.y.to(self.device)
+        fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // self.x[0].numel())) if len(self.x) else 1
+        self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else fitting
         # (x/255 - mean) / std as one multiplication and one addition; a factor per number of an image, since a vector
         # operation over three channels at a time is five times as slow.
         mean = torch.tensor(data.mean, dtype=dtype, device=self.device)

@@ -181,9 +181,18 @@ def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int, wante
     )
 
 
+class FullPrecisionGroupNorm(nn.GroupNorm):
+    """A GroupNorm that computes in its weights' type under autocast, as CUDA's does for a lone node but not under ``vmap``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x (n, C, ...)."""
+        out: Tensor = super().forward(x.to(self.weight.dtype))
+        return out
+
+
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
     """Return a GroupNorm of ``groups`` groups, or of their greatest common divisor with ``channels``."""
-    return nn.GroupNorm(math.gcd(groups, channels), channels)
+    return FullPrecisionGroupNorm(math.gcd(groups, channels), channels)
 
 
 def without_batch_norm(module: nn.Module, groups: int) -> nn.Module:

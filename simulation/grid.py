@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.app.metadata import validate_message_type
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
@@ -141,12 +141,13 @@ class LocalGrid(VirtualGrid):
         # neighbours' through it.
         copies = [isolated(message) for message in messages]
         nodes = [message.metadata.dst_node_id for message in messages]
-        results = self.runner.run(copies, lambda i: self._state(nodes[i]), timeout)
-        for message, node, result in zip(messages, nodes, results, strict=True):
-            if result is not None and result[1] and message.metadata.message_type == MessageType.TRAIN:
-                self.memory.put(node, codec.state_of(result[1], MEMORY))
-                self.changed.add(node)
-        return [None if result is None else result[0] for result in results]
+
+        def keep(i: int, state: RecordDict) -> None:
+            if state:
+                self.memory.put(nodes[i], codec.state_of(state, MEMORY))
+                self.changed.add(nodes[i])
+
+        return self.runner.run(copies, lambda i: self._state(nodes[i]), keep, timeout)
 
     def _state(self, node: int) -> RecordDict | None:
         memory = self.memory.get(node)

@@ -121,7 +121,10 @@ class NodeMemory:
 
 def default_budgets(device: str) -> tuple[int, int]:
     """Return a share of what is free on ``device`` (0 on a CPU), and of what is available of this machine's RAM."""
-    free = torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else 0
+    free = 0
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # what torch keeps of the run before in this process does not count as free
+        free = torch.cuda.mem_get_info(device)[0]
     return int(SHARE * free), int(SHARE * _available())
 
 

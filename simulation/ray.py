@@ -166,10 +166,10 @@ class Worker:
             broadcast, still_read = shared.read(sent.letter, self.letters)
         assert broadcast is not None
         self.fetching = 0.0
-        results = self._results(broadcast, sent, states)
+        kept: list[RecordDict | None] = [None] * len(states)
+        results = self._results(broadcast, sent, states, kept)
         del broadcast
-        replies = shared.write([None if result is None else result[0] for result in results], sent.address, self.mapped)
-        kept = [None if result is None else result[1] for result in results] if states else []
+        replies = shared.write(results, sent.address, self.mapped)
         del results
         sizes = [0 if state is None else size_of(codec.state_of(state, MEMORY)) for state in kept]
         answer: Any = (*replies, still_read is not None and still_read(), Spent(time.monotonic() - began, self.fetching, sizes))
@@ -178,8 +178,8 @@ class Worker:
         return [answer, *kept] if states else answer
 
     def _results(
-        self, records: list[ArrayRecord], sent: Parcel, states: list[Any]
-    ) -> list[tuple[Message, RecordDict | None] | None]:
+        self, records: list[ArrayRecord], sent: Parcel, states: list[Any], kept: list[RecordDict | None]
+    ) -> list[Message | None]:
         import ray
 
         messages = []
@@ -195,7 +195,12 @@ class Worker:
             self.fetching += time.monotonic() - began
             return state
 
-        return self.runner.run(messages, state_of, sent.timeout)
+        def keep(place: int, state: RecordDict) -> None:
+            if kept:  # on the host, so that an accelerator does not hold what a whole batch of nodes remembers
+                memory = {name: value.cpu() for name, value in codec.state_of(state, MEMORY).items()}
+                kept[place] = RecordDict({MEMORY: codec.to_record(memory)})
+
+        return self.runner.run(messages, state_of, keep, sent.timeout)
 
 
 class RayGrid(VirtualGrid):

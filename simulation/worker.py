@@ -57,15 +57,20 @@ class BatchRunner:
         self.stack_size = stack_size
 
     def run(
-        self, messages: Sequence[Message], state_of: Callable[[int], RecordDict | None], timeout: float | None
-    ) -> list[tuple[Message, RecordDict | None] | None]:
-        """Return (reply, new state) per message; the state is None unless the update succeeded, and the whole entry is
-        None for a node that did not finish within ``timeout`` seconds.
+        self,
+        messages: Sequence[Message],
+        state_of: Callable[[int], RecordDict | None],
+        keep: Callable[[int, RecordDict], None],
+        timeout: float | None,
+    ) -> list[Message | None]:
+        """Return a reply per message, None for a node that did not finish within ``timeout`` seconds.
 
-        ``state_of(i)`` brings what the node of message i remembers, and is called when its stack's turn comes.
+        ``state_of(i)`` brings what the node of message i remembers, when its stack's turn comes. ``keep(i, state)`` takes its
+        new state when its stack is done, so that an accelerator does not hold those of a whole round; only training that
+        succeeded has one.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        results: list[tuple[Message, RecordDict | None] | None] = [None] * len(messages)
+        replies: list[Message | None] = [None] * len(messages)
         stackable = [i for i, m in enumerate(messages) if m.metadata.message_type == MessageType.TRAIN]
         # Nodes with like amounts of work share a stack, so that few rows idle.
         stackable.sort(key=lambda i: -float(codec.config_of(messages[i]).get("cost", 0)))
@@ -73,44 +78,49 @@ class BatchRunner:
         while todo:
             rows = todo.pop()
             try:
-                results_of_stack = self._stack([messages[i] for i in rows], [state_of(i) for i in rows], deadline)
+                self._stack(rows, messages, state_of, keep, replies, deadline)
+                continue
             except DeadlineError:
                 break
             except LocalError as error:
                 if len(rows) == 1:
-                    results[rows[0]] = _failed(messages[rows[0]], error), None
+                    replies[rows[0]] = _failed(messages[rows[0]], error)
                     continue
                 no_room = isinstance(error, NoRoomError)
-            else:
-                for i, result in zip(rows, results_of_stack, strict=True):
-                    results[i] = result
-                continue
             # Here nothing holds what the stack has computed any more: not before the handler is left.
+            half = len(rows) // 2
             if no_room:
-                self.stack_size = len(rows) // 2  # now and from here on
+                self.stack_size = half  # from here on
                 torch.cuda.empty_cache()
                 todo = self._cut([i for stack in (rows, *reversed(todo)) for i in stack])
-            else:  # run its nodes alone, so that only the faulty one fails
-                todo += [[row] for row in reversed(rows)]
+            else:  # until only the faulty node fails
+                todo += [rows[half:], rows[:half]]
         for i, message in enumerate(messages):
             if message.metadata.message_type != MessageType.TRAIN:
-                context = context_of(message, state_of(i), self.num_nodes)
                 try:
-                    results[i] = app(message, context), context.state
+                    replies[i] = app(message, context_of(message, state_of(i), self.num_nodes))
                 except Exception as error:
-                    results[i] = _failed(message, error), None
-        return results
+                    replies[i] = _failed(message, error)
+        return replies
 
     def _cut(self, rows: list[int]) -> list[list[int]]:
         """Return stacks of at most ``stack_size``, the last to train first."""
         return [rows[i : i + self.stack_size] for i in range(0, len(rows), self.stack_size)][::-1]
 
     def _stack(
-        self, messages: list[Message], states: list[RecordDict | None], deadline: float | None
-    ) -> list[tuple[Message, RecordDict | None] | None]:
-        contexts = [context_of(m, s, self.num_nodes) for m, s in zip(messages, states, strict=True)]
-        replies = run_stack(messages, contexts, deadline)
-        return [(reply, context.state) for reply, context in zip(replies, contexts, strict=True)]
+        self,
+        rows: list[int],
+        messages: Sequence[Message],
+        state_of: Callable[[int], RecordDict | None],
+        keep: Callable[[int, RecordDict], None],
+        replies: list[Message | None],
+        deadline: float | None,
+    ) -> None:
+        contexts = [context_of(messages[i], state_of(i), self.num_nodes) for i in rows]
+        answers = run_stack([messages[i] for i in rows], contexts, deadline)
+        for i, answer, context in zip(rows, answers, contexts, strict=True):
+            replies[i] = answer
+            keep(i, context.state)
 
 
 def _failed(message: Message, error: Exception) -> Message:

@@ -17,6 +17,7 @@ aten = torch.ops.aten
 # Where something crossed between the CPU and the stand-in: on a GPU the processor waits there until all before it is done.
 crossings = []
 COPIES = (aten.copy_.default, aten._to_copy.default)
+JOINS = (aten.cat.default, aten.stack.default)
 INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 
 
@@ -51,7 +52,8 @@ def _computed(function, args, kwargs):
     goes = any(isinstance(tensor, There) for tensor in tensors)
     if goes and function not in COPIES:
         # As on a GPU: a number may come from anywhere, and so may an index.
-        strays = [t for t in tensors if not isinstance(t, There) and t.dim() and (function not in INDEXED or t is args[0])]
+        free = {id(leaf) for leaf in tree_leaves(args[1])} if function in INDEXED else set()
+        strays = [t for t in tensors if not isinstance(t, There) and (t.dim() or function in JOINS) and id(t) not in free]
         if strays:
             raise RuntimeError(f"{function}: {tuple(strays[0].shape)} is on the CPU, another tensor is not")
     if function is aten.copy_.default:

@@ -3,10 +3,11 @@
 import os
 import sys
 
+import numpy as np
 import pytest
 import torch
 from accelerator import NAME, There, accelerator, crossings
-from rig import METHODS, PERSONAL, close, config_of, digits_run, same
+from rig import METHODS, PERSONAL, close, config_of, digits_run, same, with_images
 from test_devices import Wire, plain, run_devices
 from test_engines import run_tiny
 
@@ -15,6 +16,9 @@ import simulation.ray
 from clients.pmfl import PMFLClient
 from clients.site import Site, uninstall
 from contrafed.reporting import RunRecorder
+from partitions.federation import Federation
+from partitions.partition import Partition
+from simulation.memory import NodeMemory
 
 # Budgets so small that nodes' memories lie on all three tiers.
 ON = (f"engine.device={NAME}", "engine.memory_device_bytes=100000", "engine.memory_host_bytes=100000")
@@ -153,6 +157,46 @@ def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, where, er
     assert tried == [8, 4, *[2] * 12]
     assert not strategy.round.failures
     close(alone[-1], halved[-1])
+
+
+def test_a_stack_that_raises_is_halved_until_the_faulty_node_fails_alone(monkeypatch):
+    tried, step = [], PMFLClient.before_step
+
+    def broken(self, stack, losses):
+        if stack.step == 0:
+            tried.append(sorted(self.nodes))
+        if 2 in self.nodes:
+            raise RuntimeError("broken sensor")
+        step(self, stack, losses)
+
+    monkeypatch.setattr(PMFLClient, "before_step", broken)
+    _, strategy = digits_run("pmfl", 1, nodes=8, stack_size=8)
+    assert strategy.round.failures == ["node 2: node 2, round 1, step 0: RuntimeError: broken sensor"]
+    assert [len(nodes) for nodes in tried if 2 in nodes] == [8, 4, 2, 1]
+    assert sorted(len(nodes) for nodes in tried if 2 not in nodes) == [1, 2, 4]
+
+
+def test_what_nodes_remember_leaves_the_accelerator_stack_by_stack(monkeypatch):
+    """Not at the end of the round, when the stacks of a whole round would be there."""
+    log, update, put = [], PMFLClient.update, NodeMemory.put
+    monkeypatch.setattr(PMFLClient, "update", lambda self, *args: (log.append(len(self.nodes)), update(self, *args))[1])
+    monkeypatch.setattr(NodeMemory, "put", lambda self, *args: (log.append("put"), put(self, *args))[1])
+    digits_run("pmfl", 1, nodes=5, stack_size=2)
+    assert log == [2, "put", "put", 2, "put", "put", 1, "put"]
+
+
+def test_an_evaluation_takes_fewer_large_images_at_a_time():
+    def batch(side, device):
+        images = with_images(torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.tensor([0, 1]))
+        federation = Federation(images, Partition([np.arange(2)], [np.arange(0)], images.y.numpy(), 2))
+        with accelerator():
+            return Site(
+                config_of("strategy=fedavg", "num_nodes=1", "model=cnn"), device=device, federation=federation
+            ).evaluation_batch
+
+    assert batch(32, NAME) == clients.site.EVALUATION_BATCH_ELSEWHERE
+    assert batch(224, NAME) == 2**22 // (3 * 224 * 224) == 27
+    assert batch(224, "cpu") == clients.site.EVALUATION_BATCH
 
 
 def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):

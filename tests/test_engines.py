@@ -183,10 +183,10 @@ def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, loc
 class Fragile(simulation.ray.Worker):
     """A worker that dies whenever it meets node 2."""
 
-    def _results(self, records, sent, states):
+    def _results(self, records, sent, *states):
         if any(metadata.dst_node_id == FIRST_NODE_ID + 2 for metadata, _, _ in sent.jobs):
             os._exit(1)
-        return super()._results(records, sent, states)
+        return super()._results(records, sent, *states)
 
 
 @pytest.mark.parametrize("least", [simulation.ray.LEAST, 0])

@@ -7,7 +7,7 @@ from torch.func import functional_call, vmap
 
 from contrafed import registry
 from contrafed.errors import UserError
-from models.base import build_model, check_settings
+from models.base import build_model, check_settings, group_norm
 
 MODELS = sorted(registry.choices("model"))
 SMALL = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
@@ -165,3 +165,14 @@ def test_faults_are_one_line():
         build_model(settings_of("cnn", channels=[8] * 4), 1, (8, 8), 10, 0)
     with pytest.raises(UserError, match="model.channels must name at least one convolution"):
         check_settings(settings_of("cnn", channels=[]))
+
+
+def test_group_norm_computes_in_full_precision_whatever_comes_in():
+    """Autocast on CUDA sees to it for a lone node, but not for a stack."""
+    norm, x = group_norm(8, 2), torch.randn(3, 8, 4, 4).bfloat16()
+    assert torch.equal(norm(x), norm(x.float()))
+    assert norm(x).dtype == torch.float32
+    assert norm.double()(x.double()).dtype == torch.float64
+    norm.float()
+    stacked = vmap(lambda weight, image: functional_call(norm, {"weight": weight}, image))
+    assert stacked(norm.weight.expand(2, 8), x.expand(2, *x.shape)).dtype == torch.float32
