@@ -72,10 +72,11 @@ def main() -> int:
     quiet_libraries("verbose=true" in (o.lower() for o in overrides))
     # A polite kill ends a run as Ctrl-C does: with everything so far written.
     signal.signal(signal.SIGTERM, _interrupt)
+    made: list[Path] = []
     try:
         for config in check_jobs(overrides, multirun):
             if not HYDRA_FLAGS.intersection(arguments):  # such flags show something and run nothing
-                make_folder(str(config["output_dir"]))
+                made += make_folder(Path(str(config["output_dir"])))
         job()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -87,17 +88,22 @@ def main() -> int:
         from simulation.ray import stop_ray
 
         stop_ray()
+        for folder in made:  # Hydra names a run's folder anew, and by then a second may have passed
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     if failed and multirun:
         print(f"error: {len(failed)} job(s) failed: {'; '.join(name for name, _ in failed)}", file=sys.stderr)
     return (2 if all(mistake for _, mistake in failed) else 1) if failed else 0
 
 
-def make_folder(output_dir: str) -> None:
-    """Create a run's folder before Hydra would, whose complaint is a traceback."""
+def make_folder(folder: Path) -> list[Path]:
+    """Create a run's folder before Hydra would, whose complaint is a traceback; returns it if it is new."""
     try:
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"output_dir: cannot write to {output_dir} ({error.strerror})") from error
+        raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
+    return [folder] if new else []
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

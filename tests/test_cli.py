@@ -243,6 +243,15 @@ def test_a_run_can_start_from_a_saved_model(finished, tmp_path):
     assert "does not fit: encoder.stages.0.1.weight needs shape (9, 64), found shape (8, 64)" in wrong.stderr
 
 
+def test_a_run_leaves_one_folder(tmp_path):
+    """However many seconds pass between the check of its configuration and its start."""
+    asked = [sys.executable, str(ROOT / "main.py"), *QUICK, "engine=local"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("outputs/*/*")
+    assert (folder / "summary.json").exists()
+
+
 def test_a_failed_job_does_not_end_a_sweep(tmp_path):
     """The middle job asks for more classes than the data have, which shows only when they are loaded."""
     done = command(
