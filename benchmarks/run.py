@@ -48,13 +48,13 @@ NAMES = {"flower": "our apps in Flower's runtime", "plain": "Flower alone"}
 ROUNDS = {"floor": (50, 20), "work": (12, 4), "pmfl": (12, 4)}
 
 
-def images(path: Path) -> None:
-    """Write 40,000 random training images and 100 for testing."""
+def images(path: Path, train: int = 40_000, test: int = 100, seed: int = 0) -> None:
+    """Write random images, ``train`` of them for training and ``test`` for testing."""
     import numpy as np
 
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (40_100, 32, 32, 3), dtype=np.uint8)
-    np.savez(path, x=x, y=rng.integers(0, 10, 40_100), split=np.arange(40_100) >= 40_000)
+    rng, count = np.random.default_rng(seed), train + test
+    x = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    np.savez(path, x=x, y=rng.integers(0, 10, count), split=np.arange(count) >= train)
 
 
 def engine(name: str, setting: str, folder: Path) -> dict[str, float]:

@@ -342,8 +342,6 @@ def checkpoint(folder: Path, repeats: int) -> None:
 
 def stacking(folder: Path, repeats: int, device: str) -> None:
     """Rounds with the nodes as one stack and one by one, on the same device, evaluated every 10 rounds as in a run."""
-    import numpy as np
-
     settings = {
         "PMFL, its CNN, 25 of 250 nodes x 5 steps of 16": (
             "strategy=pmfl", "model=cnn_pmfl", "num_nodes=250", "partition=iid", "participation=uniform",
@@ -355,9 +353,7 @@ def stacking(folder: Path, repeats: int, device: str) -> None:
             "strategy.local.batch_size=50", "strategy.local.mixed_precision=true", "strategy.local.augment=[]",
         ),
     }  # fmt: skip
-    rng = np.random.default_rng(2)
-    x, y = rng.integers(0, 256, (60_000, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, 60_000)
-    np.savez(folder / "as_cifar10.npz", x=x, y=y, split=np.arange(60_000) >= 50_000)
+    images(folder / "as_cifar10.npz", 50_000, 10_000, seed=2)
     rounds, skipped = 50 if device != "cpu" else 20, 10
     print("| setting | stack | s / round | rounds / s | 10,000 rounds, minutes |\n| --- | --- | --- | --- | --- |")
     for title, overrides in settings.items():
@@ -389,18 +385,13 @@ def main() -> None:
     if options.population:
         one_population(int(options.population[0]), Path(options.population[1]))
         return
-    import numpy as np
     import torch
 
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         images(folder / "images.npz")
-        rng = np.random.default_rng(1)
-        np.savez(
-            folder / "few.npz", x=rng.integers(0, 256, (6_100, 32, 32, 3), dtype=np.uint8), y=rng.integers(0, 10, 6_100),
-            split=np.arange(6_100) >= 6_000,
-        )  # fmt: skip
+        images(folder / "few.npz", 6_000, 100, seed=1)
         for part in options.parts or [name for name in parts if name != "stacking"]:
             print(f"\n{part}\n")
             extra = {"device": options.device} if part in ("contrast", "stacking") else {}

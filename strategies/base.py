@@ -422,12 +422,12 @@ class FederatedStrategy(Strategy):
 
     def _follow(self, replies: Replies) -> None:
         """Have the model and the server's state where the replies are: on the GPU that this very process trained them on."""
-        sent = [tensor for reply in replies for tensor in reply.tensors.values()]
-        if not sent or all(tensor.device == sent[0].device for tensor in self.model.values()):
+        device = next((tensor.device for reply in replies for tensor in reply.tensors.values()), None)
+        if device is None or all(tensor.device == device for tensor in self.model.values()):
             return
 
         def moved(value: Any) -> Any:
-            return value.to(sent[0].device) if isinstance(value, Tensor) else value
+            return value.to(device) if isinstance(value, Tensor) else value
 
         self.model = tree_map(moved, self.model)
         self.state |= tree_map(moved, self.state)
