@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contrafed import registry
@@ -156,12 +157,28 @@ def hidden_layers(
     return width
 
 
+class HalvingPool(nn.Module):
+    """A 2x2 max-pool of stride 2; an odd last row or column is left out.
+
+    torch's own notes where each maximum was, for a gradient. On a CPU without one, two maxima over slices give the same
+    numbers, in the same memory format, in less than half the time.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., C, H // 2, W // 2) for x (..., C, H, W)."""
+        if torch.is_grad_enabled() or x.device.type != "cpu":
+            return F.max_pool2d(x, 2)
+        height, width = (side // 2 * 2 for side in x.shape[-2:])
+        x = torch.maximum(x[..., 0:width:2], x[..., 1:width:2])
+        return torch.maximum(x[..., 0:height:2, :], x[..., 1:height:2, :])
+
+
 def relu_pool() -> nn.Module:
     """Return what follows a convolution in the small networks: ReLU and a 2x2 max-pool, the same in either order.
 
     This one has ReLU see a quarter of the numbers.
     """
-    return nn.Sequential(nn.MaxPool2d(2), nn.ReLU())
+    return nn.Sequential(HalvingPool(), nn.ReLU())
 
 
 def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int, wanted: int = 0) -> int:

@@ -1,5 +1,7 @@
 """Split networks: shapes, names, parameter counts, seeds, and stacked == one by one."""
 
+import math
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -7,7 +9,7 @@ from torch.func import functional_call, vmap
 
 from contrafed import registry
 from contrafed.errors import UserError
-from models.base import build_model, check_settings, group_norm
+from models.base import HalvingPool, build_model, check_settings, group_norm
 
 MODELS = sorted(registry.choices("model"))
 SMALL = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
@@ -112,6 +114,21 @@ def test_a_stack_of_three_equals_one_by_one(name):
         alone.backward()
         for n, p in params.items():
             torch.testing.assert_close(stacked[n].grad[row], p.grad, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (3, 2)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_pool_without_a_gradient_is_torchs(size, memory_format):
+    x = torch.randn(4, 6, *size).round(decimals=1).to(memory_format=memory_format)  # rounded: windows with ties
+    x[0, 0, 0, 0] = math.nan
+    x[1, :, 1, 1] = -math.inf
+    pool = HalvingPool()
+    with torch.no_grad():
+        fast = pool(x)
+        stacked = vmap(pool)(x.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(fast, pool(x), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(stacked, pool(x), rtol=0, atol=0, equal_nan=True)
+    assert fast.is_contiguous(memory_format=memory_format)
 
 
 def test_initial_weights_depend_on_the_seed_alone():
