@@ -26,7 +26,7 @@ from clients.optimizers import OwnClocks, StackedOptimizer
 from clients.site import Site, find_client, make_hyper
 from clients.stack import Batch, LocalWork, Plan, Stack, draw_batches, draw_dropout
 from contrafed import codec
-from contrafed.tensors import Tensors, group
+from contrafed.tensors import Tensors, group, packed
 from models.base import Features, SplitModel
 
 PARTS = ("encoder", "projector", "classifier")
@@ -293,16 +293,16 @@ class Client(NumPyClient):
         """Take what the stack's nodes send and remember apart, in the stack's order."""
         stack.memory |= self._personal_parts(stack)
         means = {name: (total / seen.clamp_min(1)).tolist() for name, (total, seen) in totals.items()}
-        # A row of a stack is a view that would keep the whole stack alive: memory outlives the round, so copy it.
-        apart: Callable[[Tensor], Any] = torch.unbind if len(stack) == 1 else torch.unbind_copy
-        memories = {name: apart(value.detach()) for name, value in stack.memory.items()}
+        memories = {name: value.detach().unbind() for name, value in stack.memory.items()}
         sent = {name: value.detach().unbind() for name, value in tensors.items()}
+        alone: Callable[[Tensors], Tensors] = dict if len(stack) == 1 else packed
         return [
             Update(
                 {name: rows[row] for name, rows in sent.items()},
                 len(examples[row]),
                 {name: values[row] for name, values in means.items()},
-                {name: rows[row] for name, rows in memories.items()},
+                # A row of a stack is a view that would keep the whole stack alive: memory outlives the round, so copy it.
+                alone({name: rows[row] for name, rows in memories.items()}),
             )
             for row in range(len(stack))
         ]
@@ -342,10 +342,15 @@ class Client(NumPyClient):
         def place(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
 
-        def join(rows: Sequence[Tensor]) -> Tensor:
+        def stacked(rows: list[Tensor]) -> Tensor:
+            if len({row.device for row in rows}) == 1:
+                return place(torch.stack(rows))  # one copy to an accelerator, not B
+            return torch.stack([place(row) for row in rows])
+
+        def join(rows: list[Tensor]) -> Tensor:
             if all(row is rows[0] for row in rows):  # a broadcast: one tensor seen B times, not B copies
                 return place(rows[0]).expand(len(rows), *rows[0].shape)
-            return torch.stack([place(row) for row in rows])
+            return stacked(rows)
 
         constants = {name: join([tensors[name] for tensors in received]) for name in received[0]}
         remembered = []
@@ -357,8 +362,8 @@ class Client(NumPyClient):
         # Optimiser state of phases that some of the nodes have not been through starts at zero, as in a new optimiser.
         kept = {n: v for memory in remembered for n, v in memory.items() if n.startswith("optimizer/")}
         remembered = [{n: torch.zeros_like(v) for n, v in kept.items()} | memory for memory in remembered]
-        # torch.stack copies, so writing to the stack's memory in place leaves the committed one as it was.
-        memory = {name: torch.stack([place(m[name]) for m in remembered]) for name in remembered[0]}
+        # Stacking copies, so writing to the stack's memory in place leaves the committed one as it was.
+        memory = {name: stacked([m[name] for m in remembered]) for name in remembered[0]}
         params = {}
         for name in self.site.initial:
             source = constants.get(f"model/{name}")

@@ -15,6 +15,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
+from contrafed.tensors import packed
+
 # Ray hands arrays over as read-only views of shared memory. We never write to what was received, so torch's reminder that
 # this would be undefined tells the user nothing. It comes once per process: let it come here, unheard.
 with warnings.catch_warnings():
@@ -72,7 +74,10 @@ def reduce_record(record: ArrayRecord) -> Any:
     """What pickle makes of a record, its memory as buffers: all arrays at a time, a third of the work of one by one."""
     if not all(isinstance(array, TensorArray) for array in record.values()):
         return record.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    values = [to_tensor(array).cpu().contiguous().numpy() for array in record.values()]
+    tensors = from_record(record)
+    if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        tensors = packed(tensors, "cpu")
+    values = [tensor.contiguous().numpy() for tensor in tensors.values()]
     about = tuple((name, value.dtype.str, value.shape) for name, value in zip(record, values, strict=True))
     return _from_buffers, (about, [pickle.PickleBuffer(value.data) for value in values])
 

@@ -36,6 +36,29 @@ def size_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the elements of tensors of one type, one tensor after another (n,), as a copy."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+def unflat(elements: Tensor, like: Mapping[str, Tensor]) -> Tensors:
+    """Return the tensors that ``flat`` put one after another, in the shapes of ``like``: views of ``elements``."""
+    parts = elements.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
+
+
+def packed(tensors: Mapping[str, Tensor], device: str | torch.device | None = None) -> Tensors:
+    """Return copies of tensors, on ``device`` if given, each as a view of what holds all of its type.
+
+    On an accelerator, and on the way from it, one copy a type instead of one a tensor.
+    """
+    copies: Tensors = {}
+    for dtype in {tensor.dtype for tensor in tensors.values()}:
+        some = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
+        copies |= unflat(flat(some).to(device), some)
+    return {name: copies[name] for name in tensors}
+
+
 def raw(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor in row order: a view of it where it is on the CPU and contiguous."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

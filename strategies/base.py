@@ -20,13 +20,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.utils._pytree import tree_map
 
 from clients.base import Client
 from clients.site import find_client
 from contrafed import codec, registry
 from contrafed.config import build
-from contrafed.tensors import Tensors, size_of
+from contrafed.tensors import Tensors, flat, size_of, unflat
 from models.base import SplitModel
 from partitions.participation.base import Participation
 
@@ -100,11 +101,16 @@ class Replies(Sequence[Reply]):
         if len(factors) != len(self._replies):
             raise ValueError(f"{len(factors)} weights for {len(self._replies)} replies")
         first = {name: tensor for name, tensor in self._replies[0].tensors.items() if name.startswith(prefix)}
+        if any(tensor.device.type != "cpu" for tensor in first.values()):
+            elements = flat(first).double().zero_()
+            for reply, factor in zip(self._replies, factors, strict=True):  # two kernels a reply, not one a tensor
+                elements.add_(flat({name: reply.tensors[name] for name in first}), alpha=factor)
+            return {name.removeprefix(prefix): total for name, total in unflat(elements, first).items()}
         totals: Tensors = {}
         sums: list[list[Tensor]] = []  # each a total, or a stretch of one, and what is added up in it
-        large = sum(t.numel() for t in first.values() if t.device.type == "cpu") >= LARGE
+        large = sum(t.numel() for t in first.values()) >= LARGE
         for name, like in first.items():
-            total = totals[name.removeprefix(prefix)] = torch.empty(like.shape, dtype=torch.float64, device=like.device)
+            total = totals[name.removeprefix(prefix)] = torch.empty(like.shape, dtype=torch.float64)
             whole = [total, *(reply.tensors[name] for reply in self._replies)]
             sums += map(list, zip(*(t.reshape(-1).split(BLOCK) for t in whole), strict=True)) if large else [whole]
 
@@ -497,14 +503,12 @@ def _check_bytes(array: Array) -> None:
 
 def _norm(tensors: Iterable[Tensor]) -> float:
     """Return the joint L2 norm of tensors; infinite or NaN only if an element is."""
-    tensors, norm = list(tensors), 0.0
-    # In float32 first, seven times as fast; where squares overflow there, in float64.
-    for dtype in (None, torch.float64):
-        norms = [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
-        norm = math.hypot(*torch.stack(norms).tolist()) if norms else 0.0  # read at once: on a GPU reading is a wait
-        if math.isfinite(norm):
-            break
-    return norm
+    tensors = list(tensors)
+    norm = float(get_total_norm(tensors))
+    if math.isfinite(norm):
+        return norm
+    # Squares overflow in float32 first, which is seven times as fast.
+    return float(get_total_norm([tensor.double() for tensor in tensors]))
 
 
 def find_strategy(settings: Mapping[str, Any]) -> tuple[type[FederatedStrategy], Any]:

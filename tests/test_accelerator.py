@@ -15,7 +15,9 @@ import clients.site
 import simulation.ray
 from clients.pmfl import PMFLClient
 from clients.site import Site, uninstall
+from contrafed import codec
 from contrafed.reporting import RunRecorder
+from contrafed.tensors import packed
 from partitions.federation import Federation
 from partitions.partition import Partition
 from simulation.memory import NodeMemory
@@ -183,6 +185,37 @@ def test_what_nodes_remember_leaves_the_accelerator_stack_by_stack(monkeypatch):
     monkeypatch.setattr(NodeMemory, "put", lambda self, *args: (log.append("put"), put(self, *args))[1])
     digits_run("pmfl", 1, nodes=5, stack_size=2)
     assert log == [2, "put", "put", 2, "put", "put", 1, "put"]
+
+
+def test_what_nodes_remember_comes_from_the_host_as_a_stack():
+    """A round crosses between the two as often for five nodes as for three."""
+    counts = []
+    for nodes in (3, 5):
+        with accelerator():
+            site = Site(config_of("strategy=pmfl", "num_nodes=20", "model=cnn_pmfl", "model.hidden=[8]"), device=NAME)
+            received = [{f"model/{name}": value for name, value in site.initial.items()}] * nodes
+            updates = site.client_class(site, range(nodes)).update(received, 1)
+            memories = [packed(update.memory, "cpu") for update in updates]
+            assert not any(isinstance(value, There) for memory in memories for value in memory.values())
+            crossings.clear()
+            site.client_class(site, range(nodes), memories).update(received, 2)
+        counts.append(len(crossings))
+    assert counts[0] == counts[1] > 0
+
+
+def test_what_leaves_the_accelerator_crosses_once_for_each_type(tmp_path):
+    values = {"a": torch.randn(3, 2), "count": torch.tensor(5), "b": torch.randn(4), "c": torch.zeros(0, 7)}
+    with accelerator():
+        there = {name: value.to(NAME) for name, value in values.items()}
+        crossings.clear()
+        memory = NodeMemory(0, 1000, str(tmp_path))
+        memory.put(7, there)
+        assert len(crossings) == 2
+        make, parts = codec.reduce_record(codec.to_record(there))
+        assert len(crossings) == 4
+    for found in (memory.get(7), codec.from_record(make(*parts))):
+        assert list(found) == list(values)
+        assert all(found[name].dtype == value.dtype and torch.equal(found[name], value) for name, value in values.items())
 
 
 def test_an_evaluation_takes_fewer_large_images_at_a_time():
