@@ -503,12 +503,17 @@ def _check_bytes(array: Array) -> None:
 
 def _norm(tensors: Iterable[Tensor]) -> float:
     """Return the joint L2 norm of tensors; infinite or NaN only if an element is."""
-    tensors = list(tensors)
-    norm = float(get_total_norm(tensors))
-    if math.isfinite(norm):
-        return norm
-    # Squares overflow in float32 first, which is seven times as fast.
-    return float(get_total_norm([tensor.double() for tensor in tensors]))
+    tensors, norm = list(tensors), 0.0
+    # In float32 first, seven times as fast; where squares overflow there, in float64.
+    for dtype in (None, torch.float64):
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            norms = [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
+        else:  # a kernel for all; on a CPU it takes longer to get ready than small tensors do
+            norms = [get_total_norm([tensor.to(dtype or tensor.dtype) for tensor in tensors])]
+        norm = math.hypot(*torch.stack(norms).tolist()) if norms else 0.0  # read at once: on a GPU reading is a wait
+        if math.isfinite(norm):
+            break
+    return norm
 
 
 def find_strategy(settings: Mapping[str, Any]) -> tuple[type[FederatedStrategy], Any]:
