@@ -17,7 +17,6 @@ import copy
 import multiprocessing
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -274,7 +273,9 @@ def one_population(count: int, folder: Path) -> None:
 
     def note(self, done):
         if done.server_round == 0:
-            ready.append((time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+            # Not ru_maxrss, which a process inherits from the one that started it.
+            status = Path("/proc/self/status").read_text().split()
+            ready.append((time.perf_counter() - began, int(status[status.index("VmHWM:") + 1]) / 1024))
         write(self, done)
 
     server.Log.write = note  # type: ignore[method-assign]

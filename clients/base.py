@@ -26,7 +26,7 @@ from clients.optimizers import OwnClocks, StackedOptimizer
 from clients.site import Site, find_client, make_hyper
 from clients.stack import Batch, LocalWork, Plan, Stack, draw_batches, draw_dropout
 from contrafed import codec
-from contrafed.tensors import Tensors, group, packed
+from contrafed.tensors import Tensors, group
 from models.base import Features, SplitModel
 
 PARTS = ("encoder", "projector", "classifier")
@@ -293,16 +293,16 @@ class Client(NumPyClient):
         """Take what the stack's nodes send and remember apart, in the stack's order."""
         stack.memory |= self._personal_parts(stack)
         means = {name: (total / seen.clamp_min(1)).tolist() for name, (total, seen) in totals.items()}
-        memories = {name: value.detach().unbind() for name, value in stack.memory.items()}
+        # A row of a stack is a view that would keep the whole stack alive: memory outlives the round, so copy it.
+        apart: Callable[[Tensor], Any] = torch.unbind if len(stack) == 1 else torch.unbind_copy
+        memories = {name: apart(value.detach()) for name, value in stack.memory.items()}
         sent = {name: value.detach().unbind() for name, value in tensors.items()}
-        alone: Callable[[Tensors], Tensors] = dict if len(stack) == 1 else packed
         return [
             Update(
                 {name: rows[row] for name, rows in sent.items()},
                 len(examples[row]),
                 {name: values[row] for name, values in means.items()},
-                # A row of a stack is a view that would keep the whole stack alive: memory outlives the round, so copy it.
-                alone({name: rows[row] for name, rows in memories.items()}),
+                {name: rows[row] for name, rows in memories.items()},
             )
             for row in range(len(stack))
         ]

@@ -47,10 +47,10 @@ def unflat(elements: Tensor, like: Mapping[str, Tensor]) -> Tensors:
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
 
 
-def packed(tensors: Mapping[str, Tensor], device: str | torch.device | None = None) -> Tensors:
-    """Return copies of tensors, on ``device`` if given, each as a view of what holds all of its type.
+def packed(tensors: Mapping[str, Tensor], device: str) -> Tensors:
+    """Return copies of tensors on ``device``, each a view of what holds all of its type.
 
-    On an accelerator, and on the way from it, one copy a type instead of one a tensor.
+    From an accelerator that is one copy a type, each of which is waited for, instead of one a tensor.
     """
     copies: Tensors = {}
     for dtype in {tensor.dtype for tensor in tensors.values()}:
