@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from accelerator import NAME, There, accelerator
 from rig import config_of, same
 from safetensors.torch import load_file
 
@@ -20,36 +21,27 @@ def memory(value):
     return {"a": torch.full((6,), float(value)), "b": torch.full((2,), -float(value))}
 
 
-class OnDevice(torch.Tensor):
-    """Stands for a tensor on an accelerator where there is none."""
-
-    @property
-    def device(self):
-        return torch.device("cuda")
-
-    def cpu(self):
-        return self.as_subclass(torch.Tensor).clone()
-
-
 def on_device(value):
-    return {name: tensor.as_subclass(OnDevice) for name, tensor in memory(value).items()}
+    return {name: tensor.to(NAME) for name, tensor in memory(value).items()}
 
 
 def test_the_longest_unused_moves_down_tier_by_tier(tmp_path):
-    held = NodeMemory(2 * EIGHT, 3 * EIGHT, str(tmp_path))
-    for node in range(7):
-        held.put(node, on_device(node))
-    assert held.cost()[1:] == (2 * EIGHT, 3 * EIGHT, 2 * EIGHT)
-    assert set(held) == set(range(7))
-    assert [isinstance(held.get(node)["a"], OnDevice) for node in range(7)] == [False] * 5 + [True] * 2
-    assert all(same({n: t.as_subclass(torch.Tensor) for n, t in held.get(node).items()}, memory(node)) for node in range(7))
-    (folder,) = tmp_path.iterdir()
-    assert {path.stem for path in folder.iterdir()} == {"0", "1"}
-    held.put(0, on_device(10))  # back from the disk, as the newest: 5 and 2 move down
-    assert held.cost()[1:] == (2 * EIGHT, 3 * EIGHT, 2 * EIGHT)
-    assert {path.stem for path in folder.iterdir()} == {"1", "2"}
-    assert float(held.get(0)["a"][0]) == 10
-    held.clear()
+    with accelerator():
+        held = NodeMemory(2 * EIGHT, 3 * EIGHT, str(tmp_path))
+
+        for node in range(7):
+            held.put(node, on_device(node))
+        assert held.cost()[1:] == (2 * EIGHT, 3 * EIGHT, 2 * EIGHT)
+        assert set(held) == set(range(7))
+        assert [isinstance(held.get(node)["a"], There) for node in range(7)] == [False] * 5 + [True] * 2
+        assert all(same({n: t.cpu() for n, t in held.get(node).items()}, memory(node)) for node in range(7))
+        (folder,) = tmp_path.iterdir()
+        assert {path.stem for path in folder.iterdir()} == {"0", "1"}
+        held.put(0, on_device(10))  # back from the disk, as the newest: 5 and 2 move down
+        assert held.cost()[1:] == (2 * EIGHT, 3 * EIGHT, 2 * EIGHT)
+        assert {path.stem for path in folder.iterdir()} == {"1", "2"}
+        assert float(held.get(0)["a"][0]) == 10
+        held.clear()
     assert not list(tmp_path.iterdir())
     assert not list(held)
     assert held.get(3) == {}
@@ -67,7 +59,8 @@ def test_a_memory_is_counted_once_however_often_it_changes(tmp_path):
 
 def test_without_any_budget_everything_is_on_disk_and_costs_time(tmp_path):
     held = NodeMemory(0, 0, str(tmp_path))
-    held.put(1, on_device(5))
+    with accelerator():
+        held.put(1, on_device(5))
     assert held.used == {"device": 0, "host": 0, "disk": EIGHT}
     assert same(held.get(1), memory(5))
     assert held.cost().seconds > 0
