@@ -17,9 +17,7 @@ precision all ways agree to 1e-14.
 
 import argparse
 import copy
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from scale import in_turns  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.func import vmap  # noqa: E402
 
@@ -165,37 +164,38 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
     for way in ways:
         try:
             work = Work(way, model, nodes, frozen, batch, mixed, device)
-            found = work.step(), work.embed()
+            result = work.step(), work.embed()
         except Exception as error:  # what a way cannot do is a result too
             failed[way] = f"{type(error).__name__}: {error}".splitlines()[0][:100]
             continue
-        expected = expected or found
-        apart[way] = difference(found[0], expected[0]), difference(found[1], expected[1])
+        expected = expected or result
+        apart[way] = difference(result[0], expected[0]), difference(result[1], expected[1])
         works[way] = work
-    times: dict[str, list[list[float]]] = {way: [[], []] for way in works}
-    for _ in range(repeats):
-        for way, work in works.items():
-            for place, function in enumerate((work.step, work.embed)):
-                settle(device)
-                began = time.perf_counter()
-                function()
-                settle(device)
-                times[way][place].append(1000 * (time.perf_counter() - began))
+    functions: dict[str, Callable[[], None]] = {}
+    for way, work in works.items():
+        functions |= {f"{way}, step": settled(work.step, device), f"{way}, pass": settled(work.embed, device)}
+    found = {name: 1000 * seconds for name, seconds in in_turns(functions, repeats).items()}
+    base = "grouped" if "grouped" in works else next(iter(works), "")
     print(f"\n{title}\n\n| way | step, ms | beside grouped | frozen pass, ms | beside grouped | gradients, z differ by |")
     print("| --- | --- | --- | --- | --- | --- |")
-    medians = {way: [statistics.median(column) for column in columns] for way, columns in times.items()}
-    for way, (step, embed) in medians.items():
-        base = medians.get("grouped", medians[way])
+    for way in works:
+        step, embed = found[f"{way}, step"], found[f"{way}, pass"]
+        beside = [value / found[f"{base}, {what}"] for value, what in ((step, "step"), (embed, "pass"))]
         far = " and ".join(f"{value:.0e}" for value in apart[way])
-        print(f"| {way} | {step:.2f} | {step / base[0]:.2f} | {embed:.2f} | {embed / base[1]:.2f} | {far} |")
+        print(f"| {way} | {step:.2f} | {beside[0]:.2f} | {embed:.2f} | {beside[1]:.2f} | {far} |")
     for way, why in failed.items():
         print(f"| {way} | - | - | - | - | {why} |")
 
 
-def settle(device: str) -> None:
-    """Wait until the accelerator is done."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+def settled(function: Callable[[], Any], device: str) -> Callable[[], None]:
+    """Return what calls a function and waits until the accelerator is done."""
+
+    def call() -> None:
+        function()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    return call
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from contrafed.tensors import packed
+from contrafed.tensors import on_host
 
 # Ray hands arrays over as read-only views of shared memory. We never write to what was received, so torch's reminder that
 # this would be undefined tells the user nothing. It comes once per process: let it come here, unheard.
@@ -74,10 +74,7 @@ def reduce_record(record: ArrayRecord) -> Any:
     """What pickle makes of a record, its memory as buffers: all arrays at a time, a third of the work of one by one."""
     if not all(isinstance(array, TensorArray) for array in record.values()):
         return record.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    tensors = from_record(record)
-    if any(tensor.device.type != "cpu" for tensor in tensors.values()):
-        tensors = packed(tensors, "cpu")
-    values = [tensor.contiguous().numpy() for tensor in tensors.values()]
+    values = [tensor.contiguous().numpy() for tensor in on_host(from_record(record)).values()]
     about = tuple((name, value.dtype.str, value.shape) for name, value in zip(record, values, strict=True))
     return _from_buffers, (about, [pickle.PickleBuffer(value.data) for value in values])
 

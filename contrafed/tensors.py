@@ -47,16 +47,17 @@ def unflat(elements: Tensor, like: Mapping[str, Tensor]) -> Tensors:
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
 
 
-def packed(tensors: Mapping[str, Tensor], device: str) -> Tensors:
-    """Return copies of tensors on ``device``, each a view of what holds all of its type.
+def on_host(tensors: Tensors) -> Tensors:
+    """Return tensors on the CPU: those that are there themselves, of others copies.
 
-    From an accelerator that is one copy a type, each of which is waited for, instead of one a tensor.
+    From an accelerator comes one copy a type, since each is waited for; the tensors are views of it.
     """
     copies: Tensors = {}
-    for dtype in {tensor.dtype for tensor in tensors.values()}:
-        some = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
-        copies |= unflat(flat(some).to(device), some)
-    return {name: copies[name] for name in tensors}
+    away = {name: tensor for name, tensor in tensors.items() if tensor.device.type != "cpu"}
+    for kind in {(tensor.device, tensor.dtype) for tensor in away.values()}:
+        some = {name: tensor for name, tensor in away.items() if (tensor.device, tensor.dtype) == kind}
+        copies |= unflat(flat(some).cpu(), some)
+    return {name: copies.get(name, tensor) for name, tensor in tensors.items()}
 
 
 def raw(tensor: Tensor) -> memoryview:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from contrafed.errors import UserError
-from contrafed.tensors import Tensors, packed, size_of, write
+from contrafed.tensors import Tensors, on_host, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 # Of the memory that is there when a run starts, the share that nodes' memories may take.
@@ -94,7 +94,7 @@ class NodeMemory:
         while self.used[DEVICE] > self.budget[DEVICE]:
             node, memory = self._held[DEVICE].popitem(last=False)
             self.used[DEVICE] -= size_of(memory)
-            self._place(HOST, node, packed(memory, "cpu"))
+            self._place(HOST, node, on_host(memory))
         while self.used[HOST] > self.budget[HOST]:
             node, memory = self._held[HOST].popitem(last=False)
             self.used[HOST] -= size_of(memory)

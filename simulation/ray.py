@@ -26,7 +26,7 @@ from clients.site import Site, default_device, install, uninstall
 from contrafed import codec
 from contrafed.config import Range
 from contrafed.errors import UserError
-from contrafed.tensors import packed, size_of
+from contrafed.tensors import on_host, size_of
 from partitions.federation import Federation
 from simulation import shared
 from simulation.engine import Job, stack_size_for
@@ -197,9 +197,7 @@ class Worker:
 
         def keep(place: int, state: RecordDict) -> None:
             if kept:  # on the host, so that an accelerator does not hold what a whole batch of nodes remembers
-                memory = codec.state_of(state, MEMORY)
-                on_host = all(value.device.type == "cpu" for value in memory.values())
-                kept[place] = RecordDict({MEMORY: codec.to_record(memory if on_host else packed(memory, "cpu"))})
+                kept[place] = RecordDict({MEMORY: codec.to_record(on_host(codec.state_of(state, MEMORY)))})
 
         return self.runner.run(messages, state_of, keep, sent.timeout)
 

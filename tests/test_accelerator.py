@@ -17,7 +17,7 @@ from clients.pmfl import PMFLClient
 from clients.site import Site, uninstall
 from contrafed import codec
 from contrafed.reporting import RunRecorder
-from contrafed.tensors import packed
+from contrafed.tensors import on_host
 from partitions.federation import Federation
 from partitions.partition import Partition
 from simulation.memory import NodeMemory
@@ -195,7 +195,7 @@ def test_what_nodes_remember_comes_from_the_host_as_a_stack():
             site = Site(config_of("strategy=pmfl", "num_nodes=20", "model=cnn_pmfl", "model.hidden=[8]"), device=NAME)
             received = [{f"model/{name}": value for name, value in site.initial.items()}] * nodes
             updates = site.client_class(site, range(nodes)).update(received, 1)
-            memories = [packed(update.memory, "cpu") for update in updates]
+            memories = [on_host(update.memory) for update in updates]
             assert not any(isinstance(value, There) for memory in memories for value in memory.values())
             crossings.clear()
             site.client_class(site, range(nodes), memories).update(received, 2)

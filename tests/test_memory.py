@@ -28,7 +28,6 @@ def on_device(value):
 def test_the_longest_unused_moves_down_tier_by_tier(tmp_path):
     with accelerator():
         held = NodeMemory(2 * EIGHT, 3 * EIGHT, str(tmp_path))
-
         for node in range(7):
             held.put(node, on_device(node))
         assert held.cost()[1:] == (2 * EIGHT, 3 * EIGHT, 2 * EIGHT)
