@@ -1,5 +1,7 @@
 """Ways of computing a stack of nodes on a GPU: one training step, and one pass of frozen models, of the same networks.
 
+A frozen model sees the batches of five steps at once, as PMFL's do.
+
     pip install -e ".[bench]" && python benchmarks/stacked.py --device cuda
 
 The library's way is ``grouped``: under ``vmap`` the nodes' convolutions become one grouped convolution. Beside it, in turns:
@@ -33,8 +35,8 @@ from torch.func import vmap  # noqa: E402
 
 # name: (model, nodes, frozen models, batch size, bfloat16)
 SETTINGS = {
-    "PMFL's CNN, 25 nodes, batch 16": ("cnn_pmfl", 25, 125, 16, False),
-    "FedRCL's ResNet-18, 5 nodes, batch 50, bfloat16": ("resnet18", 5, 5, 50, True),
+    "PMFL's CNN, 25 nodes, batch 16": ("cnn_pmfl", 25, 16, 80, False),
+    "FedRCL's ResNet-18, 5 nodes, batch 50, bfloat16": ("resnet18", 5, 50, 50, True),
 }
 WAYS = ("grouped", "one by one", "contiguous", "im2col", "compile", "graph", "im2col graph")
 
@@ -63,25 +65,27 @@ def unfolded(model: nn.Module) -> nn.Module:
 
 
 class Work:
-    """A training step of B nodes and a pass of M frozen models, in one of the ways."""
+    """A training step of B nodes on a batch each, and a pass of as many frozen models on ``ahead`` images each."""
 
-    def __init__(self, way: str, model: Any, nodes: int, frozen: int, batch: int, mixed: bool, device: str) -> None:
+    def __init__(self, way: str, model: Any, nodes: int, batch: int, ahead: int, mixed: bool, device: str) -> None:
         self.device, self.mixed, self.alone = device, mixed, way == "one by one"
         self.model = (unfolded(model) if way.startswith("im2col") else copy.deepcopy(model)).to(device)
         generator = torch.Generator().manual_seed(0)
 
-        def copies(count: int) -> dict[str, Tensor]:
-            """Return the model's tensors for so many nodes, each a little different."""
+        def copies() -> dict[str, Tensor]:
+            """Return the model's tensors for every node, each a little different."""
             return {
-                name: (value.detach().cpu() + 0.01 * torch.randn(count, *value.shape, generator=generator)).to(device)
+                name: (value.detach().cpu() + 0.01 * torch.randn(nodes, *value.shape, generator=generator)).to(device)
                 for name, value in model.named_parameters()
             }
 
-        self.params = {name: value.requires_grad_() for name, value in copies(nodes).items()}
-        self.frozen = copies(frozen)
-        x = torch.randn(nodes, batch, 32, 32, 3, generator=generator).to(device).movedim(-1, -3)
-        self.x = x.contiguous() if way == "contiguous" else x
-        self.each = self.x.repeat_interleave(frozen // nodes, dim=0)
+        def images(count: int) -> Tensor:
+            x = torch.randn(nodes, count, 32, 32, 3, generator=generator).to(device).movedim(-1, -3)
+            return x.contiguous() if way == "contiguous" else x
+
+        self.params = {name: value.requires_grad_() for name, value in copies().items()}
+        self.frozen = copies()
+        self.x, self.each = images(batch), images(ahead)
         self.y = torch.randint(0, 10, (nodes, batch), generator=generator).to(device)
         self.step: Callable[[], Any] = self.train
         self.embed: Callable[[], Any] = self.represent
@@ -155,7 +159,7 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
     from contrafed import compose
     from models.base import build_model
 
-    name, nodes, frozen, batch, mixed = SETTINGS[title]
+    name, nodes, batch, ahead, mixed = SETTINGS[title]
     model = build_model(OmegaConf.to_container(compose(f"model={name}").model), 3, (32, 32), 10, 0)  # type: ignore[arg-type]
     works: dict[str, Work] = {}
     failed: dict[str, str] = {}
@@ -163,7 +167,7 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
     apart: dict[str, tuple[float, float]] = {}
     for way in ways:
         try:
-            work = Work(way, model, nodes, frozen, batch, mixed, device)
+            work = Work(way, model, nodes, batch, ahead, mixed, device)
             result = work.step(), work.embed()
         except Exception as error:  # what a way cannot do is a result too
             failed[way] = f"{type(error).__name__}: {error}".splitlines()[0][:100]

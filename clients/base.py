@@ -6,6 +6,7 @@ On a device the stack has one node (B = 1); in simulation an engine may train ma
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from contrafed.tensors import Tensors, group
 from models.base import Features, SplitModel
 
 PARTS = ("encoder", "projector", "classifier")
+AHEAD = 80  # examples that a CPU represents at a time: the outputs of many more leave its caches
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -195,18 +197,28 @@ class Client(NumPyClient):
         z: Tensor = vmap(self._represent)(params, x)
         return z
 
-    def embed_each(self, params: Tensors, x: Tensor) -> Tensor:
-        """Representations (B, M, b, D) of images x (B, b, C, H, W) under M models per node, ``params`` (B, M, ...)."""
-        count = next(iter(params.values())).shape[1]
-        if count == 0:
-            return x.new_zeros(x.shape[0], 0, x.shape[1], self.model.embedding_size)
-        if x.shape[0] == 1 and x.device.type == "cpu":  # an accelerator is faster with all models in one call
-            models = {n: v[0].unbind() for n, v in params.items()}
-            rows = [self._represent({n: v[m] for n, v in models.items()}, x[0]) for m in range(count)]
-            return torch.stack(rows).unsqueeze(0)
-        flat = {n: v.flatten(0, 1) for n, v in params.items()}
-        z = self.embed(flat, x.repeat_interleave(count, dim=0))
-        return z.unflatten(0, (x.shape[0], count))
+    def embed_ahead(self, stack: Stack, params: Tensors, first: int, count: int) -> list[Tensor]:
+        """Representations (B, b, D) of the batches of ``count`` steps from ``first`` on, or of those that are left.
+
+        Under models ``params`` (B, ...), in evaluation mode. A model that several steps need is best asked for all of them:
+        its weights are read once, and an accelerator has fewer and larger kernels.
+        """
+        assert stack.coming is not None
+        images = [stack.coming(step).x[: len(stack)] for step in range(first, min(first + count, stack.steps))]
+        found: list[Tensor] = []
+        while images:
+            room = self._room(len(stack))
+            fit = max(1, sum(end <= room for end in itertools.accumulate(x.shape[1] for x in images)))
+            some, images = images[:fit], images[fit:]
+            # Images are channels last, which cat keeps only if it sees them so.
+            x = some[0] if fit == 1 else torch.cat([x.movedim(2, -1) for x in some], dim=1).movedim(-1, 2)
+            found += self.embed(params, x).split([x.shape[1] for x in some], dim=1)
+        return found
+
+    def _room(self, nodes: int) -> int:
+        """Return how many examples of each of so many nodes to represent at a time."""
+        room = self.site.evaluation_batch
+        return max(1, (min(room, AHEAD) if self.site.device.type == "cpu" else room) // nodes)
 
     @staticmethod
     def global_model(stack: Stack) -> Tensors:
@@ -407,8 +419,17 @@ class Client(NumPyClient):
             tables = {name: once.gather(params, self._represent) for name, params in frozen.items()}
         trained = [n for n in stack.params if n.split(".", 1)[0] in phase.parts]
         optimizer: StackedOptimizer | OwnClocks | None = None
-        part = stack
-        for step in range(max(plan.steps, default=0)):
+        part, stack.steps = stack, max(plan.steps, default=0)
+        ready: dict[int, Batch] = {}
+        ahead: dict[str, list[Tensor]] = {name: [] for name in frozen.keys() - tables.keys()}
+
+        def coming(step: int) -> Batch:
+            if step not in ready:  # refers to no stack, which refers to this: such a cycle would outlive the round
+                ready[step] = self._batch(plan, step, alive, dropout, changes, encoded)
+            return ready[step]
+
+        stack.coming = coming
+        for step in range(stack.steps):
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError
             alive = sum(steps > step for steps in plan.steps)
@@ -418,12 +439,16 @@ class Client(NumPyClient):
                     optimizer = (OwnClocks if work.own_clock else StackedOptimizer)(work, phase.purpose, stack)
                 optimizer.cut({n: part.params[n] for n in trained})
             stack.step = part.step = step
-            batch = self._batch(plan, step, alive, dropout, changes, encoded)
+            batch = Batch(*(value[:alive] for value in coming(step)))
             with torch.no_grad():
-                constants = {n: gather(step, alive) for n, gather in tables.items()}
-                for name in frozen.keys() - tables.keys():
-                    constants[name] = self.embed({n: v[:alive] for n, v in frozen[name].items()}, batch.x)
-                constants |= self.constants(part, batch)
+                part.frozen = {n: gather(step, alive) for n, gather in tables.items()}
+                for name, found in ahead.items():
+                    if not found:
+                        models = {n: v[:alive] for n, v in frozen[name].items()}
+                        found += self.embed_ahead(part, models, step, max(1, self._room(alive) // batch.x.shape[1]))
+                    part.frozen[name] = found.pop(0)[:alive]
+                constants = part.frozen | self.constants(part, batch)
+            del ready[step]
             losses = self._over_nodes(self.loss, part.params, batch, constants)
             optimizer.zero_grad()
             losses["loss"].sum().backward()

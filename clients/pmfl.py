@@ -1,7 +1,9 @@
 """PMFL, the node half: model contrast against the node's own recent iterates (METHODS section 4)."""
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -57,46 +59,90 @@ class PMFLClient(Client):
         return ring | previous | {"pushed": pushed, "rounds": pushed}
 
     @property
+    def _contrasts(self) -> bool:
+        return bool(self.hyper.contrast_weight and self.hyper.buffer_size)
+
+    @property
     def _needs_previous(self) -> bool:
         return self.hyper.threshold in ("previous", "node")
 
     def start(self, stack: Stack) -> None:
         """Empty the buffer where it does not span rounds."""
-        if self.hyper.contrast_weight and self.hyper.buffer_scope == "within":
+        if self._contrasts and self.hyper.buffer_scope == "within":
             stack.memory["pushed"].zero_()
+
+    def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
+        """The received model, which gives Z, and, where mu needs it, the node's last local model."""
+        if not self._contrasts:
+            return {}
+        previous = {"previous": {n: stack.memory[f"previous/{n}"] for n in stack.params}} if self._needs_previous else {}
+        return {"received": self.global_model(stack)} | previous
 
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
         """Directions of the frozen representations: first Z, then the history (B, 1 + n, b, D); which of these is Z, and
         which exist (B, 1 + n); and mu (B, b).
         """
-        if not self.hyper.contrast_weight or not self.hyper.buffer_size:
+        if not self._contrasts:
             return {}
-        memory, size = stack.memory, self.hyper.buffer_size
-        known = size  # slots that some node has filled; on an accelerator asking would mean waiting for it
-        if batch.x.device.type == "cpu":
-            known = min(size, int(memory["pushed"].max()))
-        history = self.embed_each({n: memory[f"buffer/{n}"][:, :known] for n in stack.params}, batch.x)
-        if 1 <= stack.step <= size:
+        if stack.step == 0:
+            self._look_back(stack)
+        pushed, anchor = stack.memory["pushed"], stack.frozen["received"]
+        history = [z[: len(stack)] for z in self.seen.pop(stack.step, [])]
+        if 1 <= stack.step <= self.hyper.buffer_size:
             # The received model is in the buffer still: it is what the round's first step started from.
-            slot = (memory["pushed"] - stack.step) % size
-            anchor = history.gather(1, slot.view(-1, 1, 1, 1).expand(-1, 1, *history.shape[2:]))
-        else:
-            anchor = self.embed(self.global_model(stack), batch.x).unsqueeze(1)
-        frozen = [anchor, history]
+            history.insert(len(history) - (stack.step - 1), anchor)
+        frozen = [anchor, *self._by_slot(history, pushed)]
         if self._needs_previous:
-            frozen.append(self.embed({n: memory[f"previous/{n}"] for n in stack.params}, batch.x).unsqueeze(1))
-        directions = unit(torch.cat(frozen, dim=1))
+            frozen.append(stack.frozen["previous"])
+        directions = unit(torch.stack(frozen, dim=1))
         if self._needs_previous:
             mu = (directions[:, -1] * directions[:, 0]).sum(-1)
             if self.hyper.threshold == "node":
                 mean = (mu * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
                 mu = mean.expand_as(mu)
-            mu = torch.where(memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
+            mu = torch.where(stack.memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
         else:
             mu = torch.full_like(batch.mask, self.hyper.threshold_value if self.hyper.threshold == "constant" else 1.0)
-        slots = torch.arange(-1, known, device=mu.device)
-        exists = slots < memory["pushed"].unsqueeze(1)
-        return {"frozen": directions[:, : 1 + known], "first": (slots < 0).expand_as(exists), "exists": exists, "mu": mu}
+        slots = torch.arange(-1, len(history), device=mu.device)
+        exists = slots < pushed.unsqueeze(1)
+        frozen_directions = directions[:, : 1 + len(history)]
+        return {"frozen": frozen_directions, "first": (slots < 0).expand_as(exists), "exists": exists, "mu": mu}
+
+    def _look_back(self, stack: Stack) -> None:
+        """Represent, under each buffered iterate, the batches of the steps until it is replaced."""
+        size, pushed = self.hyper.buffer_size, stack.memory["pushed"]
+        # By step, oldest first; a node that has pushed fewer iterates than another has something there that does not exist.
+        self.seen: defaultdict[int, list[Tensor]] = defaultdict(list)
+        # On an accelerator asking how many some node has would mean waiting for it.
+        known = min(size, int(pushed.max())) if pushed.device.type == "cpu" else size
+        for age in range(known, 0, -1):
+            place = self._place(stack, age)
+            iterate = {n: stack.memory[f"buffer/{n}"][place] for n in stack.params}
+            self._look_ahead(stack, iterate, 0, size - age + 1)
+
+    def _look_ahead(self, stack: Stack, iterate: Tensors, first: int, count: int) -> None:
+        for step, z in enumerate(self.embed_ahead(stack, iterate, first, count), first):
+            self.seen[step].append(z)
+
+    def _place(self, stack: Stack, age: int) -> tuple[Any, Any]:
+        """Where a buffer has the iterate of ``age`` steps ago, or, for 0, where the next one goes."""
+        slot = (stack.memory["pushed"] - age) % self.hyper.buffer_size
+        if len(stack) == 1 and slot.device.type == "cpu":
+            return slice(None), int(slot)  # a plain copy instead of a scatter; an accelerator would have to be waited for
+        return torch.arange(len(stack), device=slot.device), slot
+
+    def _by_slot(self, history: list[Tensor], pushed: Tensor) -> Sequence[Tensor]:
+        """Bring representations (B, b, D), oldest first, into the order of their iterates' slots."""
+        size, known = self.hyper.buffer_size, len(history)
+        if not history:
+            return []
+        if len(pushed) == 1 and pushed.device.type == "cpu":
+            turn = int(pushed) % size if known == size else 0
+            return history[known - turn :] + history[: known - turn]
+        age = (pushed.unsqueeze(1) - 1 - torch.arange(known, device=pushed.device)) % size + 1
+        row = (known - age).clamp_min(0)
+        z = torch.stack(history, dim=1)
+        return z.gather(1, row.view(*row.shape, 1, 1).expand_as(z)).unbind(1)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the contrast; without a buffer the contrast is identically 0."""
@@ -113,20 +159,15 @@ class PMFLClient(Client):
         return {"loss": task + self.hyper.contrast_weight * l_con, "task": task, "contrast": l_con}
 
     def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
-        """Push the iterate that this step starts from."""
-        if not self.hyper.contrast_weight or not self.hyper.buffer_size:
+        """Push the iterate that this step starts from, and represent the batches of the steps that will compare with it."""
+        if not self._contrasts:
             return
-        slot = stack.memory["pushed"] % self.hyper.buffer_size
-        rows = torch.arange(len(stack), device=slot.device)
-        # A plain copy instead of a scatter; an accelerator would have to be waited for.
-        alone = int(slot) if len(stack) == 1 and slot.device.type == "cpu" else None
-        for name, value in stack.params.items():
-            buffer = stack.memory[f"buffer/{name}"]
-            if alone is not None:
-                buffer[:, alone] = value.detach()
-            else:
-                buffer[rows, slot] = value.detach()
+        place, iterate = self._place(stack, 0), {n: v.detach() for n, v in stack.params.items()}
+        for name, value in iterate.items():
+            stack.memory[f"buffer/{name}"][place] = value
         stack.memory["pushed"] += 1
+        if stack.step > 0:  # the first is the received model, whose representations there are already
+            self._look_ahead(stack, iterate, stack.step + 1, self.hyper.buffer_size)
 
     def finish(self, stack: Stack) -> Tensors:
         """Remember the last local model and send the change Delta = w_end - W."""

@@ -164,7 +164,10 @@ class Stack:
     num_examples: Tensor  # (B,)
     scratch: dict[str, Tensor] = field(default_factory=dict)  # constants of the round that the node makes itself, with B
     phase: str = ""  # the purpose of the phase that runs
+    steps: int = 0  # of the node that takes most in this phase
     step: int = 0
+    frozen: dict[str, Tensor] = field(default_factory=dict)  # representations (B, b, D) of the step's batch, by frozen model
+    coming: Callable[[int], Batch] | None = None  # the batch of a step from this one on; its first rows are these nodes
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -1,6 +1,8 @@
 """The five methods: hand-computed losses and rules, reductions to one another, stacked == one by one."""
 
+import gc
 import math
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -88,6 +90,7 @@ def loss_of(client, now, received, memory):
     stack = Stack([0], 1, params, {"model/classifier.w": tensor(received)}, memory, torch.ones(1))
     batch = batch_of(client)
     frozen = {name: client.embed(params, batch.x) for name, params in client.frozen_models(stack).items()}
+    stack.frozen, stack.coming, stack.steps = frozen, lambda step: batch, 1
     constants = frozen | client.constants(stack, batch)
     one = Batch(*[t[0] for t in batch])
     losses = client.loss({n: v[0] for n, v in params.items()}, one, {n: v[0] for n, v in constants.items()})
@@ -205,26 +208,74 @@ def test_pmfl_buffer_holds_the_last_iterates_across_rounds():
 # ------------------------------------------------------------------------------------------------------------ server rules
 
 
+@pytest.mark.parametrize("stack_size", [1, 2])
+@pytest.mark.parametrize(
+    "local", [{"iterations": 7}, {"iterations": None, "epochs": 2, "batch_size": 25}], ids=["steps", "epochs"]
+)
 @pytest.mark.parametrize("scope", ["across", "within"])
-def test_pmfl_finds_the_received_model_in_its_buffer(scope):
-    """Steps in which the buffer still holds it and steps in which it does not, against embedding it anew each time."""
+def test_pmfl_compares_with_what_its_buffer_holds(scope, local, stack_size):
+    """Representations made ahead, against embedding the received model and every slot of the buffer anew at each step.
+
+    Nodes of unequal size take part unequally often: a stack has buffers of different fill, and shrinks.
+    """
     config = config_of("strategy=pmfl", "num_nodes=3", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
     config["strategy"] |= {"buffer_size": 3}
-    config["strategy"]["local"] |= {"iterations": 7}
-    site = Site(config, dtype=torch.float64)
-    seen = []
+    config["strategy"]["local"] |= local
+    site, steps, pairs = Site(config, dtype=torch.float64), [], []
 
     class Watched(site.client_class):
         def constants(self, stack, batch):
+            # What fails in here fails a node, not the test.
             found = super().constants(stack, batch)
-            seen.append(stack.step)
-            anchor = unit(self.embed(self.global_model(stack), batch.x))
-            torch.testing.assert_close(found["frozen"][:, 0], anchor, rtol=0, atol=1e-12)
+            pushed = stack.memory["pushed"]
+            slots = range(min(3, int(pushed.max())))
+            models = [self.global_model(stack)]
+            models += [{n: stack.memory[f"buffer/{n}"][:, slot] for n in stack.params} for slot in slots]
+            anew = torch.stack([unit(self.embed(model, batch.x)) for model in models], dim=1)
+            there = torch.tensor([[True] + [slot < int(count) for slot in slots] for count in pushed])
+            steps.append((stack.step, len(stack)))
+            pairs.append((found["exists"], there))
+            real = there[..., None, None] * batch.mask[:, None, :, None]
+            pairs.append((found["frozen"] * real, anew * real))
             return found
 
     site.client_class = Watched
-    run_strategy(site, config, Schedule([[0, 1, 2], [0, 2], [1]]), 3, stack_size=2)
-    assert set(seen) == set(range(7))
+    run_strategy(site, config, Schedule([[0, 1, 2], [0, 2], [1, 2], [0, 1]]), 4, stack_size=stack_size)
+    sizes = [len(site.federation.partition.train(node)) for node in range(3)]
+    assert len(set(sizes)) > 1
+    assert {step for step, _ in steps} == set(range(max(map(site.hyper.local.steps, sizes))))
+    assert {alive for _, alive in steps} >= {1, stack_size}
+    for found, anew in pairs:
+        torch.testing.assert_close(found, anew, rtol=0, atol=1e-12)
+
+
+def test_pmfl_asks_each_frozen_model_once_for_all_steps_that_need_it():
+    """Five steps and five iterates: 5 old ones, 3 new ones, the received and the previous model, instead of 31 passes."""
+    config = config_of("strategy=pmfl", "num_nodes=1", "model=mlp", "model.hidden=[8]", "strategy.local.iterations=5")
+    site = Site(config)
+    calls, held = [], []
+
+    class Counted(site.client_class):
+        def _represent(self, params, x):
+            calls.append(len(x))
+            return super()._represent(params, x)
+
+        def before_step(self, stack, losses):
+            held.append(weakref.ref(stack))
+            super().before_step(stack, losses)
+
+    client, received = Counted(site, [0]), {f"model/{n}": v for n, v in site.initial.items()}
+    gc.disable()  # what a round leaves behind in a cycle is 12 models, until some collection
+    try:
+        for server_round in (1, 2):
+            calls.clear()
+            (update,) = client.update([received], server_round)
+            client.memories = [update.memory]
+            assert {stack() for stack in held} == {None}
+    finally:
+        gc.enable()
+    batch = config["strategy"]["local"]["batch_size"]
+    assert sorted(calls) == [batch * steps for steps in (1, 1, 2, 2, 3, 3, 4, 5, 5, 5)]
 
 
 @pytest.mark.parametrize("stack_size", [1, 2])
