@@ -25,7 +25,7 @@ from clients.files import read_personal, write_personal
 from clients.losses import cross_entropy
 from clients.optimizers import OwnClocks, StackedOptimizer
 from clients.site import Site, find_client, make_hyper
-from clients.stack import Batch, LocalWork, Plan, Stack, draw_batches, draw_dropout
+from clients.stack import Batch, Coming, LocalWork, Plan, Stack, draw_batches, draw_dropout
 from contrafed import codec
 from contrafed.tensors import Tensors, group
 from models.base import Features, SplitModel
@@ -204,15 +204,13 @@ class Client(NumPyClient):
         its weights are read once, and an accelerator has fewer and larger kernels.
         """
         assert stack.coming is not None
-        images = [stack.coming(step).x[: len(stack)] for step in range(first, min(first + count, stack.steps))]
-        found: list[Tensor] = []
-        while images:
-            room = self._room(len(stack))
-            fit = max(1, sum(end <= room for end in itertools.accumulate(x.shape[1] for x in images)))
-            some, images = images[:fit], images[fit:]
-            # Images are channels last, which cat keeps only if it sees them so.
-            x = some[0] if fit == 1 else torch.cat([x.movedim(2, -1) for x in some], dim=1).movedim(-1, 2)
-            found += self.embed(params, x).split([x.shape[1] for x in some], dim=1)
+        last, room, found = min(first + count, stack.steps), self._room(len(stack)), []
+        while first < last:
+            ends = itertools.accumulate(stack.coming.batch(step).x.shape[1] for step in range(first, last))
+            some = range(first, first + max(1, sum(end <= room for end in ends)))
+            x, widths = stack.coming.images(some, len(stack))
+            found += self.embed(params, x).split(widths, dim=1)
+            first = some.stop
         return found
 
     def _room(self, nodes: int) -> int:
@@ -420,15 +418,9 @@ class Client(NumPyClient):
         trained = [n for n in stack.params if n.split(".", 1)[0] in phase.parts]
         optimizer: StackedOptimizer | OwnClocks | None = None
         part, stack.steps = stack, max(plan.steps, default=0)
-        ready: dict[int, Batch] = {}
         ahead: dict[str, list[Tensor]] = {name: [] for name in frozen.keys() - tables.keys()}
-
-        def coming(step: int) -> Batch:
-            if step not in ready:  # refers to no stack, which refers to this: such a cycle would outlive the round
-                ready[step] = self._batch(plan, step, alive, dropout, changes, encoded)
-            return ready[step]
-
-        stack.coming = coming
+        # Refers to no stack, which refers to it: such a cycle would outlive the round.
+        coming = stack.coming = Coming(lambda step: self._batch(plan, step, alive, dropout, changes, encoded))
         for step in range(stack.steps):
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError
@@ -439,7 +431,7 @@ class Client(NumPyClient):
                     optimizer = (OwnClocks if work.own_clock else StackedOptimizer)(work, phase.purpose, stack)
                 optimizer.cut({n: part.params[n] for n in trained})
             stack.step = part.step = step
-            batch = Batch(*(value[:alive] for value in coming(step)))
+            batch = coming.current(step, alive)
             with torch.no_grad():
                 part.frozen = {n: gather(step, alive) for n, gather in tables.items()}
                 for name, found in ahead.items():
@@ -448,7 +440,6 @@ class Client(NumPyClient):
                         found += self.embed_ahead(part, models, step, max(1, self._room(alive) // batch.x.shape[1]))
                     part.frozen[name] = found.pop(0)[:alive]
                 constants = part.frozen | self.constants(part, batch)
-            del ready[step]
             losses = self._over_nodes(self.loss, part.params, batch, constants)
             optimizer.zero_grad()
             losses["loss"].sum().backward()

@@ -126,10 +126,10 @@ class PMFLClient(Client):
 
     def _place(self, stack: Stack, age: int) -> tuple[Any, Any]:
         """Where a buffer has the iterate of ``age`` steps ago, or, for 0, where the next one goes."""
-        slot = (stack.memory["pushed"] - age) % self.hyper.buffer_size
-        if len(stack) == 1 and slot.device.type == "cpu":
-            return slice(None), int(slot)  # a plain copy instead of a scatter; an accelerator would have to be waited for
-        return torch.arange(len(stack), device=slot.device), slot
+        pushed, size = stack.memory["pushed"], self.hyper.buffer_size
+        if len(stack) == 1 and pushed.device.type == "cpu":
+            return slice(None), (int(pushed) - age) % size  # a plain copy, no scatter; an accelerator would be waited for
+        return torch.arange(len(stack), device=pushed.device), (pushed - age) % size
 
     def _by_slot(self, history: list[Tensor], pushed: Tensor) -> Sequence[Tensor]:
         """Bring representations (B, b, D), oldest first, into the order of their iterates' slots."""

@@ -1,5 +1,6 @@
 """A stack of nodes in training: everything carries a leading node axis B."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -148,6 +149,42 @@ class Plan:
         return pick
 
 
+class Coming:
+    """The batches of a phase from the current step on, each made when it is first looked at."""
+
+    def __init__(self, make: Callable[[int], Batch]) -> None:
+        """``make(step)`` returns the batch of a step for the nodes that are in the stack now."""
+        self.make = make
+        self._ready: dict[int, Batch] = {}
+        # Images of some steps, one after another, and where those of each begin.
+        self._block, self._starts = torch.empty(0), dict[int, int]()
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step; its first rows are the nodes that are in the stack now."""
+        if step not in self._ready:
+            self._ready[step] = self.make(step)
+        return self._ready[step]
+
+    def current(self, step: int, nodes: int) -> Batch:
+        """Return the batch of a step for the first nodes, and forget the one before."""
+        self._ready.pop(step - 1, None)
+        batch = self.batch(step)
+        return batch if len(batch.y) == nodes else Batch(*(value[:nodes] for value in batch))
+
+    def images(self, steps: range, nodes: int) -> tuple[Tensor, list[int]]:
+        """Return the images (nodes, n, C, H, W) of some steps in turn, channels last in memory, and how many each step has."""
+        parts = [self.batch(step).x[:nodes] for step in steps]
+        widths = [part.shape[1] for part in parts]
+        if len(parts) == 1:
+            return parts[0], widths
+        if not self._starts.keys() >= set(steps):  # else part of what was last asked for
+            # cat keeps channels last only if it sees them so.
+            self._block = torch.cat([part.movedim(2, -1) for part in parts], dim=1).movedim(-1, 2)
+            self._starts = dict(zip(steps, itertools.accumulate(widths, initial=0), strict=False))
+        start = self._starts[steps.start]
+        return self._block[:nodes, start : start + sum(widths)], widths
+
+
 @dataclass
 class Stack:
     """B nodes that train together, sorted by how many steps they take, longest first.
@@ -167,7 +204,7 @@ class Stack:
     steps: int = 0  # of the node that takes most in this phase
     step: int = 0
     frozen: dict[str, Tensor] = field(default_factory=dict)  # representations (B, b, D) of the step's batch, by frozen model
-    coming: Callable[[int], Batch] | None = None  # the batch of a step from this one on; its first rows are these nodes
+    coming: Coming | None = None
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -25,7 +25,7 @@ from rig import (
 
 from clients.losses import contrast, cosine, cross_entropy, unit
 from clients.site import Site
-from clients.stack import Batch, Stack, draw_batches
+from clients.stack import Batch, Coming, Stack, draw_batches
 from contrafed.errors import UserError
 from simulation.grid import LocalGrid
 from strategies.base import Population, Replies, Reply, Round
@@ -90,7 +90,7 @@ def loss_of(client, now, received, memory):
     stack = Stack([0], 1, params, {"model/classifier.w": tensor(received)}, memory, torch.ones(1))
     batch = batch_of(client)
     frozen = {name: client.embed(params, batch.x) for name, params in client.frozen_models(stack).items()}
-    stack.frozen, stack.coming, stack.steps = frozen, lambda step: batch, 1
+    stack.frozen, stack.coming, stack.steps = frozen, Coming(lambda step: batch), 1
     constants = frozen | client.constants(stack, batch)
     one = Batch(*[t[0] for t in batch])
     losses = client.loss({n: v[0] for n, v in params.items()}, one, {n: v[0] for n, v in constants.items()})
