@@ -430,6 +430,10 @@ class Client(NumPyClient):
                 if optimizer is None:
                     optimizer = (OwnClocks if work.own_clock else StackedOptimizer)(work, phase.purpose, stack)
                 optimizer.cut({n: part.params[n] for n in trained})
+                # A lone node's leaves have no node axis: taking it off anew costs autograd a view a tensor, at every step.
+                leaves = part.params
+                if alive == 1:
+                    leaves = {n: v.detach()[0].requires_grad_(n in trained) for n, v in leaves.items()}
             stack.step = part.step = step
             batch = coming.current(step, alive)
             with torch.no_grad():
@@ -440,9 +444,7 @@ class Client(NumPyClient):
                         found += self.embed_ahead(part, models, step, max(1, self._room(alive) // batch.x.shape[1]))
                     part.frozen[name] = found.pop(0)[:alive]
                 constants = part.frozen | self.constants(part, batch)
-            losses = self._over_nodes(self.loss, part.params, batch, constants)
-            optimizer.zero_grad()
-            losses["loss"].sum().backward()
+            losses = self._gradients(part, leaves, batch, constants)
             with torch.no_grad():
                 if work.proximal_weight:
                     self._pull(part, trained, work.proximal_weight)
@@ -459,6 +461,22 @@ class Client(NumPyClient):
                     seen[:alive].add_(count)
         if optimizer is not None and work.keep_optimizer:
             stack.memory |= optimizer.state()
+
+    def _gradients(self, stack: Stack, leaves: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Give what is trained its gradient; returns each node's losses (B,).
+
+        ``leaves`` are ``stack.params``, or, of a lone node, views of them without the node axis.
+        """
+        alone = len(stack) == 1
+        if alone:
+            losses = self.loss(leaves, Batch(*(value[0] for value in batch)), {n: v[0] for n, v in constants.items()})
+        else:
+            losses = vmap(self.loss)(leaves, batch, constants)
+        trained = [name for name, leaf in leaves.items() if leaf.requires_grad]
+        gradients = torch.autograd.grad(losses["loss"].sum(), [leaves[name] for name in trained], allow_unused=True)
+        for name, gradient in zip(trained, gradients, strict=True):
+            stack.params[name].grad = gradient.unsqueeze(0) if alone and gradient is not None else gradient
+        return {name: value.detach().unsqueeze(0) if alone else value.detach() for name, value in losses.items()}
 
     @staticmethod
     def _encoder(stack: Stack) -> Tensors:

@@ -28,11 +28,6 @@ class StackedOptimizer:
                 for k, v in old.state.get(before, {}).items()
             }
 
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        assert self._optimizer is not None
-        self._optimizer.zero_grad(set_to_none=True)
-
     def step(self, step: int) -> None:
         """Update every node's parameters."""
         assert self._optimizer is not None
@@ -72,11 +67,6 @@ class OwnClocks:
                 optimizer.state[views[parameter]][name] = value[row].cpu() if name == "step" else value[row].clone()
             self.rows.append(views)
             self.optimizers.append(optimizer)
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        for value in self.params.values():
-            value.grad = None
 
     def step(self, step: int) -> None:
         """Update the parameters of the nodes that are still there, each at the rate of its own epoch."""
