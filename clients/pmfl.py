@@ -1,7 +1,7 @@
 """PMFL, the node half: model contrast against the node's own recent iterates (METHODS section 4)."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -91,7 +91,8 @@ class PMFLClient(Client):
         if 1 <= stack.step <= self.hyper.buffer_size:
             # The received model is in the buffer still: it is what the round's first step started from.
             history.insert(len(history) - (stack.step - 1), anchor)
-        frozen = [anchor, *self._by_slot(history, pushed)]
+        history = self._by_slot(history, pushed)
+        frozen = [anchor, *history]
         if self._needs_previous:
             frozen.append(stack.frozen["previous"])
         directions = unit(torch.stack(frozen, dim=1))
@@ -105,8 +106,8 @@ class PMFLClient(Client):
             mu = torch.full_like(batch.mask, self.hyper.threshold_value if self.hyper.threshold == "constant" else 1.0)
         slots = torch.arange(-1, len(history), device=mu.device)
         exists = slots < pushed.unsqueeze(1)
-        frozen_directions = directions[:, : 1 + len(history)]
-        return {"frozen": frozen_directions, "first": (slots < 0).expand_as(exists), "exists": exists, "mu": mu}
+        directions = directions[:, : 1 + len(history)]
+        return {"frozen": directions, "first": (slots < 0).expand_as(exists), "exists": exists, "mu": mu}
 
     def _look_back(self, stack: Stack) -> None:
         """Represent, under each buffered iterate, the batches of the steps until it is replaced."""
@@ -131,18 +132,21 @@ class PMFLClient(Client):
             return slice(None), (int(pushed) - age) % size  # a plain copy, no scatter; an accelerator would be waited for
         return torch.arange(len(stack), device=pushed.device), (pushed - age) % size
 
-    def _by_slot(self, history: list[Tensor], pushed: Tensor) -> Sequence[Tensor]:
+    def _by_slot(self, history: list[Tensor], pushed: Tensor) -> list[Tensor]:
         """Bring representations (B, b, D), oldest first, into the order of their iterates' slots."""
-        size, known = self.hyper.buffer_size, len(history)
+        size = self.hyper.buffer_size
+        if pushed.device.type == "cpu":  # without those that only nodes had which have left the stack
+            history = history[len(history) - min(size, int(pushed.max())) :]
+            if len(pushed) == 1:
+                turn = int(pushed) % size if len(history) == size else 0
+                return history[len(history) - turn :] + history[: len(history) - turn]
         if not history:
             return []
-        if len(pushed) == 1 and pushed.device.type == "cpu":
-            turn = int(pushed) % size if known == size else 0
-            return history[known - turn :] + history[: known - turn]
+        known = len(history)
         age = (pushed.unsqueeze(1) - 1 - torch.arange(known, device=pushed.device)) % size + 1
         row = (known - age).clamp_min(0)
         z = torch.stack(history, dim=1)
-        return z.gather(1, row.view(*row.shape, 1, 1).expand_as(z)).unbind(1)
+        return list(z.gather(1, row.view(*row.shape, 1, 1).expand_as(z)).unbind(1))
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the contrast; without a buffer the contrast is identically 0."""

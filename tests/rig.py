@@ -127,12 +127,17 @@ def run_strategy(site, settings, participation, num_rounds, *, stack_size=1, gri
             num_rounds=num_rounds,
         )
         models = []
+
+        def on_round(done, arrays):
+            assert not done.failures  # what a hook asserts fails its node, which a run would survive
+            models.append({n: t.clone() for n, t in codec.from_record(arrays).items()})
+
         strategy.start(
             wrap(grid) if wrap else grid,
             codec.to_record(site.initial),
             num_rounds=num_rounds,
             timeout=None,
-            on_round=lambda done, arrays: models.append({n: t.clone() for n, t in codec.from_record(arrays).items()}),
+            on_round=on_round,
         )
         return models, strategy
     finally:
