@@ -334,7 +334,7 @@ def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
             held.append({n: {k: t.clone() for k, t in grid.memory.get(n).items()} for n in grid.memory})
             return replies
 
-    _, strategy = run_strategy(site, config, Schedule([range(4)] * 2), 2, grid=grid, wrap=lambda g: Spy())
+    _, strategy = run_strategy(site, config, Schedule([range(4)] * 2), 2, grid=grid, wrap=lambda g: Spy(), may_fail=True)
     assert strategy.round.rejected["failed"] == 1
     assert strategy.round.failures == ["node 2: node 2, round 2, step 0: RuntimeError: broken sensor"]
     first, second = held
@@ -499,7 +499,7 @@ def content(reply):
 )
 def test_a_malformed_reply_is_counted_by_cause_and_left_out(kind, cause):
     config, site, _ = tiny_site("strategy=fedavg")
-    models, strategy = run_strategy(site, config, Schedule([[0, 1, 2]]), 1, wrap=poisoned(kind))
+    models, strategy = run_strategy(site, config, Schedule([[0, 1, 2]]), 1, wrap=poisoned(kind), may_fail=True)
     assert dict(strategy.round.rejected) == {cause: 1}
     without, _ = run_strategy(Site(config), config, Schedule([[0, 2]]), 1)
     assert same(models[-1], without[-1])
