@@ -1,6 +1,6 @@
 """Ways of computing a stack of nodes on a GPU: one training step, and one pass of frozen models, of the same networks.
 
-A frozen model sees the batches of five steps at once, as PMFL's do.
+PMFL's frozen models see the batches of five steps at once.
 
     pip install -e ".[bench]" && python benchmarks/stacked.py --device cuda
 
@@ -33,7 +33,7 @@ from scale import in_turns  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.func import vmap  # noqa: E402
 
-# name: (model, nodes, frozen models, batch size, bfloat16)
+# name: (model, nodes, batch size, images a frozen model sees at once, bfloat16)
 SETTINGS = {
     "PMFL's CNN, 25 nodes, batch 16": ("cnn_pmfl", 25, 16, 80, False),
     "FedRCL's ResNet-18, 5 nodes, batch 50, bfloat16": ("resnet18", 5, 50, 50, True),

@@ -31,7 +31,9 @@ from contrafed.tensors import Tensors, group
 from models.base import Features, SplitModel
 
 PARTS = ("encoder", "projector", "classifier")
-AHEAD = 80  # examples that a CPU represents at a time: the outputs of many more leave its caches
+# Examples that frozen models represent at a time: on a CPU the outputs of many more leave the caches. On an accelerator as many
+# of each node, which makes one call of PMFL's five steps of 16.
+AHEAD = 80
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -142,7 +144,10 @@ class Client(NumPyClient):
         return {}
 
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """Return what else the loss treats as constant in this step, each with a leading B; runs without gradients."""
+        """Return what else the loss takes as constant in this step, each with a leading B; runs once a step, without gradients.
+
+        ``stack.represented`` has the representations under ``frozen_models``.
+        """
         return {}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
@@ -200,14 +205,16 @@ class Client(NumPyClient):
     def embed_ahead(self, stack: Stack, params: Tensors, first: int, count: int) -> list[Tensor]:
         """Representations (B, b, D) of the batches of ``count`` steps from ``first`` on, or of those that are left.
 
-        Under models ``params`` (B, ...), in evaluation mode. A model that several steps need is best asked for all of them:
-        its weights are read once, and an accelerator has fewer and larger kernels.
+        Under models ``params`` (B, ...), in evaluation mode; to be used in ``constants`` and ``before_step``. A
+        model that several steps need is best asked for all of them: its weights are read once, and an accelerator has fewer and
+        larger kernels.
         """
         assert stack.coming is not None
         last, room, found = min(first + count, stack.steps), self._room(len(stack)), []
         while first < last:
             ends = itertools.accumulate(stack.coming.batch(step).x.shape[1] for step in range(first, last))
-            some = range(first, first + max(1, sum(end <= room for end in ends)))
+            fitting = sum(1 for _ in itertools.takewhile(lambda end: end <= room, ends))
+            some = range(first, first + max(1, fitting))
             x, widths = stack.coming.images(some, len(stack))
             found += self.embed(params, x).split(widths, dim=1)
             first = some.stop
@@ -215,8 +222,7 @@ class Client(NumPyClient):
 
     def _room(self, nodes: int) -> int:
         """Return how many examples of each of so many nodes to represent at a time."""
-        room = self.site.evaluation_batch
-        return max(1, (min(room, AHEAD) if self.site.device.type == "cpu" else room) // nodes)
+        return max(1, AHEAD // nodes) if self.site.device.type == "cpu" else AHEAD
 
     @staticmethod
     def global_model(stack: Stack) -> Tensors:
@@ -419,7 +425,7 @@ class Client(NumPyClient):
         optimizer: StackedOptimizer | OwnClocks | None = None
         part, stack.steps = stack, max(plan.steps, default=0)
         ahead: dict[str, list[Tensor]] = {name: [] for name in frozen.keys() - tables.keys()}
-        # Refers to no stack, which refers to it: such a cycle would outlive the round.
+        # Must not refer to the stack: the stack refers to it, and the cycle would keep both until a garbage collection.
         coming = stack.coming = Coming(lambda step: self._batch(plan, step, alive, dropout, changes, encoded))
         for step in range(stack.steps):
             if deadline is not None and time.monotonic() > deadline:
@@ -437,13 +443,13 @@ class Client(NumPyClient):
             stack.step = part.step = step
             batch = coming.current(step, alive)
             with torch.no_grad():
-                part.frozen = {n: gather(step, alive) for n, gather in tables.items()}
+                part.represented = {n: gather(step, alive) for n, gather in tables.items()}
                 for name, found in ahead.items():
                     if not found:
                         models = {n: v[:alive] for n, v in frozen[name].items()}
-                        found += self.embed_ahead(part, models, step, max(1, self._room(alive) // batch.x.shape[1]))
-                    part.frozen[name] = found.pop(0)[:alive]
-                constants = part.frozen | self.constants(part, batch)
+                        found += self.embed_ahead(part, models, step, max(1, self._room(alive) // plan.index.shape[2]))
+                    part.represented[name] = found.pop(0)[:alive]
+                constants = part.represented | self.constants(part, batch)
             losses = self._gradients(part, leaves, batch, constants)
             with torch.no_grad():
                 if work.proximal_weight:
@@ -452,31 +458,34 @@ class Client(NumPyClient):
                     _clip([part.params[n] for n in trained], work.clip_norm)
                 self.before_step(part, losses)
                 optimizer.step(step)
+                for name in trained:
+                    part.params[name].grad = None
                 count = batch.mask.sum(1)
                 for name, value in losses.items():
                     if name not in totals:  # its sum, and the examples in it: phases differ in their losses
                         totals[name] = count.new_zeros(2, len(stack))
                     total, seen = totals[name]
-                    total[:alive].addcmul_(value.detach(), count)
+                    total[:alive].addcmul_(value, count)
                     seen[:alive].add_(count)
+        stack.coming = None
         if optimizer is not None and work.keep_optimizer:
             stack.memory |= optimizer.state()
 
     def _gradients(self, stack: Stack, leaves: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Give what is trained its gradient; returns each node's losses (B,).
 
-        ``leaves`` are ``stack.params``, or, of a lone node, views of them without the node axis.
+        ``leaves`` are ``stack.params``, or, of a lone node, leaves without the node axis over the same storage.
         """
-        alone = len(stack) == 1
-        if alone:
-            losses = self.loss(leaves, Batch(*(value[0] for value in batch)), {n: v[0] for n, v in constants.items()})
-        else:
+        if len(stack) > 1:
             losses = vmap(self.loss)(leaves, batch, constants)
-        trained = [name for name, leaf in leaves.items() if leaf.requires_grad]
-        gradients = torch.autograd.grad(losses["loss"].sum(), [leaves[name] for name in trained], allow_unused=True)
-        for name, gradient in zip(trained, gradients, strict=True):
-            stack.params[name].grad = gradient.unsqueeze(0) if alone and gradient is not None else gradient
-        return {name: value.detach().unsqueeze(0) if alone else value.detach() for name, value in losses.items()}
+            losses["loss"].sum().backward()
+            return {name: value.detach() for name, value in losses.items()}
+        losses = self.loss(leaves, Batch(*(value[0] for value in batch)), {n: v[0] for n, v in constants.items()})
+        losses["loss"].backward()
+        for name, leaf in leaves.items():
+            stack.params[name].grad = None if leaf.grad is None else leaf.grad.unsqueeze(0)
+            leaf.grad = None
+        return {name: value.detach().unsqueeze(0) for name, value in losses.items()}
 
     @staticmethod
     def _encoder(stack: Stack) -> Tensors:

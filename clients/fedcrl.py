@@ -134,7 +134,7 @@ class FedCRLClient(Client):
             weight = torch.minimum(stack.num_examples, batch)
         else:
             weight = torch.minimum(stack.num_examples - place * batch, batch).clamp_min(0) * (place >= 0)
-        stack.memory["sum"] += losses["contrast"].detach() * weight
+        stack.memory["sum"] += losses["contrast"] * weight
         stack.memory["seen"] += weight
 
     def finish(self, stack: Stack) -> Tensors:

@@ -68,6 +68,9 @@ class PMFLClient(Client):
 
     def start(self, stack: Stack) -> None:
         """Empty the buffer where it does not span rounds."""
+        # Representations of each step's batch under the iterates in the buffer, oldest first. A node that has pushed fewer than
+        # another has something there that does not exist.
+        self.seen: defaultdict[int, list[Tensor]] = defaultdict(list)
         if self._contrasts and self.hyper.buffer_scope == "within":
             stack.memory["pushed"].zero_()
 
@@ -84,9 +87,9 @@ class PMFLClient(Client):
         """
         if not self._contrasts:
             return {}
-        if stack.step == 0:
+        if stack.step == 0 and self.hyper.buffer_scope == "across":
             self._look_back(stack)
-        pushed, anchor = stack.memory["pushed"], stack.frozen["received"]
+        pushed, anchor = stack.memory["pushed"], stack.represented["received"]
         history = [z[: len(stack)] for z in self.seen.pop(stack.step, [])]
         if 1 <= stack.step <= self.hyper.buffer_size:
             # The received model is in the buffer still: it is what the round's first step started from.
@@ -94,7 +97,7 @@ class PMFLClient(Client):
         history = self._by_slot(history, pushed)
         frozen = [anchor, *history]
         if self._needs_previous:
-            frozen.append(stack.frozen["previous"])
+            frozen.append(stack.represented["previous"])
         directions = unit(torch.stack(frozen, dim=1))
         if self._needs_previous:
             mu = (directions[:, -1] * directions[:, 0]).sum(-1)
@@ -112,18 +115,13 @@ class PMFLClient(Client):
     def _look_back(self, stack: Stack) -> None:
         """Represent, under each buffered iterate, the batches of the steps until it is replaced."""
         size, pushed = self.hyper.buffer_size, stack.memory["pushed"]
-        # By step, oldest first; a node that has pushed fewer iterates than another has something there that does not exist.
-        self.seen: defaultdict[int, list[Tensor]] = defaultdict(list)
         # On an accelerator asking how many some node has would mean waiting for it.
         known = min(size, int(pushed.max())) if pushed.device.type == "cpu" else size
-        for age in range(known, 0, -1):
+        for age in range(1, known + 1):  # from the longest look ahead to the shortest, so that images are laid out once
             place = self._place(stack, age)
             iterate = {n: stack.memory[f"buffer/{n}"][place] for n in stack.params}
-            self._look_ahead(stack, iterate, 0, size - age + 1)
-
-    def _look_ahead(self, stack: Stack, iterate: Tensors, first: int, count: int) -> None:
-        for step, z in enumerate(self.embed_ahead(stack, iterate, first, count), first):
-            self.seen[step].append(z)
+            for step, z in enumerate(self.embed_ahead(stack, iterate, 0, size - age + 1)):
+                self.seen[step].insert(0, z)
 
     def _place(self, stack: Stack, age: int) -> tuple[Any, Any]:
         """Where a buffer has the iterate of ``age`` steps ago, or, for 0, where the next one goes."""
@@ -171,7 +169,9 @@ class PMFLClient(Client):
             stack.memory[f"buffer/{name}"][place] = value
         stack.memory["pushed"] += 1
         if stack.step > 0:  # the first is the received model, whose representations there are already
-            self._look_ahead(stack, iterate, stack.step + 1, self.hyper.buffer_size)
+            following = stack.step + 1
+            for step, z in enumerate(self.embed_ahead(stack, iterate, following, self.hyper.buffer_size), following):
+                self.seen[step].append(z)
 
     def finish(self, stack: Stack) -> Tensors:
         """Remember the last local model and send the change Delta = w_end - W."""

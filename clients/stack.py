@@ -203,8 +203,8 @@ class Stack:
     phase: str = ""  # the purpose of the phase that runs
     steps: int = 0  # of the node that takes most in this phase
     step: int = 0
-    frozen: dict[str, Tensor] = field(default_factory=dict)  # representations (B, b, D) of the step's batch, by frozen model
-    coming: Coming | None = None
+    represented: dict[str, Tensor] = field(default_factory=dict)  # the step's batch under frozen models (B, b, D), by model
+    coming: Coming | None = None  # while a phase runs
 
     def __len__(self) -> int:
         return len(self.nodes)

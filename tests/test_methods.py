@@ -88,9 +88,10 @@ def loss_of(client, now, received, memory):
     tensor = lambda v: torch.tensor([v], dtype=torch.float64)  # noqa: E731
     params = {"classifier.w": tensor(now).requires_grad_()}
     stack = Stack([0], 1, params, {"model/classifier.w": tensor(received)}, memory, torch.ones(1))
+    client.start(stack)
     batch = batch_of(client)
     frozen = {name: client.embed(params, batch.x) for name, params in client.frozen_models(stack).items()}
-    stack.frozen, stack.coming, stack.steps = frozen, Coming(lambda step: batch), 1
+    stack.represented, stack.coming, stack.steps = frozen, Coming(lambda step: batch), 1
     constants = frozen | client.constants(stack, batch)
     one = Batch(*[t[0] for t in batch])
     losses = client.loss({n: v[0] for n, v in params.items()}, one, {n: v[0] for n, v in constants.items()})
