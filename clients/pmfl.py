@@ -110,7 +110,7 @@ class PMFLClient(Client):
         slots = torch.arange(-1, len(history), device=mu.device)
         exists = slots < pushed.unsqueeze(1)
         directions = directions[:, : 1 + len(history)]
-        return {"frozen": directions, "first": (slots < 0).expand_as(exists), "exists": exists, "mu": mu}
+        return {"directions": directions, "first": (slots < 0).expand_as(exists), "exists": exists, "mu": mu}
 
     def _look_back(self, stack: Stack) -> None:
         """Represent, under each buffered iterate, the batches of the steps until it is replaced."""
@@ -131,7 +131,10 @@ class PMFLClient(Client):
         return torch.arange(len(stack), device=pushed.device), (pushed - age) % size
 
     def _by_slot(self, history: list[Tensor], pushed: Tensor) -> list[Tensor]:
-        """Bring representations (B, b, D), oldest first, into the order of their iterates' slots."""
+        """Bring representations (B, b, D), oldest first, into the order of their iterates' slots.
+
+        No loss depends on it but in its rounding, which decides the numbers of a run.
+        """
         size = self.hyper.buffer_size
         if pushed.device.type == "cpu":  # without those that only nodes had which have left the stack
             history = history[len(history) - min(size, int(pushed.max())) :]
@@ -152,7 +155,7 @@ class PMFLClient(Client):
         task = self.task_loss(features, batch)
         if not constants:
             return {"loss": task}
-        similarity = cosines(features.z, constants["frozen"])  # (b, 1 + n)
+        similarity = cosines(features.z, constants["directions"])  # (b, 1 + n)
         mu = similarity[:, 0].detach() if self.hyper.threshold == "current" else constants["mu"]
         near = constants["first"] | (similarity.detach() >= mu.unsqueeze(1) - TIE)  # Z is always a positive
         exists = constants["exists"]

@@ -206,6 +206,34 @@ def test_pmfl_buffer_holds_the_last_iterates_across_rounds():
     )
 
 
+@pytest.mark.parametrize("stack_size", [1, 3])
+def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(stack_size):
+    """Autograd may return one tensor for two parameters, a broadcast one or one in another layout; clipping writes in place."""
+    config = config_of("strategy=fedavg", "num_nodes=3", "model=cnn_pmfl", "model.hidden=[8]", "strategy.local.clip_norm=0.01")
+    site, seen = Site(config, dtype=torch.float64), []
+
+    class Shared(site.client_class):
+        def loss(self, params, batch, constants):
+            stages = [params[f"encoder.stages.{layer}.bias"] for layer in (0, 1)]
+            return {"loss": (stages[0] + stages[1]).sum() + super().loss(params, batch, constants)["loss"]}
+
+        def before_step(self, stack, losses):
+            gradients = [value.grad for value in stack.params.values()]
+            norms = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0).sqrt()
+            layouts = [(value.stride(), value.grad.stride()) for value in stack.params.values()]
+            seen.append((stack, norms, layouts, len({gradient.data_ptr() for gradient in gradients})))
+
+    client = Shared(site, range(stack_size))
+    client.update([{f"model/{name}": value for name, value in site.initial.items()}] * stack_size, 1)
+    assert seen
+    for stack, norms, layouts, apart in seen:
+        torch.testing.assert_close(norms, torch.full_like(norms, 0.01), rtol=1e-3, atol=0)
+        # Where there is one node, the stride of the node axis means nothing.
+        assert all(value[1:] == gradient[1:] for value, gradient in layouts)
+        assert apart == len(layouts)
+        assert all(value.grad is None for value in stack.params.values())
+
+
 # ------------------------------------------------------------------------------------------------------------ server rules
 
 
@@ -238,7 +266,7 @@ def test_pmfl_compares_with_what_its_buffer_holds(scope, size, local, stack_size
             steps.append((stack.step, len(stack)))
             pairs.append((found["exists"], there))
             real = there[..., None, None] * batch.mask[:, None, :, None]
-            pairs.append((found["frozen"] * real, anew * real))
+            pairs.append((found["directions"] * real, anew * real))
             return found
 
     site.client_class = Watched
