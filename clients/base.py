@@ -6,7 +6,6 @@ On a device the stack has one node (B = 1); in simulation an engine may train ma
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -205,19 +204,16 @@ class Client(NumPyClient):
     def embed_ahead(self, stack: Stack, params: Tensors, first: int, count: int) -> list[Tensor]:
         """Representations (B, b, D) of the batches of ``count`` steps from ``first`` on, or of those that are left.
 
-        Under models ``params`` (B, ...), in evaluation mode; to be used in ``constants`` and ``before_step``. A
-        model that several steps need is best asked for all of them: its weights are read once, and an accelerator has fewer and
-        larger kernels.
+        Under models ``params`` (B, ...), in evaluation mode; to be used in ``constants`` and ``before_step``. A model that
+        several steps need is best asked for all of them: its weights are read once, and an accelerator has fewer and larger
+        kernels.
         """
         assert stack.coming is not None
-        last, room, found = min(first + count, stack.steps), self._room(len(stack)), []
+        last, found = min(first + count, stack.steps), []
         while first < last:
-            ends = itertools.accumulate(stack.coming.batch(step).x.shape[1] for step in range(first, last))
-            fitting = sum(1 for _ in itertools.takewhile(lambda end: end <= room, ends))
-            some = range(first, first + max(1, fitting))
-            x, widths = stack.coming.images(some, len(stack))
+            x, widths = stack.coming.images(range(first, last), len(stack), self._room(len(stack)))
             found += self.embed(params, x).split(widths, dim=1)
-            first = some.stop
+            first += len(widths)
         return found
 
     def _room(self, nodes: int) -> int:

@@ -77,8 +77,7 @@ class OwnClocks:
                 grad = self.params[name].grad
                 view.grad = None if grad is None else grad[row]
             optimizer.step()
-            for view in self.rows[row].values():
-                view.grad = None  # else a view of the whole stack's gradient stays
+            optimizer.zero_grad()  # else a view of the whole stack's gradient stays
 
     def state(self) -> Tensors:
         """Return every node's optimiser state, each with a leading node axis."""

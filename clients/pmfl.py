@@ -114,14 +114,18 @@ class PMFLClient(Client):
 
     def _look_back(self, stack: Stack) -> None:
         """Represent, under each buffered iterate, the batches of the steps until it is replaced."""
-        size, pushed = self.hyper.buffer_size, stack.memory["pushed"]
-        # On an accelerator asking how many some node has would mean waiting for it.
-        known = min(size, int(pushed.max())) if pushed.device.type == "cpu" else size
-        for age in range(1, known + 1):  # from the longest look ahead to the shortest, so that images are laid out once
+        size = self.hyper.buffer_size
+        # From the longest look ahead to the shortest, so that images are laid out once.
+        for age in range(1, self._filled(stack.memory["pushed"]) + 1):
             place = self._place(stack, age)
             iterate = {n: stack.memory[f"buffer/{n}"][place] for n in stack.params}
             for step, z in enumerate(self.embed_ahead(stack, iterate, 0, size - age + 1)):
                 self.seen[step].insert(0, z)
+
+    def _filled(self, pushed: Tensor) -> int:
+        """How many slots some node has filled; on an accelerator all, since asking would mean waiting for it."""
+        size: int = self.hyper.buffer_size
+        return min(size, int(pushed.max())) if pushed.device.type == "cpu" else size
 
     def _place(self, stack: Stack, age: int) -> tuple[Any, Any]:
         """Where a buffer has the iterate of ``age`` steps ago, or, for 0, where the next one goes."""
@@ -135,15 +139,14 @@ class PMFLClient(Client):
 
         No loss depends on it but in its rounding, which decides the numbers of a run.
         """
-        size = self.hyper.buffer_size
-        if pushed.device.type == "cpu":  # without those that only nodes had which have left the stack
-            history = history[len(history) - min(size, int(pushed.max())) :]
-            if len(pushed) == 1:
-                turn = int(pushed) % size if len(history) == size else 0
-                return history[len(history) - turn :] + history[: len(history) - turn]
+        # Without those that only nodes had which have left the stack.
+        history = history[max(0, len(history) - self._filled(pushed)) :]
+        size, known = self.hyper.buffer_size, len(history)
+        if len(pushed) == 1 and pushed.device.type == "cpu":
+            turn = int(pushed) % size if known == size else 0
+            return history[known - turn :] + history[: known - turn]
         if not history:
             return []
-        known = len(history)
         age = (pushed.unsqueeze(1) - 1 - torch.arange(known, device=pushed.device)) % size + 1
         row = (known - age).clamp_min(0)
         z = torch.stack(history, dim=1)

@@ -171,10 +171,18 @@ class Coming:
         batch = self.batch(step)
         return batch if len(batch.y) == nodes else Batch(*(value[:nodes] for value in batch))
 
-    def images(self, steps: range, nodes: int) -> tuple[Tensor, list[int]]:
-        """Return the images (nodes, n, C, H, W) of some steps in turn, channels last in memory, and how many each step has."""
-        parts = [self.batch(step).x[:nodes] for step in steps]
-        widths = [part.shape[1] for part in parts]
+    def images(self, steps: range, nodes: int, room: int) -> tuple[Tensor, list[int]]:
+        """Return the images (nodes, n, C, H, W) of some steps in turn, channels last in memory, and how many each step has.
+
+        Of as many of the steps as have ``room`` images together, but of one at least.
+        """
+        parts: list[Tensor] = []
+        for step in steps:
+            x = self.batch(step).x[:nodes]
+            if parts and sum(part.shape[1] for part in parts) + x.shape[1] > room:
+                break
+            parts.append(x)
+        steps, widths = steps[: len(parts)], [part.shape[1] for part in parts]
         if len(parts) == 1:
             return parts[0], widths
         if not self._starts.keys() >= set(steps):  # else part of what was last asked for
