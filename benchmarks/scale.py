@@ -311,30 +311,54 @@ def memory(folder: Path, repeats: int) -> None:
 
 
 def aggregate(folder: Path, repeats: int) -> None:
-    """The weighted sum and the check of replies, beside one pass that reads them on every core."""
+    """PMFL's rule, its weighted sum alone and the check of replies, beside one pass that reads the replies on every core."""
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
     import torch
+    from omegaconf import OmegaConf
 
+    from clients.site import Site
+    from contrafed.combine import cores
+    from partitions.participation.base import make_participation
     from simulation.worker import reuse_memory
-    from strategies.base import Replies, Reply, _norm, cores
+    from strategies.base import Population, Replies, Reply, Round, _norm, find_strategy, make_config
 
     torch.set_num_threads(1)
     reuse_memory()
     pool = ThreadPoolExecutor(cores())
-    shapes = [(1_000_000,)] * 11
-    replies = Replies(Reply(k, {f"delta/{i}": torch.randn(shape) for i, shape in enumerate(shapes)}, 1, {}) for k in range(25))
+    config: Any = OmegaConf.to_container(compose_on(folder, "strategy=pmfl", "model=resnet18", "num_nodes=250"))
+    site = Site(config)
+    partition = site.federation.partition
+    strategy = find_strategy(config["strategy"])[0](
+        make_config(config["strategy"]),
+        client_class=site.client_class,
+        hyper=site.hyper,
+        model=site.model,
+        population=Population(partition.sizes, np.arange(250)),
+        participation=make_participation(
+            config["participation"], lambda: partition.class_counts() / partition.sizes[:, None], 250, 0
+        ),
+        settings="",
+        num_rounds=100,
+    )
+    replies = Replies(
+        Reply(k, {f"delta/{name}": torch.randn(like.shape) for name, like in site.initial.items()}, 1, {}) for k in range(25)
+    )
+    strategy.round = Round(2, replies.nodes)
     weights = np.linspace(0.01, 0.1, 25)
+    models = iter([{name: value.clone() for name, value in site.initial.items()} for _ in range(repeats + 1)])
     found = in_turns(
         {
-            "read once": lambda: list(pool.map(lambda r: [t.sum() for t in r.tensors.values()], replies)),
-            "sum": lambda: replies.weighted_sum("delta", weights),
-            "check": lambda: [_norm(r.tensors.values()) for r in replies],
+            "read once": lambda: list(pool.map(lambda reply: [t.sum() for t in reply.tensors.values()], replies)),
+            "PMFL's rule": lambda: strategy.aggregate(next(models), replies),
+            "weighted sum": lambda: replies.weighted_sum("delta", weights),
+            "check": lambda: [_norm(reply.tensors.values()) for reply in replies],
         },
         repeats,
     )
-    print(", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.items()))
+    read = found["read once"]
+    print(", ".join(f"{name} {seconds:.3f} s ({seconds / read:.2f})" for name, seconds in found.items()))
 
 
 def checkpoint(folder: Path, repeats: int) -> None:

@@ -5,11 +5,9 @@ Everything else (participation, messages, validation, bookkeeping, Flower's inte
 """
 
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -26,14 +24,12 @@ from torch.utils._pytree import tree_map
 from clients.base import Client
 from clients.site import find_client
 from contrafed import codec, registry
+from contrafed.combine import combine
 from contrafed.config import build
-from contrafed.tensors import Tensors, flat, size_of, unflat
+from contrafed.tensors import Tensors, group, size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
 
-# Numbers that a core adds at a time: the sum and what is added, in double precision, stay in its cache.
-BLOCK = 2**18
-LARGE = 16 * BLOCK  # numbers from which on threads are worth their start
 # The header of a .npy file of ours has 128 bytes; more than this is none.
 NPY_HEADER = 4096
 # Bytes of a reply beside its tensors, at the most: metadata, metrics, and what a failed node says.
@@ -90,6 +86,10 @@ class Replies(Sequence[Reply]):
         """Training examples per reply (m,), float64."""
         return np.array([reply.num_examples for reply in self._replies], dtype=np.float64)
 
+    def group(self, name: str) -> list[Tensors]:
+        """Return every reply's tensors ``NAME/x`` under the name x."""
+        return [group(reply.tensors, name) for reply in self._replies]
+
     def weighted_sum(self, group: str, weights: np.ndarray) -> Tensors:
         """Return ``sum_k weights[k] * tensor_k`` for every tensor of ``group``, accumulated in float64.
 
@@ -97,36 +97,9 @@ class Replies(Sequence[Reply]):
         """
         if not self._replies:
             raise ValueError("no replies to sum")
-        factors, prefix = [float(weight) for weight in weights], f"{group}/"
-        if len(factors) != len(self._replies):
-            raise ValueError(f"{len(factors)} weights for {len(self._replies)} replies")
-        first = {name: tensor for name, tensor in self._replies[0].tensors.items() if name.startswith(prefix)}
-        if any(tensor.device.type != "cpu" for tensor in first.values()):
-            elements = flat(first).double().zero_()
-            for reply, factor in zip(self._replies, factors, strict=True):  # two kernels a reply, not one a tensor
-                elements.add_(flat({name: reply.tensors[name] for name in first}), alpha=factor)
-            return {name.removeprefix(prefix): total for name, total in unflat(elements, first).items()}
-        totals: Tensors = {}
-        sums: list[list[Tensor]] = []  # each a total, or a stretch of one, and what is added up in it
-        large = sum(t.numel() for t in first.values()) >= LARGE
-        for name, like in first.items():
-            total = totals[name.removeprefix(prefix)] = torch.empty(like.shape, dtype=torch.float64)
-            whole = [total, *(reply.tensors[name] for reply in self._replies)]
-            sums += map(list, zip(*(t.reshape(-1).split(BLOCK) for t in whole), strict=True)) if large else [whole]
-
-        def add(tensors: list[Tensor]) -> None:
-            total, *parts = tensors
-            total.zero_()
-            for part, factor in zip(parts, factors, strict=True):
-                total.add_(part, alpha=factor)
-
-        if large:
-            with ThreadPoolExecutor(cores()) as pool:
-                list(pool.map(add, sums))
-        else:
-            for tensors in sums:
-                add(tensors)
-        return totals
+        if len(weights) != len(self._replies):
+            raise ValueError(f"{len(weights)} weights for {len(self._replies)} replies")
+        return combine(self.group(group), weights.tolist())
 
     def mean(self, group: str, weights: np.ndarray) -> Tensors:
         """Return the weighted mean of every tensor of ``group`` in float64; the weights are normalised here."""
@@ -474,11 +447,6 @@ class FederatedStrategy(Strategy):
             raise ValueError("norm too large")
         others = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
         return Reply(node, tensors, count, others)
-
-
-def cores() -> int:
-    """Return how many CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_bytes(array: Array) -> None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
 
+from contrafed.combine import combine
 from contrafed.config import Range
 from strategies.base import FederatedStrategy, Replies, Tensors
 from strategies.intervals import Intervals
@@ -45,12 +45,16 @@ class PMFL(FederatedStrategy):
         if not self.config.adaptive_weights:
             weights = np.ones(len(replies))
         self.round.node_metrics["weight"] = (replies.nodes, weights)
-        updated = model
+        models, factors = [model], [1.0]
         if len(replies):
             rate = self.config.server_lr * (1 if self.config.sign == "descend" else -1)
-            step = replies.weighted_sum("delta", weights * rate / self._divisor(weights))
-            updated = {name: value + step[name] for name, value in model.items()}
-        return self._mix(model, updated)
+            models += replies.group("delta")
+            factors += (weights * rate / self._divisor(weights)).tolist()
+        share, older = self._history(model)
+        if share > 0:
+            factors = [(1 - share) * factor for factor in factors] + [share / len(older)] * len(older)
+            models += older
+        return combine(models, factors)
 
     def _divisor(self, weights: np.ndarray) -> float:
         if not self.config.adaptive_weights:
@@ -62,21 +66,15 @@ class PMFL(FederatedStrategy):
             "none": 1.0,
         }[self.config.normalize]
 
-    def _mix(self, model: Tensors, updated: Tensors) -> Tensors:
-        """Blend ``updated`` with the older models, then remember ``model`` as the newest of them."""
+    def _history(self, model: Tensors) -> tuple[float, list[Tensors]]:
+        """Return the share of the older global models in the next one, and these; then remember ``model`` as the newest."""
         older, wanted = self.state["history"], self.config.history_size - 1
         if wanted < 1:
-            return updated
+            return 0.0, []
+        self.state["history"] = [model, *older][:wanted]
         if self.config.history_warmup == "pad":
             older = older + [older[-1] if older else model] * (wanted - len(older))
         ready = len(older) >= (wanted if self.config.history_warmup == "wait" else 1)
         last = max(self.num_rounds - 1, 1)
         psi = 0.5 - (self.round.server_round - 1) / (2 * last) if self.num_rounds > 1 else 0.0
-        mixed = updated
-        if ready and psi > 0:
-            mixed = {
-                name: (1 - psi) * value.double() + psi * torch.stack([old[name] for old in older]).double().mean(0)
-                for name, value in updated.items()
-            }
-        self.state["history"] = [model, *self.state["history"]][:wanted]
-        return mixed
+        return psi if ready else 0.0, older

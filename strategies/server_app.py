@@ -22,6 +22,7 @@ from clients.base import Tensors, keeps_parts, score
 from clients.files import personal_file, shapes_in
 from clients.site import Site, node_settings, site_for
 from contrafed import checkpoint, codec
+from contrafed.combine import cores
 from contrafed.errors import UserError
 from contrafed.reporting import LOGS, Progress, RunRecorder, versions
 from contrafed.settings import engine_config
@@ -29,7 +30,7 @@ from models.base import SplitModel
 from partitions.federation import Federation
 from partitions.own import facts_of
 from partitions.participation.base import make_participation
-from strategies.base import FederatedStrategy, Population, Round, cores, find_strategy, make_config
+from strategies.base import FederatedStrategy, Population, Round, find_strategy, make_config
 from strategies.devices import DeviceGrid, Register, Roll
 
 # Seconds between two looks at the inbox of Flower's simulation runtime.

@@ -341,31 +341,14 @@ def test_moon_represents_an_example_once_a_round_and_means_the_same(stack_size):
         torch.testing.assert_close(value, models[1][name], rtol=0, atol=1e-10)
 
 
-def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(monkeypatch):
-    rng = torch.Generator().manual_seed(0)
-
-    def tensors():
-        return {
-            "delta/long": torch.randn(103, generator=rng),
-            "delta/turned": torch.randn(7, 5, generator=rng).T,
-            "delta/scalar": torch.randn((), generator=rng),
-            "other/x": torch.randn(3, generator=rng),
-        }
-
-    replies = Replies(Reply(k, tensors(), 1, {}) for k in range(4))
-    weights = np.array([0.1, -2.0, 0.3, 7.0])
-    expected = {}
-    for name in ("long", "turned", "scalar"):
-        total = expected[name] = torch.zeros(replies[0].tensors[f"delta/{name}"].shape, dtype=torch.float64)
-        for reply, weight in zip(replies, weights, strict=True):
-            total.add_(reply.tensors[f"delta/{name}"], alpha=float(weight))
-    assert same(replies.weighted_sum("delta", weights), expected)
-    monkeypatch.setattr("strategies.base.BLOCK", 8)
-    monkeypatch.setattr("strategies.base.LARGE", 100)
-    monkeypatch.setattr("strategies.base.cores", lambda: 3)
-    assert same(replies.weighted_sum("delta", weights), expected)
-    with pytest.raises(ValueError, match="3 weights for 4 replies"):
-        replies.weighted_sum("delta", weights[:3])
+def test_a_weighted_sum_takes_one_group_of_tensors_and_a_weight_for_each_reply():
+    x = torch.tensor([1.0, 2.0])
+    replies = Replies(Reply(k, {"delta/w": (k + 1) * x, "other/w": x}, 1, {}) for k in (2, 0))
+    assert same(replies.weighted_sum("delta", np.array([8.0, 0.25])), {"w": 8.75 * x.double()})
+    with pytest.raises(ValueError, match="3 weights for 2 replies"):
+        replies.weighted_sum("delta", np.ones(3))
+    with pytest.raises(ValueError, match="no replies"):
+        Replies([]).weighted_sum("delta", np.ones(0))
 
 
 def weights_along(path, cutoff, lag):

@@ -1,10 +1,17 @@
-"""Tensors by name, and the safetensors files they are written to."""
+"""Tensors by name, their weighted sums, and the safetensors files they are written to."""
 
+import sys
+from functools import cache
+
+import numba
 import pytest
 import torch
+from rig import same
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from contrafed import combine as combining
+from contrafed.combine import combine
 from contrafed.tensors import TYPES, size_of, write
 
 
@@ -55,3 +62,80 @@ def test_a_shorter_file_over_a_longer_one_is_whole(tmp_path):
     found = load_file(path)
     assert list(found) == ["a"]
     assert torch.equal(found["a"], torch.ones(10))
+
+
+def models_and_factors(count):
+    """Models of odd sizes and layouts, and the sum one addition after another, as torch rounds it."""
+    rng = torch.Generator().manual_seed(count)
+    models = [
+        {
+            "long": torch.randn(103, generator=rng),
+            "turned": torch.randn(7, 5, generator=rng).T,
+            "scalar": torch.randn((), generator=rng),
+            "empty": torch.empty(0),
+            "double": torch.randn(9, generator=rng, dtype=torch.float64),
+            "mixed": torch.randn(9, generator=rng).to(torch.float64 if k == 1 else torch.float32),
+        }
+        for k in range(count)
+    ]
+    factors = torch.randn(count, generator=rng, dtype=torch.float64).tolist()
+    expected = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in models[0].items()}
+    for model, factor in zip(models, factors, strict=True):
+        for name, total in expected.items():
+            total.add_(model[name], alpha=factor)
+    return models, factors, expected
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Small models count as large ones: they are added in blocks, by three threads."""
+    monkeypatch.setattr("contrafed.combine.BLOCK", 8)
+    monkeypatch.setattr("contrafed.combine.LARGE", 100)
+    monkeypatch.setattr("contrafed.combine.cores", lambda: 3)
+    monkeypatch.setattr("contrafed.combine._compiled", cache(combining._compiled.__wrapped__))
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 21])
+def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(large, monkeypatch, count):
+    compiled, sizes = combining._compiled(), []
+    monkeypatch.setattr("contrafed.combine._compiled", lambda: lambda *given: (sizes.append(given[0].size), compiled(*given)))
+    models, factors, expected = models_and_factors(count)
+    assert same(combine(models, factors), expected)
+    # A call for every eight models of: thirteen blocks of "long", five of "turned", and, of one type all, what else is there.
+    blocks = 13 + 5 + 1 + (2 if count == 1 else 0)
+    assert len(sizes) == blocks * -(-count // 8)
+    assert max(sizes) == 8
+
+
+def test_a_small_model_is_added_without_threads_and_compiler(monkeypatch):
+    monkeypatch.setattr("contrafed.combine.ThreadPoolExecutor", None)
+    models, factors, expected = models_and_factors(3)
+    assert same(combine(models, factors), expected)
+
+
+def test_large_models_are_added_without_numba_too(large, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    models, factors, expected = models_and_factors(9)
+    assert combining._compiled() is None
+    assert same(combine(models, factors), expected)
+
+
+def test_the_compiled_loop_needs_no_folder_to_be_kept_in(large, monkeypatch):
+    njit = numba.njit
+
+    def without_folder(cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function '_accumulate': no locator available")
+        return njit(**options)
+
+    monkeypatch.setattr("numba.njit", without_folder)
+    models, factors, expected = models_and_factors(9)
+    assert combining._compiled() is not None
+    assert same(combine(models, factors), expected)
+
+
+def test_models_and_factors_must_be_as_many():
+    with pytest.raises(ValueError, match="no models"):
+        combine([], [])
+    with pytest.raises(ValueError, match="1 factors for 2 models"):
+        combine([{"w": torch.ones(2)}] * 2, [1.0])
