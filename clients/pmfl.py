@@ -1,6 +1,5 @@
 """PMFL, the node half: model contrast against the node's own recent iterates (METHODS section 4)."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -68,9 +67,8 @@ class PMFLClient(Client):
 
     def start(self, stack: Stack) -> None:
         """Empty the buffer where it does not span rounds."""
-        # Representations of each step's batch under the iterates in the buffer, oldest first. A node that has pushed fewer than
-        # another has something there that does not exist.
-        self.seen: defaultdict[int, list[Tensor]] = defaultdict(list)
+        # By step, representations of its batch under the iterate in each slot of the buffer (B, N, b, D).
+        self.seen: dict[int, Tensor] = {}
         if self._contrasts and self.hyper.buffer_scope == "within":
             stack.memory["pushed"].zero_()
 
@@ -90,15 +88,16 @@ class PMFLClient(Client):
         if stack.step == 0 and self.hyper.buffer_scope == "across":
             self._look_back(stack)
         pushed, anchor = stack.memory["pushed"], stack.represented["received"]
-        history = [z[: len(stack)] for z in self.seen.pop(stack.step, [])]
         if 1 <= stack.step <= self.hyper.buffer_size:
             # The received model is in the buffer still: it is what the round's first step started from.
-            history.insert(len(history) - (stack.step - 1), anchor)
-        history = self._by_slot(history, pushed)
-        frozen = [anchor, *history]
+            self._see(stack.step, self._place(stack, stack.step), anchor)
+        frozen, known = [anchor.unsqueeze(1)], 0
+        if stack.step in self.seen:
+            known = self._filled(pushed)
+            frozen.append(self.seen.pop(stack.step)[: len(stack), :known])
         if self._needs_previous:
-            frozen.append(stack.represented["previous"])
-        directions = unit(torch.stack(frozen, dim=1))
+            frozen.append(stack.represented["previous"].unsqueeze(1))
+        directions = unit(torch.cat(frozen, dim=1))
         if self._needs_previous:
             mu = (directions[:, -1] * directions[:, 0]).sum(-1)
             if self.hyper.threshold == "node":
@@ -107,9 +106,9 @@ class PMFLClient(Client):
             mu = torch.where(stack.memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
         else:
             mu = torch.full_like(batch.mask, self.hyper.threshold_value if self.hyper.threshold == "constant" else 1.0)
-        slots = torch.arange(-1, len(history), device=mu.device)
+        slots = torch.arange(-1, known, device=mu.device)
         exists = slots < pushed.unsqueeze(1)
-        directions = directions[:, : 1 + len(history)]
+        directions = directions[:, : 1 + known]
         return {"directions": directions, "first": (slots < 0).expand_as(exists), "exists": exists, "mu": mu}
 
     def _look_back(self, stack: Stack) -> None:
@@ -120,7 +119,13 @@ class PMFLClient(Client):
             place = self._place(stack, age)
             iterate = {n: stack.memory[f"buffer/{n}"][place] for n in stack.params}
             for step, z in enumerate(self.embed_ahead(stack, iterate, 0, size - age + 1)):
-                self.seen[step].insert(0, z)
+                self._see(step, place, z)
+
+    def _see(self, step: int, place: tuple[Any, Any], z: Tensor) -> None:
+        """Keep representations (B, b, D) of a step's batch under the iterate at ``place``."""
+        if step not in self.seen:
+            self.seen[step] = z.new_zeros(len(z), self.hyper.buffer_size, *z.shape[1:])
+        self.seen[step][: len(z)][place] = z
 
     def _filled(self, pushed: Tensor) -> int:
         """How many slots some node has filled; on an accelerator all, since asking would mean waiting for it."""
@@ -133,24 +138,6 @@ class PMFLClient(Client):
         if len(stack) == 1 and pushed.device.type == "cpu":
             return slice(None), (int(pushed) - age) % size  # a plain copy, no scatter; an accelerator would be waited for
         return torch.arange(len(stack), device=pushed.device), (pushed - age) % size
-
-    def _by_slot(self, history: list[Tensor], pushed: Tensor) -> list[Tensor]:
-        """Bring representations (B, b, D), oldest first, into the order of their iterates' slots.
-
-        No loss depends on it but in its rounding, which decides the numbers of a run.
-        """
-        # Without those that only nodes had which have left the stack.
-        history = history[max(0, len(history) - self._filled(pushed)) :]
-        size, known = self.hyper.buffer_size, len(history)
-        if len(pushed) == 1 and pushed.device.type == "cpu":
-            turn = int(pushed) % size if known == size else 0
-            return history[known - turn :] + history[: known - turn]
-        if not history:
-            return []
-        age = (pushed.unsqueeze(1) - 1 - torch.arange(known, device=pushed.device)) % size + 1
-        row = (known - age).clamp_min(0)
-        z = torch.stack(history, dim=1)
-        return list(z.gather(1, row.view(*row.shape, 1, 1).expand_as(z)).unbind(1))
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the contrast; without a buffer the contrast is identically 0."""
@@ -177,7 +164,7 @@ class PMFLClient(Client):
         if stack.step > 0:  # the first is the received model, whose representations there are already
             following = stack.step + 1
             for step, z in enumerate(self.embed_ahead(stack, iterate, following, self.hyper.buffer_size), following):
-                self.seen[step].append(z)
+                self._see(step, place, z)
 
     def finish(self, stack: Stack) -> Tensors:
         """Remember the last local model and send the change Delta = w_end - W."""
