@@ -10,6 +10,7 @@ has workers.
 """
 
 import argparse
+import copy
 import itertools
 import json
 import multiprocessing
@@ -69,8 +70,12 @@ def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
     return {"seconds": statistics.median(float(row.split(",")[1]) for row in rows)}
 
 
-def loop(nodes: int, steps: int, size: int, rounds: int, warm_up: int) -> float:
-    """Return the seconds that the plain training loop of ``nodes`` nodes takes in this process."""
+def loop(setting: str, nodes: int) -> float:
+    """Return the seconds that the plain training loop of ``nodes`` nodes takes in this process.
+
+    For PMFL with the frozen forward passes of a node that takes part for the first time: at each step the received model and
+    the iterates since. Nodes that come again need more.
+    """
     import torch
     from omegaconf import OmegaConf
 
@@ -78,8 +83,11 @@ def loop(nodes: int, steps: int, size: int, rounds: int, warm_up: int) -> float:
     from models.base import build_model
 
     torch.set_num_threads(1)
+    _, _, steps, size = SETTINGS[setting]
+    rounds, warm_up = ROUNDS[setting]
     settings = OmegaConf.to_container(compose(*COMMON).model)
     model = build_model(settings, 3, (32, 32), 10, 0)
+    frozen = [copy.deepcopy(model) for _ in range(steps)]
     start = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.randn(size, 32, 32, 3).permute(0, 3, 1, 2)  # channels last, as our own engines have them
     y = torch.randint(0, 10, (size,))
@@ -89,7 +97,11 @@ def loop(nodes: int, steps: int, size: int, rounds: int, warm_up: int) -> float:
         for _ in range(nodes):
             model.load_state_dict(start)
             optimizer = torch.optim.SGD(model.parameters(), 0.01)
-            for _ in range(steps):
+            for step in range(steps):
+                if setting == "pmfl":
+                    with torch.no_grad():
+                        for other in frozen[: max(step, 1)]:
+                            other(x)
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(x).logits, y).backward()
                 optimizer.step()
@@ -99,11 +111,11 @@ def loop(nodes: int, steps: int, size: int, rounds: int, warm_up: int) -> float:
 
 def bare(setting: str) -> dict[str, float]:
     """Run the bare loop in one process per core at the same time; the slowest is the round."""
-    _, nodes, steps, size = SETTINGS[setting]
+    _, nodes, *_ = SETTINGS[setting]
     workers = os.cpu_count() or 1
     shares = [nodes // workers + (i < nodes % workers) for i in range(workers)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        return {"seconds": max(pool.starmap(loop, [(share, steps, size, *ROUNDS[setting]) for share in shares]))}
+        return {"seconds": max(pool.starmap(loop, [(setting, share) for share in shares]))}
 
 
 def between(moments: list[float]) -> float:
@@ -245,8 +257,8 @@ def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
 
 
 def peers(setting: str) -> list[str]:
-    """Return who is measured on a setting: peers know no method of ours, and pfl's rounds need a step."""
-    return ["ray", "local", "flower", *{"floor": ["plain"], "work": ["plain", "bare", "pfl"]}.get(setting, [])]
+    """Return who is measured on a setting: peers know no method of ours, and pfl's rounds and a loop need a step."""
+    return ["ray", "local", "flower", *{"floor": ["plain"], "work": ["plain", "bare", "pfl"], "pmfl": ["bare"]}[setting]]
 
 
 def main() -> None:
@@ -277,12 +289,16 @@ def main() -> None:
 
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {versions()}")
     print(f"median seconds per round of {options.repeats} alternating repeats; memory of the largest process\n")
-    print("| setting | engine | s / round | x ray | MiB |\n| --- | --- | --- | --- | --- |")
-    for (setting, peer), rows in sorted(found.items(), key=lambda item: list(SETTINGS).index(item[0][0])):
-        seconds = statistics.median(row["seconds"] for row in rows)
-        ray = statistics.median(row["seconds"] for row in found.get((setting, "ray"), rows))
-        memory = statistics.median(row["megabytes"] for row in rows)
-        print(f"| {WHAT[setting]} | {NAMES.get(peer, peer)} | {seconds:.4f} | {seconds / ray:.2f} | {memory:.0f} |")
+    print("| setting | engine | s / round | x bare | x ray | MiB |\n| --- | --- | --- | --- | --- | --- |")
+    medians = {
+        key: {name: statistics.median(row[name] for row in rows) for name in ("seconds", "megabytes")}
+        for key, rows in sorted(found.items(), key=lambda item: list(SETTINGS).index(item[0][0]))
+    }
+    for (setting, peer), median in medians.items():
+        others = (medians.get((setting, other)) for other in ("bare", "ray"))
+        ratios = [f"{median['seconds'] / other['seconds']:.2f}" if other else "-" for other in others]
+        row = [WHAT[setting], NAMES.get(peer, peer), f"{median['seconds']:.4f}", *ratios, f"{median['megabytes']:.0f}"]
+        print(f"| {' | '.join(row)} |")
 
 
 if __name__ == "__main__":
