@@ -87,7 +87,7 @@ def loop(setting: str, nodes: int) -> float:
     rounds, warm_up = ROUNDS[setting]
     settings = OmegaConf.to_container(compose(*COMMON).model)
     model = build_model(settings, 3, (32, 32), 10, 0)
-    frozen = [copy.deepcopy(model) for _ in range(steps)]
+    frozen = [copy.deepcopy(model) for _ in range(steps)] if setting == "pmfl" else []
     start = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.randn(size, 32, 32, 3).permute(0, 3, 1, 2)  # channels last, as our own engines have them
     y = torch.randint(0, 10, (size,))
@@ -98,10 +98,9 @@ def loop(setting: str, nodes: int) -> float:
             model.load_state_dict(start)
             optimizer = torch.optim.SGD(model.parameters(), 0.01)
             for step in range(steps):
-                if setting == "pmfl":
-                    with torch.no_grad():
-                        for other in frozen[: max(step, 1)]:
-                            other(x)
+                with torch.no_grad():
+                    for other in frozen[: max(step, 1)]:
+                        other(x)
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(x).logits, y).backward()
                 optimizer.step()

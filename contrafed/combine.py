@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ def combine(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors:
         raise ValueError("no models to combine")
     if len(factors) != len(models):
         raise ValueError(f"{len(factors)} factors for {len(models)} models")
-    first, factors = models[0], [float(factor) for factor in factors]
+    first = models[0]
     if any(tensor.device.type != "cpu" for tensor in first.values()):
         elements = flat(first).double().zero_()
         for model, factor in zip(models, factors, strict=True):  # two kernels a model, not one a tensor
@@ -44,12 +44,13 @@ def combine(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors:
         for name, total in totals.items():
             _add(total, [model[name] for model in models], factors)
         return totals
+    compiled = _compiled()
     blocks: list[tuple[Callable[..., None], list[Any]]] = []  # how to add, and a piece of the sum and of what is added
     for name, total in totals.items():
         vectors: list[Any] = [tensor.reshape(-1) for tensor in (total, *(model[name] for model in models))]
         add: Callable[..., None] = _add
-        if _compiled() is not None and all(vector.dtype == torch.float32 for vector in vectors[1:]):
-            vectors, add = [vector.numpy() for vector in vectors], _add_several
+        if compiled is not None and all(vector.dtype == torch.float32 for vector in vectors[1:]):
+            vectors, add = [vector.numpy() for vector in vectors], partial(_add_several, compiled)
         blocks += [(add, [v[start : start + BLOCK] for v in vectors]) for start in range(0, total.numel(), BLOCK)]
     with ThreadPoolExecutor(cores()) as pool:
         list(pool.map(lambda block: block[0](block[1][0], block[1][1:], factors), blocks))
@@ -63,10 +64,8 @@ def _add(total: Tensor, parts: Sequence[Tensor], factors: Sequence[float]) -> No
         total.add_(part, alpha=factor)
 
 
-def _add_several(total: np.ndarray, parts: list[np.ndarray], factors: Sequence[float]) -> None:
-    """Do the same to the last bit, for float32 vectors, several at a time."""
-    add = _compiled()
-    assert add is not None
+def _add_several(add: Callable[..., None], total: np.ndarray, parts: list[np.ndarray], factors: Sequence[float]) -> None:
+    """Do the same to the last bit, for float32 vectors, several at a time by ``add``, which is ``_accumulate`` compiled."""
     total[:] = 0
     for first in range(0, len(parts), AT_ONCE):
         some, weights = parts[first : first + AT_ONCE], np.zeros(AT_ONCE)
