@@ -34,6 +34,8 @@ PARTS = ("encoder", "projector", "classifier")
 # of each node, which makes one call of PMFL's five steps of 16.
 AHEAD = 80
 Shapes = dict[str, tuple[int, ...]]
+# By the losses' names, each node's sums of them over the examples seen in training, and last how many these are (L + 1, B).
+Totals = dict[tuple[str, ...], Tensor]
 
 
 class DeadlineError(Exception):
@@ -158,10 +160,11 @@ class Client(NumPyClient):
 
     def finish(self, stack: Stack) -> Tensors:
         """Return what is sent back, each with a leading B, and write ``stack.memory``."""
-        trained = {n: v for n, v in stack.params.items() if self._travels(n)}
+        trained = {n: v.detach() for n, v in stack.params.items() if self._travels(n)}
         if self.upload == "model":
             return {f"model/{n}": v for n, v in trained.items()}
-        return {f"delta/{n}": v - stack.received[f"model/{n}"] for n, v in trained.items()}
+        changes = torch._foreach_sub(list(trained.values()), [stack.received[f"model/{n}"] for n in trained])
+        return {f"delta/{n}": change for n, change in zip(trained, changes, strict=True)}
 
     # ------------------------------------------------------------------------------------------------- tools for a method
 
@@ -195,24 +198,32 @@ class Client(NumPyClient):
 
     def embed(self, params: Tensors, x: Tensor) -> Tensor:
         """Representations z (B, b, D) of images x (B, b, C, H, W) under models ``params`` (B, ...), in evaluation mode."""
-
-        if len(x) == 1:
-            return self._represent({n: v[0] for n, v in params.items()}, x[0]).unsqueeze(0)
+        if len(x) == 1 or all(v.stride(0) == 0 for v in params.values()):  # one model, or one that all nodes received
+            return self._represent({n: v[0] for n, v in params.items()}, x.flatten(0, 1)).unflatten(0, x.shape[:2])
         z: Tensor = vmap(self._represent)(params, x)
         return z
 
-    def embed_ahead(self, stack: Stack, params: Tensors, first: int, count: int) -> list[Tensor]:
+    def embed_several(self, params: Tensors, x: Tensor) -> Tensor:
+        """As ``embed``, under each of a node's M models ``params`` (B, M, ...): z (B, M, b, D)."""
+        several: Callable[[Tensors, Tensor], Tensor] = vmap(self._represent, in_dims=(0, None))
+        if len(x) == 1:
+            return several({n: v[0] for n, v in params.items()}, x[0]).unsqueeze(0)
+        z: Tensor = vmap(several)(params, x)
+        return z
+
+    def embed_ahead(self, stack: Stack, params: Tensors, first: int, count: int, several: bool = False) -> list[Tensor]:
         """Representations (B, b, D) of the batches of ``count`` steps from ``first`` on, or of those that are left.
 
-        Under models ``params`` (B, ...), in evaluation mode; to be used in ``constants`` and ``before_step``. A model that
-        several steps need is best asked for all of them: its weights are read once, and an accelerator has fewer and larger
-        kernels.
+        Under models ``params`` (B, ...), or, if ``several``, (B, M, ...) for representations (B, M, b, D), in evaluation mode;
+        to be used in ``constants`` and ``before_step``. A model that several steps need is best asked for all of them: its
+        weights are read once, and an accelerator has fewer and larger kernels.
         """
         assert stack.coming is not None
+        embed = self.embed_several if several else self.embed
         last, found = min(first + count, stack.steps), []
         while first < last:
             x, widths = stack.coming.images(range(first, last), len(stack), self._room(len(stack)))
-            found += self.embed(params, x).split(widths, dim=1)
+            found += embed(params, x).split(widths, dim=-2)
             first += len(widths)
         return found
 
@@ -284,7 +295,7 @@ class Client(NumPyClient):
         order = sorted(range(len(self.nodes)), key=lambda k: -self.work_of(len(examples[k])))
         examples, nodes = [examples[k] for k in order], [self.nodes[k] for k in order]
         stack: Stack | None = None
-        totals: dict[str, Tensor] = {}
+        totals: Totals = {}
         try:
             stack = self._open([received[k] for k in order], [self.memories[k] for k in order], nodes, examples, server_round)
             self.start(stack)
@@ -301,19 +312,22 @@ class Client(NumPyClient):
         by_place = dict(zip(order, updates, strict=True))
         return [by_place[k] for k in range(len(order))]
 
-    def _apart(self, stack: Stack, tensors: Tensors, totals: dict[str, Tensor], examples: Sequence[np.ndarray]) -> list[Update]:
+    def _apart(self, stack: Stack, tensors: Tensors, totals: Totals, examples: Sequence[np.ndarray]) -> list[Update]:
         """Take what the stack's nodes send and remember apart, in the stack's order."""
         stack.memory |= self._personal_parts(stack)
-        means = {name: (total / seen.clamp_min(1)).tolist() for name, (total, seen) in totals.items()}
-        # A row of a stack is a view that would keep the whole stack alive: memory outlives the round, so copy it.
-        apart: Callable[[Tensor], Any] = torch.unbind if len(stack) == 1 else torch.unbind_copy
-        memories = {name: apart(value.detach()) for name, value in stack.memory.items()}
+        sums: dict[str, list[tuple[float, float]]] = {}
+        for names, total in totals.items():  # phases may differ in their losses, or have some in common
+            *rows, seen = total.tolist()
+            for name, row in zip(names, rows, strict=True):
+                before = sums.get(name, [(0.0, 0.0)] * len(row))
+                sums[name] = [(a + x, b + n) for (a, b), x, n in zip(before, row, seen, strict=True)]
+        memories = {name: _rows(value.detach()) for name, value in stack.memory.items()}
         sent = {name: value.detach().unbind() for name, value in tensors.items()}
         return [
             Update(
                 {name: rows[row] for name, rows in sent.items()},
                 len(examples[row]),
-                {name: values[row] for name, values in means.items()},
+                {name: of[row][0] / max(of[row][1], 1) for name, of in sums.items()},
                 {name: rows[row] for name, rows in memories.items()},
             )
             for row in range(len(stack))
@@ -388,7 +402,7 @@ class Client(NumPyClient):
         stack: Stack,
         phase: Phase,
         examples: list[np.ndarray],
-        totals: dict[str, Tensor],
+        totals: Totals,
         deadline: float | None,
     ) -> None:
         """Run one phase; nodes leave the stack when their steps are done."""
@@ -420,7 +434,8 @@ class Client(NumPyClient):
         trained = [n for n in stack.params if n.split(".", 1)[0] in phase.parts]
         optimizer: StackedOptimizer | OwnClocks | None = None
         part, stack.steps = stack, max(plan.steps, default=0)
-        ahead: dict[str, list[Tensor]] = {name: [] for name in frozen.keys() - tables.keys()}
+        ahead: dict[str, list[Tensor]] = {name: [] for name in frozen if name not in tables}
+        seen, ones = plan.mask.sum(2), plan.mask.new_ones(len(stack))  # (B, S) examples in each step
         # Must not refer to the stack: the stack refers to it, and the cycle would keep both until a garbage collection.
         coming = stack.coming = Coming(lambda step: self._batch(plan, step, alive, dropout, changes, encoded))
         for step in range(stack.steps):
@@ -456,13 +471,10 @@ class Client(NumPyClient):
                 optimizer.step(step)
                 for name in trained:
                     part.params[name].grad = None
-                count = batch.mask.sum(1)
-                for name, value in losses.items():
-                    if name not in totals:  # its sum, and the examples in it: phases differ in their losses
-                        totals[name] = count.new_zeros(2, len(stack))
-                    total, seen = totals[name]
-                    total[:alive].addcmul_(value, count)
-                    seen[:alive].add_(count)
+                total = totals.get(tuple(losses))
+                if total is None:
+                    total = totals[tuple(losses)] = ones.new_zeros(len(losses) + 1, len(stack))
+                total[:, :alive].addcmul_(torch.stack([*losses.values(), ones[:alive]]), seen[:alive, step])
         stack.coming = None
         if optimizer is not None and work.keep_optimizer:
             stack.memory |= optimizer.state()
@@ -495,7 +507,9 @@ class Client(NumPyClient):
 
     def _represent(self, params: Tensors, x: Tensor) -> Tensor:
         """Return one node's representations z (b, D), in evaluation mode."""
-        return self._features(params, x).z
+        with self._precision() as mixed, self.model.holding(params) as model:
+            z = model.represent(x)
+        return z.to(self.site.dtype) if mixed else z
 
     @staticmethod
     def _shrink(stack: Stack, alive: int, trained: list[str]) -> Stack:
@@ -668,6 +682,16 @@ def score(site: Site, model: Callable[[Tensor], Features], index: np.ndarray) ->
             correct.append((logits.argmax(1) == y).sum())
     # Read at the end: on an accelerator each number is a wait.
     return sum(map(float, losses)) / len(index), sum(map(int, correct)) / len(index), len(index)
+
+
+def _rows(stacked: Tensor) -> Sequence[Tensor]:
+    """Take the rows of (B, ...) apart, each on its own: a view would keep the whole stack alive, which memory must not."""
+    views = stacked.unbind()
+    if len(views) == 1:
+        return views
+    rows = [torch.empty_like(view, memory_format=torch.contiguous_format) for view in views]
+    torch._foreach_copy_(rows, list(views))  # on an accelerator one operation, where unbind_copy is one a row
+    return rows
 
 
 def _clip(params: list[Tensor], limit: float) -> None:

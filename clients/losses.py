@@ -33,18 +33,21 @@ def unit(a: Tensor) -> Tensor:
 
 
 def cosines(a: Tensor, directions: Tensor) -> Tensor:
-    """Cosines (b, J) of each example's ``a`` (b, D) with its own J ``directions`` (J, b, D), which have length 1 or 0."""
+    """Cosines (b, J) of each example's ``a`` (b, D) with its own J ``directions`` (b, J, D), which have length 1 or 0."""
     length = a.square().sum(-1, keepdim=True).clamp_min(EPSILON**2).rsqrt()
-    return (directions.transpose(0, 1) @ a.unsqueeze(-1)).squeeze(-1) * length
+    return (directions @ a.unsqueeze(-1)).squeeze(-1) * length
 
 
-def contrast(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """``-log(sum_pos e^s / (sum_pos e^s + sum_neg e^s))`` per example, from ``scores`` (b, J) and two masks (b, J).
+def contrast(scores: Tensor, negative: Tensor, missing: Tensor | None = None) -> Tensor:
+    """``-log(sum_pos e^s / (sum_pos e^s + sum_neg e^s))`` per example, from ``scores`` (b, J).
 
-    Returns (b,). The difference of two logsumexp is exactly 0, with zero gradient, when no score is negative. At least one
-    score of each example must be positive.
+    ``negative`` (b, J) says which scores are negatives; the first, and all that are neither these nor ``missing`` (J,), are
+    positives. Returns (b,). Exactly 0, with zero gradient, when no score is negative.
     """
     # A large finite number rather than -inf, whose gradient is NaN where it is multiplied by 0.
     low = torch.finfo(scores.dtype).min / 4
-    every = scores.masked_fill(~(positive | negative), low)
-    return torch.logsumexp(every, dim=-1) - torch.logsumexp(scores.masked_fill(~positive, low), dim=-1)
+    if missing is not None:
+        scores = scores.masked_fill(missing, low)
+    # The first score less each logsumexp: the same difference, in one operation each.
+    every, positive = torch.log_softmax(scores, dim=-1), torch.log_softmax(scores.masked_fill(negative, low), dim=-1)
+    return positive[:, 0] - every[:, 0]

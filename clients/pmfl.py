@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clients.base import Client, Tensors
-from clients.losses import contrast, cosines, masked_mean, unit
+from clients.losses import EPSILON, contrast, cosines, masked_mean
 from clients.stack import Batch, LocalWork, Stack
 from contrafed.config import Range
 from contrafed.tensors import group
@@ -66,11 +67,17 @@ class PMFLClient(Client):
         return self.hyper.threshold in ("previous", "node")
 
     def start(self, stack: Stack) -> None:
-        """Empty the buffer where it does not span rounds."""
-        # By step, representations of its batch under the iterate in each slot of the buffer (B, N, b, D).
-        self.seen: dict[int, Tensor] = {}
-        if self._contrasts and self.hyper.buffer_scope == "within":
+        """Empty the buffer where it does not span rounds, and learn how full it is."""
+        # By step, representations (B, b, D) of its batch under the history, newest first.
+        self.history: dict[int, list[Tensor]] = {}
+        if not self.hyper.contrast_weight:
+            return
+        if self.hyper.buffer_scope == "within":
             stack.memory["pushed"].zero_()
+        # An accelerator is waited for here, once a round, and not where the buffer is read and written.
+        self.pushed, self.rounds = torch.stack([stack.memory["pushed"], stack.memory["rounds"]]).tolist()
+        self.ages = torch.arange(1 + self.hyper.buffer_size, device=self.site.device)
+        self.of_history = self.ages > 0  # the first is Z
 
     def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
         """The received model, which gives Z, and, where mu needs it, the node's last local model."""
@@ -80,64 +87,56 @@ class PMFLClient(Client):
         return {"received": self.global_model(stack)} | previous
 
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """Directions of the frozen representations: first Z, then the history (B, 1 + n, b, D); which of these is Z, and
-        which exist (B, 1 + n); and mu (B, b).
+        """Directions of the frozen representations: first Z, then the history, newest first (B, b, 1 + n, D); which are of the
+        history (B, 1 + n); mu (B, b); and, unless every node has them all, which do not exist (B, 1 + n).
         """
         if not self._contrasts:
             return {}
         if stack.step == 0 and self.hyper.buffer_scope == "across":
             self._look_back(stack)
-        pushed, anchor = stack.memory["pushed"], stack.represented["received"]
+        nodes, anchor = len(stack), stack.represented["received"]
+        history = [z[:nodes] for z in self.history.pop(stack.step, [])]
         if 1 <= stack.step <= self.hyper.buffer_size:
             # The received model is in the buffer still: it is what the round's first step started from.
-            self._see(stack.step, self._place(stack, stack.step), anchor)
-        frozen, known = [anchor.unsqueeze(1)], 0
-        if stack.step in self.seen:
-            known = self._filled(pushed)
-            frozen.append(self.seen.pop(stack.step)[: len(stack), :known])
+            history.insert(stack.step - 1, anchor)
+        pushed = [count + stack.step for count in self.pushed[:nodes]]
+        del history[max(pushed) :]  # of nodes that have left
+        frozen = [anchor, *history]
         if self._needs_previous:
-            frozen.append(stack.represented["previous"].unsqueeze(1))
-        directions = unit(torch.cat(frozen, dim=1))
+            frozen.append(stack.represented["previous"])
+        directions = F.normalize(torch.stack(frozen, dim=2), dim=-1, eps=EPSILON)
         if self._needs_previous:
-            mu = (directions[:, -1] * directions[:, 0]).sum(-1)
+            mu = (directions[:, :, -1] * directions[:, :, 0]).sum(-1)
             if self.hyper.threshold == "node":
                 mean = (mu * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
                 mu = mean.expand_as(mu)
-            mu = torch.where(stack.memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
+            if not all(self.rounds[:nodes]):
+                mu = torch.where(stack.memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
         else:
             mu = torch.full_like(batch.mask, self.hyper.threshold_value if self.hyper.threshold == "constant" else 1.0)
-        slots = torch.arange(-1, known, device=mu.device)
-        exists = slots < pushed.unsqueeze(1)
-        directions = directions[:, : 1 + known]
-        return {"directions": directions, "first": (slots < 0).expand_as(exists), "exists": exists, "mu": mu}
+        count = 1 + len(history)
+        found = {"directions": directions[:, :, :count], "history": self.of_history[:count].expand(nodes, -1), "mu": mu}
+        if min(pushed) < len(history):
+            found["missing"] = self.ages[:count] > stack.memory["pushed"].unsqueeze(1)
+        return found
 
     def _look_back(self, stack: Stack) -> None:
         """Represent, under each buffered iterate, the batches of the steps until it is replaced."""
-        size = self.hyper.buffer_size
-        # From the longest look ahead to the shortest, so that images are laid out once.
-        for age in range(1, self._filled(stack.memory["pushed"]) + 1):
-            place = self._place(stack, age)
-            iterate = {n: stack.memory[f"buffer/{n}"][place] for n in stack.params}
-            for step, z in enumerate(self.embed_ahead(stack, iterate, 0, size - age + 1)):
-                self._see(step, place, z)
-
-    def _see(self, step: int, place: tuple[Any, Any], z: Tensor) -> None:
-        """Keep representations (B, b, D) of a step's batch under the iterate at ``place``."""
-        if step not in self.seen:
-            self.seen[step] = z.new_zeros(len(z), self.hyper.buffer_size, *z.shape[1:])
-        self.seen[step][: len(z)][place] = z
-
-    def _filled(self, pushed: Tensor) -> int:
-        """How many slots some node has filled; on an accelerator all, since asking would mean waiting for it."""
-        size: int = self.hyper.buffer_size
-        return min(size, int(pushed.max())) if pushed.device.type == "cpu" else size
-
-    def _place(self, stack: Stack, age: int) -> tuple[Any, Any]:
-        """Where a buffer has the iterate of ``age`` steps ago, or, for 0, where the next one goes."""
-        pushed, size = stack.memory["pushed"], self.hyper.buffer_size
-        if len(stack) == 1 and pushed.device.type == "cpu":
-            return slice(None), (int(pushed) - age) % size  # a plain copy, no scatter; an accelerator would be waited for
-        return torch.arange(len(stack), device=pushed.device), (pushed - age) % size
+        size, pushed = self.hyper.buffer_size, self.pushed[: len(stack)]
+        ring = {n: stack.memory[f"buffer/{n}"] for n in stack.params}
+        ages = range(1, min(size, max(pushed)) + 1)
+        if len(stack) == 1 and self.site.device.type == "cpu":
+            # From the longest look ahead to the shortest, so that images are laid out once.
+            for age in ages:
+                iterate = {n: v[:, (pushed[0] - age) % size] for n, v in ring.items()}
+                for step, z in enumerate(self.embed_ahead(stack, iterate, 0, size - age + 1)):
+                    self.history.setdefault(step, []).append(z)
+        elif ages:
+            # One call of all of them at all of these steps, though the older ones are not needed at the later steps.
+            slots = torch.tensor([[(count - age) % size for age in ages] for count in pushed])
+            place = torch.arange(len(slots)).unsqueeze(1).to(self.site.device), slots.to(self.site.device)
+            for step, z in enumerate(self.embed_ahead(stack, ring, 0, size, several=True)):
+                self.history[step] = list(z[place].unbind(1)[: size - step])
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the contrast; without a buffer the contrast is identically 0."""
@@ -146,25 +145,30 @@ class PMFLClient(Client):
         if not constants:
             return {"loss": task}
         similarity = cosines(features.z, constants["directions"])  # (b, 1 + n)
-        mu = similarity[:, 0].detach() if self.hyper.threshold == "current" else constants["mu"]
-        near = constants["first"] | (similarity.detach() >= mu.unsqueeze(1) - TIE)  # Z is always a positive
-        exists = constants["exists"]
-        l_con = contrast(similarity / self.hyper.temperature, near & exists, ~near & exists)
-        l_con = masked_mean(l_con, batch.mask)
+        mu = similarity[:, 0] if self.hyper.threshold == "current" else constants["mu"]
+        far = constants["history"] & (similarity < mu.unsqueeze(1) - TIE)  # Z is always a positive
+        l_con = masked_mean(contrast(similarity / self.hyper.temperature, far, constants.get("missing")), batch.mask)
         return {"loss": task + self.hyper.contrast_weight * l_con, "task": task, "contrast": l_con}
 
     def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
         """Push the iterate that this step starts from, and represent the batches of the steps that will compare with it."""
         if not self._contrasts:
             return
-        place, iterate = self._place(stack, 0), {n: v.detach() for n, v in stack.params.items()}
-        for name, value in iterate.items():
-            stack.memory[f"buffer/{name}"][place] = value
-        stack.memory["pushed"] += 1
+        size, pushed = self.hyper.buffer_size, stack.memory["pushed"]
+        slots = {(count + stack.step) % size for count in self.pushed[: len(stack)]}
+        ring = [stack.memory[f"buffer/{name}"] for name in stack.params]
+        if len(slots) == 1:
+            slot = slots.pop()
+            torch._foreach_copy_([buffer[:, slot] for buffer in ring], list(stack.params.values()))
+        else:
+            place = torch.arange(len(stack), device=pushed.device), pushed % size
+            for buffer, value in zip(ring, stack.params.values(), strict=True):
+                buffer[place] = value
+        pushed += 1
         if stack.step > 0:  # the first is the received model, whose representations there are already
             following = stack.step + 1
-            for step, z in enumerate(self.embed_ahead(stack, iterate, following, self.hyper.buffer_size), following):
-                self._see(step, place, z)
+            for step, z in enumerate(self.embed_ahead(stack, stack.params, following, size), following):
+                self.history.setdefault(step, []).insert(0, z)
 
     def finish(self, stack: Stack) -> Tensors:
         """Remember the last local model and send the change Delta = w_end - W."""

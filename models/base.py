@@ -74,6 +74,11 @@ class SplitModel(nn.Module):
         logits = self.classifier(z if dropout_mask is None else z * dropout_mask)
         return Features(logits, z, tuple(levels or ()))
 
+    def represent(self, x: Tensor) -> Tensor:
+        """Return z (b, D) of images x alone, in evaluation mode."""
+        z: Tensor = self.projector(self.encoder(x))
+        return z
+
     @contextlib.contextmanager
     def holding(self, params: Mapping[str, Tensor]) -> Iterator["SplitModel"]:
         """Have ``params`` in place of this model's own parameters of those names, until the block ends. Not for threads.

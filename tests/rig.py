@@ -65,6 +65,9 @@ class Scalar(SplitModel):
         z = self.classifier.w.expand(x.shape[0], 1)
         return Features(z, z, ())
 
+    def represent(self, x):
+        return self(x).z
+
 
 class Vector(Scalar):
     """Two parameters; the representation of every image is w, so that cosines can be set by hand."""

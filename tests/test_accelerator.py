@@ -111,6 +111,27 @@ def test_a_lone_node_evaluates_its_stored_models_in_one_call(tmp_path):
         torch.testing.assert_close(there[1][name], value)
 
 
+def test_a_stack_evaluates_its_stored_models_in_one_call():
+    """Six calls a round: the received, the previous and all stored models, and three new iterates."""
+    config = config_of("strategy=pmfl", "num_nodes=4", "model=mlp", "model.hidden=[8]", "strategy.local.batch_size=8")
+    calls = []
+    with accelerator():
+        site = Site(config, device=NAME)
+
+        class Counted(site.client_class):
+            def _represent(self, params, x):
+                calls.append(len(x))
+                return super()._represent(params, x)
+
+        received, memories = {f"model/{name}": value for name, value in site.initial.items()}, [{}] * 3
+        for server_round in (1, 2):
+            calls.clear()
+            updates = Counted(site, range(3), memories).update([received] * 3, server_round)
+            memories = [update.memory for update in updates]
+    # What all nodes received sees all their images as one batch.
+    assert calls == [3 * 40, 40, 40, 24, 16, 8]
+
+
 @pytest.mark.parametrize("method", ["pmfl", "fedcrl", "fedagm"])
 def test_a_run_goes_on_there_as_if_it_had_never_stopped(tmp_path, method):
     asked = (*STACKED, *ON, f"strategy={method}", "checkpoint_every=1", "checkpoint_keep=3")

@@ -39,16 +39,20 @@ from strategies.pmfl import PMFL
 def test_contrast_by_hand():
     """P5: cos(z,Z) = 1, history {0.9, 0.2}, mu = 0.5, T = 0.5: pos = e^2 + e^1.8, neg = e^0.4."""
     scores = torch.tensor([[1.0, 0.9, 0.2]], dtype=torch.float64) / 0.5
-    near = torch.tensor([[True, True, False]])
-    assert contrast(scores, near, ~near).item() == pytest.approx(0.105269, abs=5e-7)
-    only = torch.tensor([[True, False, False]])
-    assert contrast(scores, only, ~only).item() == pytest.approx(0.703408, abs=5e-7)
+    far = torch.tensor([[False, False, True]])
+    assert contrast(scores, far).item() == pytest.approx(0.105269, abs=5e-7)
+    history = torch.tensor([[False, True, True]])
+    assert contrast(scores, history).item() == pytest.approx(0.703408, abs=5e-7)
+    assert contrast(scores, far, torch.tensor([False, True, False])).item() == pytest.approx(
+        math.log1p(math.exp(0.4 - 2)), abs=5e-7
+    )
+    # A negative that does not exist counts as little as a positive that does not.
+    assert contrast(scores, history, torch.tensor([False, True, True])).item() == 0
 
 
 def test_contrast_without_negatives_is_exactly_zero_with_zero_gradient():
     scores = torch.tensor([[2.0, 1.8]], requires_grad=True)
-    nothing = torch.zeros(1, 2, dtype=torch.bool)
-    loss = contrast(scores, ~nothing, nothing)
+    loss = contrast(scores, torch.zeros(1, 2, dtype=torch.bool))
     loss.sum().backward()
     assert loss.item() == 0.0
     assert scores.grad.abs().max().item() == 0.0
@@ -257,15 +261,16 @@ def test_pmfl_compares_with_what_its_buffer_holds(scope, size, local, stack_size
         def constants(self, stack, batch):
             # What fails in here fails a node, not the test.
             found = super().constants(stack, batch)
-            pushed = stack.memory["pushed"]
-            slots = range(min(size, int(pushed.max())))
+            pushed, rows = stack.memory["pushed"], torch.arange(len(stack))
+            ages = range(1, min(size, int(pushed.max())) + 1)
             models = [self.global_model(stack)]
-            models += [{n: stack.memory[f"buffer/{n}"][:, slot] for n in stack.params} for slot in slots]
-            anew = torch.stack([unit(self.embed(model, batch.x)) for model in models], dim=1)
-            there = torch.tensor([[True] + [slot < int(count) for slot in slots] for count in pushed])
+            models += [{n: stack.memory[f"buffer/{n}"][rows, (pushed - age) % size] for n in stack.params} for age in ages]
+            anew = torch.stack([unit(self.embed(model, batch.x)) for model in models], dim=2)
+            there = torch.tensor([[True] + [age <= int(count) for age in ages] for count in pushed])
             steps.append((stack.step, len(stack)))
-            pairs.append((found["exists"], there))
-            real = there[..., None, None] * batch.mask[:, None, :, None]
+            pairs.append((~found["missing"] if "missing" in found else torch.ones_like(there), there))
+            pairs.append((found["history"], torch.tensor([False] + [True] * len(ages)).expand_as(there)))
+            real = there[:, None, :, None] * batch.mask[..., None, None]
             pairs.append((found["directions"] * real, anew * real))
             return found
 
