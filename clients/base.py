@@ -24,7 +24,7 @@ from clients.files import read_personal, write_personal
 from clients.losses import cross_entropy
 from clients.optimizers import OwnClocks, StackedOptimizer
 from clients.site import Site, find_client, make_hyper
-from clients.stack import Batch, Coming, LocalWork, Plan, Stack, draw_batches, draw_dropout
+from clients.stack import Batch, Coming, LocalWork, Plan, Stack, draw_batches, draw_dropout, one_step
 from contrafed import codec
 from contrafed.tensors import Tensors, group
 from models.base import Features, SplitModel
@@ -260,7 +260,8 @@ class Client(NumPyClient):
         totals: Tensors = {}
         with torch.no_grad():
             for step in range(plan.index.shape[1]):
-                batch = self._batch(plan, step, len(parts))
+                block, (width,) = self._block(plan, step, step + 1, len(parts))
+                batch = one_step(block, 0, width, len(parts))
                 for name, value in self._over_nodes(function, params, batch, constants).items():
                     totals[name] = totals[name] + value if name in totals else value
         return totals
@@ -415,7 +416,7 @@ class Client(NumPyClient):
         plan = Plan.draw(batches, site.device, site.dtype)
         counts, width = [sum(map(len, rows)) for rows in batches], self.model.embedding_size
 
-        def each(padding: float, draw: Callable[..., Tensor], *what: Any) -> Callable[[int, int], Tensor]:
+        def each(padding: float, draw: Callable[..., Tensor], *what: Any) -> Callable[[int, int, int], Tensor]:
             drawn = [
                 draw(*what, count, site.seed, phase.purpose, rounds, node)
                 for count, node in zip(counts, stack.nodes, strict=True)
@@ -436,8 +437,18 @@ class Client(NumPyClient):
         part, stack.steps = stack, max(plan.steps, default=0)
         ahead: dict[str, list[Tensor]] = {name: [] for name in frozen if name not in tables}
         seen, ones = plan.mask.sum(2), plan.mask.new_ones(len(stack))  # (B, S) examples in each step
+
+        def together() -> int:
+            return max(
+                1, self._room(alive) // plan.index.shape[2]
+            )  # steps whose batches are gathered, and represented, at once
+
         # Must not refer to the stack: the stack refers to it, and the cycle would keep both until a garbage collection.
-        coming = stack.coming = Coming(lambda step: self._batch(plan, step, alive, dropout, changes, encoded))
+        def make(step: int) -> tuple[Batch, list[int]]:
+            last = min(step + together(), plan.index.shape[1])
+            return self._block(plan, step, last, alive, dropout, changes, encoded)
+
+        coming = stack.coming = Coming(make)
         for step in range(stack.steps):
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError
@@ -454,11 +465,11 @@ class Client(NumPyClient):
             stack.step = part.step = step
             batch = coming.current(step, alive)
             with torch.no_grad():
-                part.represented = {n: gather(step, alive) for n, gather in tables.items()}
+                part.represented = {n: gather(step, step + 1, alive)[:, 0] for n, gather in tables.items()}
                 for name, found in ahead.items():
                     if not found:
                         models = {n: v[:alive] for n, v in frozen[name].items()}
-                        found += self.embed_ahead(part, models, step, max(1, self._room(alive) // plan.index.shape[2]))
+                        found += self.embed_ahead(part, models, step, together())
                     part.represented[name] = found.pop(0)[:alive]
                 constants = part.represented | self.constants(part, batch)
             losses = self._gradients(part, leaves, batch, constants)
@@ -527,30 +538,32 @@ class Client(NumPyClient):
             if received is not None and value.grad is not None:
                 value.grad.add_(value - received, alpha=2 * weight)
 
-    def _batch(
+    def _block(
         self,
         plan: Plan,
-        step: int,
+        first: int,
+        last: int,
         alive: int,
-        dropout: Callable[[int, int], Tensor] | None = None,
-        changes: Callable[[int, int], Tensor] | None = None,
-        encoded: Callable[[int, int], Tensor] | None = None,
-    ) -> Batch:
-        """Gather one step's minibatches; a lone node's short batch is short, a stack's is padded and masked.
+        dropout: Callable[[int, int, int], Tensor] | None = None,
+        changes: Callable[[int, int, int], Tensor] | None = None,
+        encoded: Callable[[int, int, int], Tensor] | None = None,
+    ) -> tuple[Batch, list[int]]:
+        """Gather the minibatches (alive, S, b, ...) of some steps, padded and masked, and return how wide each is.
 
-        ``dropout(step, alive)`` gives the step's factors, ``changes`` what augments its images, ``encoded`` what stands in for
-        them.
+        ``dropout(first, last, alive)`` gives the steps' factors, ``changes`` what augments their images, ``encoded`` what
+        stands in for them.
         """
-        width = plan.width(step)
-        index, mask = plan.index[:alive, step, :width], plan.mask[:alive, step, :width]
-        factors = mask.new_ones(alive) if dropout is None else dropout(step, alive)
+        width = plan.width(first, last)
+        index, mask = plan.index[:alive, first:last, :width], plan.mask[:alive, first:last, :width]
+        factors = mask.new_ones(mask.shape[:2]) if dropout is None else dropout(first, last, alive)
         if encoded is not None:
-            return Batch(encoded(step, alive), self.site.labels(index), mask, factors)
-        if changes is None:
-            return Batch(self.site.images(index), self.site.labels(index), mask, factors)
-        change = changes(step, alive).flatten(0, 1)
-        images = self.site.images(index, lambda raw: augmented(raw, change))
-        return Batch(images, self.site.labels(index), mask, factors)
+            x = encoded(first, last, alive)
+        elif changes is None:
+            x = self.site.images(index)
+        else:
+            change = changes(first, last, alive).flatten(0, 2)
+            x = self.site.images(index, lambda raw: augmented(raw, change))
+        return Batch(x, self.site.labels(index), mask, factors), plan.widths(first, last)
 
     # ---------------------------------------------------------------------------------------------------------- evaluation
 
@@ -636,19 +649,19 @@ class _Once:
         places = [[np.searchsorted(own, b) for b in row] for own, row in zip(self.known, batches, strict=True)]
         self.where = Plan.draw(places, client.site.device, client.site.dtype)
 
-    def gather(self, params: Tensors, function: Callable[[Tensors, Tensor], Tensor]) -> Callable[[int, int], Tensor]:
-        """Call ``function`` (one node's) under ``params`` (B, ...); returns what picks the rows (alive, b, E) of a step."""
+    def gather(self, params: Tensors, function: Callable[[Tensors, Tensor], Tensor]) -> Callable[[int, int, int], Tensor]:
+        """Call ``function`` (one node's) under ``params`` (B, ...); returns what picks some steps' rows (alive, S, b, E)."""
         client, where, rows = self.client, self.where, []
         plan = client._one_pass(self.known)
         with torch.no_grad():
             for step in range(plan.index.shape[1]):
-                index = plan.index[:, step, : plan.width(step)]
+                index = plan.index[:, step, : plan.width(step, step + 1)]
                 rows.append(client._over_nodes(function, params, client.site.images(index)))
         table = torch.cat(rows, dim=1)
-        node = torch.arange(len(self.known), device=table.device).unsqueeze(1)
+        node = torch.arange(len(self.known), device=table.device).view(-1, 1, 1)
 
-        def pick(step: int, alive: int) -> Tensor:
-            return table[node[:alive], where.index[:alive, step, : where.width(step)]]
+        def pick(first: int, last: int, alive: int) -> Tensor:
+            return table[node[:alive], where.index[:alive, first:last, : where.width(first, last)]]
 
         return pick
 

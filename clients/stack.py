@@ -1,6 +1,5 @@
 """A stack of nodes in training: everything carries a leading node axis B."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,9 +110,13 @@ class Plan:
     index: Tensor  # (B, S, b) int64 on the device
     mask: Tensor  # (B, S, b)
 
-    def width(self, step: int) -> int:
-        """Return the size of a step's batches: a lone node's own, since it needs no padding."""
-        return self.lengths[0][step] if len(self.lengths) == 1 else self.index.shape[2]
+    def width(self, first: int, last: int) -> int:
+        """Return the size of the largest batch of the steps from ``first`` until ``last``: of a stack, of all steps."""
+        return max(self.lengths[0][first:last]) if len(self.lengths) == 1 else self.index.shape[2]
+
+    def widths(self, first: int, last: int) -> list[int]:
+        """Return the size of each of these steps' batches: a lone node's own, since it needs no padding."""
+        return self.lengths[0][first:last] if len(self.lengths) == 1 else [self.index.shape[2]] * (last - first)
 
     @classmethod
     def draw(cls, batches: list[list[np.ndarray]], device: torch.device, dtype: torch.dtype) -> "Plan":
@@ -129,8 +132,8 @@ class Plan:
                 mask[node, step, : len(batch)] = 1
         return cls(steps, lengths, torch.from_numpy(index).to(device), torch.from_numpy(mask).to(device, dtype))
 
-    def picker(self, drawn: Sequence[Tensor], padding: float) -> Callable[[int, int], Tensor]:
-        """Return what picks a step's rows (alive, width, k) of ``drawn``: per node (examples, k), in the order it sees them.
+    def picker(self, drawn: Sequence[Tensor], padding: float) -> Callable[[int, int, int], Tensor]:
+        """Return what picks the rows (alive, S, width, k) of some steps of ``drawn``: per node (examples, k), as it sees them.
 
         All of it is brought to the device at once: an accelerator would wait for a copy at every step.
         """
@@ -143,54 +146,60 @@ class Plan:
                 start += length
         where = torch.from_numpy(place).to(self.mask.device)
 
-        def pick(step: int, alive: int) -> Tensor:
-            return flat[where[:alive, step, : self.width(step)]]
+        def pick(first: int, last: int, alive: int) -> Tensor:
+            return flat[where[:alive, first:last, : self.width(first, last)]]
 
         return pick
 
 
+def one_step(block: Batch, place: int, width: int, nodes: int) -> Batch:
+    """Return the batch (nodes, width, ...) of one step of a block (B, S, b, ...), for the first nodes."""
+    each = [value[:nodes, place] for value in block]
+    if width < block.y.shape[2]:
+        each = [value[:, :width] if value.dim() > 1 else value for value in each]
+    return Batch(*each)
+
+
 class Coming:
-    """The batches of a phase from the current step on, each made when it is first looked at."""
+    """The batches of a phase from the current step on, made in blocks of several steps when one of them is looked at."""
 
-    def __init__(self, make: Callable[[int], Batch]) -> None:
-        """``make(step)`` returns the batch of a step for the nodes that are in the stack now."""
+    def __init__(self, make: Callable[[int], tuple[Batch, list[int]]]) -> None:
+        """``make(step)`` returns a block (B, S, b, ...), the batches of S steps from ``step`` on for the nodes that are in the
+        stack now, and how wide each is.
+        """
         self.make = make
-        self._ready: dict[int, Batch] = {}
-        # Images of some steps, one after another, and where those of each begin.
-        self._block, self._starts = torch.empty(0), dict[int, int]()
+        self._found: dict[int, tuple[Batch, int, int]] = {}  # by step: its block, its place in that, its width
 
-    def batch(self, step: int) -> Batch:
-        """Return the batch of a step; its first rows are the nodes that are in the stack now."""
-        if step not in self._ready:
-            self._ready[step] = self.make(step)
-        return self._ready[step]
+    def _find(self, step: int) -> tuple[Batch, int, int]:
+        if step not in self._found:
+            block, widths = self.make(step)
+            self._found |= {step + place: (block, place, width) for place, width in enumerate(widths)}
+        return self._found[step]
 
     def current(self, step: int, nodes: int) -> Batch:
         """Return the batch of a step for the first nodes, and forget the one before."""
-        self._ready.pop(step - 1, None)
-        batch = self.batch(step)
-        return batch if len(batch.y) == nodes else Batch(*(value[:nodes] for value in batch))
+        self._found.pop(step - 1, None)
+        return one_step(*self._find(step), nodes)
 
     def images(self, steps: range, nodes: int, room: int) -> tuple[Tensor, list[int]]:
         """Return the images (nodes, n, C, H, W) of some steps in turn, channels last in memory, and how many each step has.
 
         Of as many of the steps as have ``room`` images together, but of one at least.
         """
-        parts: list[Tensor] = []
+        found, widths = list[tuple[Batch, int]](), list[int]()
         for step in steps:
-            x = self.batch(step).x[:nodes]
-            if parts and sum(part.shape[1] for part in parts) + x.shape[1] > room:
+            block, place, width = self._find(step)
+            if widths and sum(widths) + width > room:
                 break
-            parts.append(x)
-        steps, widths = steps[: len(parts)], [part.shape[1] for part in parts]
-        if len(parts) == 1:
-            return parts[0], widths
-        if not self._starts.keys() >= set(steps):  # else part of what was last asked for
-            # cat keeps channels last only if it sees them so.
-            self._block = torch.cat([part.movedim(2, -1) for part in parts], dim=1).movedim(-1, 2)
-            self._starts = dict(zip(steps, itertools.accumulate(widths, initial=0), strict=False))
-        start = self._starts[steps.start]
-        return self._block[:nodes, start : start + sum(widths)], widths
+            found.append((block, place))
+            widths.append(width)
+        block, start = found[0]
+        size = block.y.shape[2]
+        if all(other is block for other, _ in found) and all(width == size for width in widths[:-1]):
+            return block.x.flatten(1, 2)[:nodes, start * size : start * size + sum(widths)], widths
+        parts = [other.x[:nodes, place, :width] for (other, place), width in zip(found, widths, strict=True)]
+        # cat keeps channels last only if it sees them so.
+        return torch.cat([part.movedim(2, -1) for part in parts], dim=1).movedim(-1, 2), widths
 
 
 @dataclass

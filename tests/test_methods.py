@@ -95,7 +95,8 @@ def loss_of(client, now, received, memory):
     client.start(stack)
     batch = batch_of(client)
     frozen = {name: client.embed(params, batch.x) for name, params in client.frozen_models(stack).items()}
-    stack.represented, stack.coming, stack.steps = frozen, Coming(lambda step: batch), 1
+    block = Batch(*[t.unsqueeze(1) for t in batch])
+    stack.represented, stack.coming, stack.steps = frozen, Coming(lambda step: (block, [batch.y.shape[1]])), 1
     constants = frozen | client.constants(stack, batch)
     one = Batch(*[t[0] for t in batch])
     losses = client.loss({n: v[0] for n, v in params.items()}, one, {n: v[0] for n, v in constants.items()})
