@@ -322,7 +322,7 @@ class Client(NumPyClient):
             for name, row in zip(names, rows, strict=True):
                 before = sums.get(name, [(0.0, 0.0)] * len(row))
                 sums[name] = [(a + x, b + n) for (a, b), x, n in zip(before, row, seen, strict=True)]
-        memories = {name: _rows(value.detach()) for name, value in stack.memory.items()}
+        memories = _taken_apart({name: value.detach() for name, value in stack.memory.items()})
         sent = {name: value.detach().unbind() for name, value in tensors.items()}
         return [
             Update(
@@ -697,14 +697,17 @@ def score(site: Site, model: Callable[[Tensor], Features], index: np.ndarray) ->
     return sum(map(float, losses)) / len(index), sum(map(int, correct)) / len(index), len(index)
 
 
-def _rows(stacked: Tensor) -> Sequence[Tensor]:
-    """Take the rows of (B, ...) apart, each on its own: a view would keep the whole stack alive, which memory must not."""
-    views = stacked.unbind()
-    if len(views) == 1:
-        return views
-    rows = [torch.empty_like(view, memory_format=torch.contiguous_format) for view in views]
-    torch._foreach_copy_(rows, list(views))  # on an accelerator one operation, where unbind_copy is one a row
-    return rows
+def _taken_apart(stacked: Tensors) -> dict[str, Sequence[Tensor]]:
+    """Return the rows of tensors (B, ...), each on its own: a view would keep the stack alive, which memory outlives."""
+    rows: dict[str, Sequence[Tensor]] = {name: value.unbind() for name, value in stacked.items()}
+    if all(len(views) == 1 for views in rows.values()):
+        return rows
+    own: dict[str, Sequence[Tensor]] = {n: [torch.empty_like(view) for view in views] for n, views in rows.items()}
+    for dtype in {value.dtype for value in stacked.values()}:
+        names = [name for name, value in stacked.items() if value.dtype == dtype]
+        # On an accelerator one operation, where unbind_copy is one for each row of each tensor.
+        torch._foreach_copy_([row for name in names for row in own[name]], [view for name in names for view in rows[name]])
+    return own
 
 
 def _clip(params: list[Tensor], limit: float) -> None:
