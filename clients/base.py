@@ -439,9 +439,8 @@ class Client(NumPyClient):
         seen, ones = plan.mask.sum(2), plan.mask.new_ones(len(stack))  # (B, S) examples in each step
 
         def together() -> int:
-            return max(
-                1, self._room(alive) // plan.index.shape[2]
-            )  # steps whose batches are gathered, and represented, at once
+            """Return of how many steps the batches are gathered, and represented, at once."""
+            return max(1, self._room(alive) // plan.index.shape[2])
 
         # Must not refer to the stack: the stack refers to it, and the cycle would keep both until a garbage collection.
         def make(step: int) -> tuple[Batch, list[int]]:
