@@ -211,7 +211,7 @@ def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, 
         return (out / "summary.json").exists()
 
     with federation.running(f"strategy={name} {' '.join(SMALL)} output_dir={out}"):
-        wait_for("round 2 at node 1", lambda: "ROUND 2]" in federation.log("node1")[before:], 120)
+        wait_for("round 2 at node 1", lambda: "ROUND 2]" in federation.log("node1")[before:], 300)
         federation.kill("node1")
         kept = federation.memory(1)
         wait_for("the failure", lambda: out.exists() and failures_by_round(out).get(2), 150)
