@@ -316,19 +316,19 @@ class Client(NumPyClient):
     def _apart(self, stack: Stack, tensors: Tensors, totals: Totals, examples: Sequence[np.ndarray]) -> list[Update]:
         """Take what the stack's nodes send and remember apart, in the stack's order."""
         stack.memory |= self._personal_parts(stack)
-        sums: dict[str, list[tuple[float, float]]] = {}
+        sums: dict[str, Any] = {}  # of each loss, and of the examples behind it (2, B)
         for names, total in totals.items():  # phases may differ in their losses, or have some in common
-            *rows, seen = total.tolist()
+            *rows, seen = np.array(total.tolist())
             for name, row in zip(names, rows, strict=True):
-                before = sums.get(name, [(0.0, 0.0)] * len(row))
-                sums[name] = [(a + x, b + n) for (a, b), x, n in zip(before, row, seen, strict=True)]
+                sums[name] = sums.get(name, 0) + np.stack([row, seen])
+        means = {name: (total / np.maximum(seen, 1)).tolist() for name, (total, seen) in sums.items()}
         memories = _taken_apart({name: value.detach() for name, value in stack.memory.items()})
         sent = {name: value.detach().unbind() for name, value in tensors.items()}
         return [
             Update(
                 {name: rows[row] for name, rows in sent.items()},
                 len(examples[row]),
-                {name: of[row][0] / max(of[row][1], 1) for name, of in sums.items()},
+                {name: values[row] for name, values in means.items()},
                 {name: rows[row] for name, rows in memories.items()},
             )
             for row in range(len(stack))
@@ -517,9 +517,9 @@ class Client(NumPyClient):
 
     def _represent(self, params: Tensors, x: Tensor) -> Tensor:
         """Return one node's representations z (b, D), in evaluation mode."""
-        with self._precision() as mixed, self.model.holding(params) as model:
+        with self._precision(), self.model.holding(params) as model:
             z = model.represent(x)
-        return z.to(self.site.dtype) if mixed else z
+        return z.to(self.site.dtype)
 
     @staticmethod
     def _shrink(stack: Stack, alive: int, trained: list[str]) -> Stack:

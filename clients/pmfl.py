@@ -104,6 +104,7 @@ class PMFLClient(Client):
         frozen = [anchor, *history]
         if self._needs_previous:
             frozen.append(stack.represented["previous"])
+        # Nothing here has a gradient: ``unit`` would be two operations more.
         directions = F.normalize(torch.stack(frozen, dim=2), dim=-1, eps=EPSILON)
         if self._needs_previous:
             mu = (directions[:, :, -1] * directions[:, :, 0]).sum(-1)
@@ -123,9 +124,9 @@ class PMFLClient(Client):
     def _look_back(self, stack: Stack) -> None:
         """Represent, under each buffered iterate, the batches of the steps until it is replaced."""
         size, pushed = self.hyper.buffer_size, self.pushed[: len(stack)]
-        ring = {n: stack.memory[f"buffer/{n}"] for n in stack.params}
+        ring, device = group(stack.memory, "buffer"), self.site.device
         ages = range(1, min(size, max(pushed)) + 1)
-        if len(stack) == 1 and self.site.device.type == "cpu":
+        if len(stack) == 1 and device.type == "cpu":
             # From the longest look ahead to the shortest, so that images are laid out once.
             for age in ages:
                 iterate = {n: v[:, (pushed[0] - age) % size] for n, v in ring.items()}
@@ -133,8 +134,8 @@ class PMFLClient(Client):
                     self.history.setdefault(step, []).append(z)
         elif ages:
             # One call of all of them at all of these steps, though the older ones are not needed at the later steps.
-            slots = torch.tensor([[(count - age) % size for age in ages] for count in pushed])
-            place = torch.arange(len(slots)).unsqueeze(1).to(self.site.device), slots.to(self.site.device)
+            slots = torch.tensor([[(count - age) % size for age in ages] for count in pushed], device=device)
+            place = torch.arange(len(slots), device=device).unsqueeze(1), slots
             for step, z in enumerate(self.embed_ahead(stack, ring, 0, size, several=True)):
                 self.history[step] = list(z[place].unbind(1)[: size - step])
 

@@ -112,7 +112,7 @@ class Plan:
 
     def width(self, first: int, last: int) -> int:
         """Return the size of the largest batch of the steps from ``first`` until ``last``: of a stack, of all steps."""
-        return max(self.lengths[0][first:last]) if len(self.lengths) == 1 else self.index.shape[2]
+        return max(self.widths(first, last))
 
     def widths(self, first: int, last: int) -> list[int]:
         """Return the size of each of these steps' batches: a lone node's own, since it needs no padding."""
