@@ -21,8 +21,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from contrafed.cli import as_choices, check_jobs, help_text
-from contrafed.errors import UserError
 from contrafed.reporting import print_summary, quiet_libraries
+from core.errors import UserError
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 

@@ -209,21 +209,23 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
     def train(message, context):
         torch.set_num_threads(1)
         # The function is new with every message; what it holds on to is made once per process.
-        site = sys.modules.setdefault("contrafed_benchmark", types.SimpleNamespace())
-        if not hasattr(site, "model"):
-            site.model = build_model(settings, 3, (32, 32), 10, 0)
+        workspace = sys.modules.setdefault("contrafed_benchmark", types.SimpleNamespace())
+        if not hasattr(workspace, "model"):
+            workspace.model = build_model(settings, 3, (32, 32), 10, 0)
             data = np.load(file)
-            site.x, site.y = torch.from_numpy(data["x"]).permute(0, 3, 1, 2), torch.from_numpy(data["y"])
-        site.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+            workspace.x, workspace.y = torch.from_numpy(data["x"]).permute(0, 3, 1, 2), torch.from_numpy(data["y"])
+        workspace.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         own = torch.arange(160) + 160 * context.node_config["partition-id"]
-        optimizer = torch.optim.SGD(site.model.parameters(), 0.01)
+        optimizer = torch.optim.SGD(workspace.model.parameters(), 0.01)
         for step in range(steps):
             rows = own[step * size : (step + 1) * size]
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(site.model(site.x[rows].float() / 255).logits, site.y[rows]).backward()
+            torch.nn.functional.cross_entropy(
+                workspace.model(workspace.x[rows].float() / 255).logits, workspace.y[rows]
+            ).backward()
             optimizer.step()
         metrics = MetricRecord({"num-examples": len(own)})
-        content = RecordDict({"arrays": ArrayRecord(site.model.state_dict()), "metrics": metrics})
+        content = RecordDict({"arrays": ArrayRecord(workspace.model.state_dict()), "metrics": metrics})
         return Message(content, reply_to=message)
 
     class Timed(FedAvg):

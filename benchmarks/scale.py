@@ -83,7 +83,7 @@ def contrast(folder: Path, repeats: int, device: str) -> None:
     import torch
     from omegaconf import OmegaConf
 
-    from clients.site import Site
+    from clients.training.workspace import Workspace
     from simulation.worker import reuse_memory
 
     torch.set_num_threads(1)
@@ -100,28 +100,28 @@ def contrast(folder: Path, repeats: int, device: str) -> None:
     ):
 
         def rounds_of(method, model=model, batch=batch, more=more):
-            """Return a function that trains the nodes for one more round, their site, and their steps a round."""
+            """Return a function that trains the nodes for one more round, their workspace, and their steps a round."""
             overrides = (f"strategy={method}", f"model={model}", f"strategy.local.batch_size={batch}", *more)
             common = ("strategy.local.lr=0.001", "num_nodes=250", "partition=iid")
-            site = Site(OmegaConf.to_container(compose_on(folder, *overrides, *common)), device=device)
-            received = [{f"model/{n}": v for n, v in site.initial.items()}] * len(nodes)
+            workspace = Workspace(OmegaConf.to_container(compose_on(folder, *overrides, *common)), device=device)
+            received = [{f"model/{n}": v for n, v in workspace.initial.items()}] * len(nodes)
             memories: list[Any] = [{} for _ in nodes]
             rounds = iter(range(1, 10**6))
 
             def one():
-                updates = site.client_class(site, nodes, memories).update(received, next(rounds))
+                updates = workspace.client_class(workspace, nodes, memories).update(received, next(rounds))
                 memories[:] = [update.memory for update in updates]
                 if device != "cpu":
                     torch.cuda.synchronize()
 
             one(), one()  # the buffer is full and there is a previous model
-            return one, site, site.client_class(site, nodes).work_of(160)
+            return one, workspace, workspace.client_class(workspace, nodes).work_of(160)
 
-        ours, site, steps = rounds_of(method)
+        ours, workspace, steps = rounds_of(method)
         fedavg, _, _ = rounds_of("fedavg")
         functions = {"ours": ours, "fedavg": fedavg}
         if device == "cpu":
-            functions |= {kind: bare_passes(site.model, batch, steps, method, kind) for kind in ("bare", "pool")}
+            functions |= {kind: bare_passes(workspace.model, batch, steps, method, kind) for kind in ("bare", "pool")}
         found = in_turns(functions, 4 * repeats)
         ours = found["ours"]
         row = [method, f"{model}, {batch}", f"{ours / steps:.4f}", f"{ours / found['fedavg']:.2f}"]
@@ -208,7 +208,7 @@ def balance(folder: Path, repeats: int) -> None:
     import numpy as np
     from omegaconf import OmegaConf
 
-    import strategies.server_app as server
+    import contrafed.server_app as server
     from partitions.federation import load_federation
 
     workers, skipped = os.cpu_count() or 1, 3
@@ -266,7 +266,7 @@ def population(folder: Path, repeats: int) -> None:
 
 def one_population(count: int, folder: Path) -> None:
     """Print the seconds of a round, the seconds until round 1 began, and the memory then."""
-    import strategies.server_app as server
+    import contrafed.server_app as server
 
     began, ready = time.perf_counter(), []
     write = server.Log.write
@@ -318,8 +318,8 @@ def aggregate(folder: Path, repeats: int) -> None:
     import torch
     from omegaconf import OmegaConf
 
-    from clients.site import Site
-    from contrafed.combine import cores
+    from clients.training.workspace import Workspace
+    from core.combine import cores
     from partitions.participation.base import make_participation
     from simulation.worker import reuse_memory
     from strategies.base import Population, Replies, Reply, Round, _norm, find_strategy, make_config
@@ -328,13 +328,13 @@ def aggregate(folder: Path, repeats: int) -> None:
     reuse_memory()
     pool = ThreadPoolExecutor(cores())
     config: Any = OmegaConf.to_container(compose_on(folder, "strategy=pmfl", "model=resnet18", "num_nodes=250"))
-    site = Site(config)
-    partition = site.federation.partition
+    workspace = Workspace(config)
+    partition = workspace.federation.partition
     strategy = find_strategy(config["strategy"])[0](
         make_config(config["strategy"]),
-        client_class=site.client_class,
-        hyper=site.hyper,
-        model=site.model,
+        client_class=workspace.client_class,
+        node_config=workspace.config,
+        model=workspace.model,
         population=Population(partition.sizes, np.arange(250)),
         participation=make_participation(
             config["participation"], lambda: partition.class_counts() / partition.sizes[:, None], 250, 0
@@ -343,11 +343,12 @@ def aggregate(folder: Path, repeats: int) -> None:
         num_rounds=100,
     )
     replies = Replies(
-        Reply(k, {f"delta/{name}": torch.randn(like.shape) for name, like in site.initial.items()}, 1, {}) for k in range(25)
+        Reply(k, {f"delta/{name}": torch.randn(like.shape) for name, like in workspace.initial.items()}, 1, {})
+        for k in range(25)
     )
     strategy.round = Round(2, replies.nodes)
     weights = np.linspace(0.01, 0.1, 25)
-    models = iter([{name: value.clone() for name, value in site.initial.items()} for _ in range(repeats + 1)])
+    models = iter([{name: value.clone() for name, value in workspace.initial.items()} for _ in range(repeats + 1)])
     found = in_turns(
         {
             "read once": lambda: list(pool.map(lambda reply: [t.sum() for t in reply.tensors.values()], replies)),

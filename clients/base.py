@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from clients.augment import augmented, draw_augmentation
-from clients.files import read_personal, write_personal
 from clients.losses import cross_entropy
-from clients.optimizers import OwnClocks, StackedOptimizer
-from clients.site import Site, find_client, make_hyper
-from clients.stack import Batch, Coming, LocalWork, Plan, Stack, draw_batches, draw_dropout, one_step
-from contrafed import codec
-from contrafed.tensors import Tensors, group
+from clients.node.files import read_personal, write_personal
+from clients.training.augment import augmented, draw_augmentation
+from clients.training.optimizers import OwnClocks, StackedOptimizer
+from clients.training.stack import Batch, Coming, LocalWork, Plan, Stack, draw_batches, draw_dropout, one_step
+from clients.training.workspace import Workspace, find_client, make_config_of_node
+from core import codec
+from core.tensors import Tensors, group
 from models.base import Features, SplitModel
 
 PARTS = ("encoder", "projector", "classifier")
@@ -91,12 +91,12 @@ class Client(NumPyClient):
     upload: ClassVar[Literal["model", "delta"]] = "model"  # send the trained tensors, or their change
     mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # where local.mixed_precision has an effect
 
-    def __init__(self, site: Site, nodes: Sequence[int], memories: Sequence[Tensors] | None = None) -> None:
+    def __init__(self, workspace: Workspace, nodes: Sequence[int], memories: Sequence[Tensors] | None = None) -> None:
         """Stand for ``nodes`` (partition ids); ``memories`` is what each remembers, empty for a node's first time."""
-        self.site = site
-        self.model: SplitModel = site.model
-        self.hyper: Any = site.hyper
-        self.parts = self.shared_parts(site.hyper)
+        self.workspace = workspace
+        self.model: SplitModel = workspace.model
+        self.config: Any = workspace.config
+        self.parts = self.shared_parts(workspace.config)
         self.nodes = list(nodes)
         self.memories: list[Tensors] = list(memories) if memories is not None else [{} for _ in nodes]
         self.server_round = 0
@@ -104,14 +104,14 @@ class Client(NumPyClient):
     # ---------------------------------------------------------------------------------------------- what a method declares
 
     @classmethod
-    def shared_parts(cls, hyper: Any) -> tuple[str, ...]:
+    def shared_parts(cls, config: Any) -> tuple[str, ...]:
         """Return the parts of the model that travel, where that is for the configuration to say."""
         return cls.shared
 
     @classmethod
-    def messages(cls, model: SplitModel, hyper: Any) -> tuple[Shapes, Shapes]:
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return the names and shapes of every tensor a node receives and sends. Nothing else ever crosses."""
-        parts = cls.shared_parts(hyper)
+        parts = cls.shared_parts(config)
         travels = {n: tuple(p.shape) for n, p in model.named_parameters() if n.split(".", 1)[0] in parts}
         return (
             {f"model/{name}": shape for name, shape in travels.items()},
@@ -119,11 +119,11 @@ class Client(NumPyClient):
         )
 
     @classmethod
-    def remembers(cls, model: SplitModel, hyper: Any) -> bool:
+    def remembers(cls, model: SplitModel, config: Any) -> bool:
         """Whether a node keeps anything between rounds."""
-        parts = cls.shared_parts(hyper)
+        parts = cls.shared_parts(config)
         personal = any(name.split(".", 1)[0] not in parts for name, _ in model.named_parameters())
-        return personal or hyper.local.keep_optimizer or cls.fresh_memory is not Client.fresh_memory
+        return personal or config.local.keep_optimizer or cls.fresh_memory is not Client.fresh_memory
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return what a node remembers before its first round, given what it ``received``; personal parts are added."""
@@ -131,7 +131,7 @@ class Client(NumPyClient):
 
     def phases(self, stack: Stack) -> Iterator[Phase]:
         """Yield the phases of a round's local work; by default one, in which everything learns."""
-        yield Phase(self.hyper.local)
+        yield Phase(self.config.local)
 
     def start(self, stack: Stack) -> None:
         """Prepare the stack before its first step; ``stack.params`` hold the received shared and own personal parts."""
@@ -183,13 +183,13 @@ class Client(NumPyClient):
         """Run a model as training does: under ``mixed_precision`` in bfloat16, with features in full precision."""
         with self._precision() as mixed, self.model.holding(params) as model:
             features: Features = model(x, dropout, with_levels, encoded)
-        return tree_map(lambda t: t.to(self.site.dtype), features) if mixed else features  # type: ignore[no-any-return]
+        return tree_map(lambda t: t.to(self.workspace.dtype), features) if mixed else features  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[bool]:
         """Compute as ``mixed_precision`` says, where it has an effect; yields whether it has."""
-        device = self.site.device.type
-        if not (self.hyper.local.mixed_precision and device in self.mixed_on):
+        device = self.workspace.device.type
+        if not (self.config.local.mixed_precision and device in self.mixed_on):
             yield False  # entering autocast costs a small model a tenth of its forward pass, even to switch it off
             return
         # Casts are not cached: the cache outlives neither vmap's wrappers nor a model's change of parameters.
@@ -229,7 +229,7 @@ class Client(NumPyClient):
 
     def _room(self, nodes: int) -> int:
         """Return how many examples of each of so many nodes to represent at a time."""
-        return max(1, AHEAD // nodes) if self.site.device.type == "cpu" else AHEAD
+        return max(1, AHEAD // nodes) if self.workspace.device.type == "cpu" else AHEAD
 
     @staticmethod
     def global_model(stack: Stack) -> Tensors:
@@ -246,16 +246,16 @@ class Client(NumPyClient):
 
     def _one_pass(self, parts: list[np.ndarray]) -> Plan:
         """Lay out one pass over each node's examples in their order, as many at a time as an evaluation takes."""
-        chunk = max(1, self.site.evaluation_batch // len(parts))
+        chunk = max(1, self.workspace.evaluation_batch // len(parts))
         pieces = [[part[i : i + chunk] for i in range(0, len(part), chunk)] for part in parts]
-        return Plan.draw(pieces, self.site.device, self.site.dtype)
+        return Plan.draw(pieces, self.workspace.device, self.workspace.dtype)
 
     def over_examples(self, stack: Stack, function: Callable[..., Any], params: Tensors, constants: Tensors) -> Tensors:
         """Sum ``function(params, batch, constants)`` (one node's sums, by name) over each node's whole training part.
 
         In evaluation mode, in the examples' stored order; returns each sum with a leading B.
         """
-        parts = [self.site.federation.partition.train(node) for node in stack.nodes]
+        parts = [self.workspace.federation.partition.train(node) for node in stack.nodes]
         plan = self._one_pass(parts)
         totals: Tensors = {}
         with torch.no_grad():
@@ -292,7 +292,7 @@ class Client(NumPyClient):
         ``received[k]`` are the declared tensors for node k; none is written to. ``deadline`` is a ``time.monotonic()``
         moment that is checked between steps. Raises ``DeadlineError``, or ``LocalError``, of which ``NoRoomError`` is one.
         """
-        examples = [self.site.federation.partition.train(node) for node in self.nodes]
+        examples = [self.workspace.federation.partition.train(node) for node in self.nodes]
         order = sorted(range(len(self.nodes)), key=lambda k: -self.work_of(len(examples[k])))
         examples, nodes = [examples[k] for k in order], [self.nodes[k] for k in order]
         stack: Stack | None = None
@@ -336,20 +336,20 @@ class Client(NumPyClient):
 
     def work_of(self, examples: int) -> int:
         """Return how many steps a node with so many examples takes in a round: what scheduling goes by."""
-        return int(self.hyper.local.steps(examples))
+        return int(self.config.local.steps(examples))
 
     def _travels(self, name: str) -> bool:
         return name.split(".", 1)[0] in self.parts
 
     def _personal(self) -> list[str]:
-        return [n for n in self.site.initial if not self._travels(n)]
+        return [n for n in self.workspace.initial if not self._travels(n)]
 
     def _personal_parts(self, stack: Stack) -> Tensors:
         return {f"personal/{name}": stack.params[name] for name in self._personal()}
 
     def train_alone(self, received: Tensors, memory: Tensors, server_round: int, phase: Phase) -> Tensors:
         """Return this one node's memory after one phase on its own; the one given stays as it is."""
-        examples = [self.site.federation.partition.train(node) for node in self.nodes]
+        examples = [self.workspace.federation.partition.train(node) for node in self.nodes]
         stack = self._open([received], [memory], self.nodes, examples, server_round)
         self._train(stack, phase, examples, {}, None)
         stack.memory |= self._personal_parts(stack)
@@ -364,7 +364,7 @@ class Client(NumPyClient):
         server_round: int,
     ) -> Stack:
         """Stack what ``nodes`` received and remember."""
-        device, dtype = self.site.device, self.site.dtype
+        device, dtype = self.workspace.device, self.workspace.dtype
 
         def place(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
@@ -383,7 +383,7 @@ class Client(NumPyClient):
         remembered = []
         for tensors, memory in zip(received, memories, strict=True):
             if not memory:
-                memory = {f"personal/{n}": self.site.initial[n] for n in self._personal()}
+                memory = {f"personal/{n}": self.workspace.initial[n] for n in self._personal()}
                 memory |= self.fresh_memory({n: place(v) for n, v in tensors.items()})
             remembered.append(memory)
         # Optimiser state of phases that some of the nodes have not been through starts at zero, as in a new optimiser.
@@ -392,7 +392,7 @@ class Client(NumPyClient):
         # Stacking copies, so writing to the stack's memory in place leaves the committed one as it was.
         memory = {name: stacked([m[name] for m in remembered]) for name in remembered[0]}
         params = {}
-        for name in self.site.initial:
+        for name in self.workspace.initial:
             source = constants.get(f"model/{name}")
             params[name] = (memory[f"personal/{name}"] if source is None else source).clone()
         sizes = torch.tensor([len(part) for part in examples], device=device)
@@ -408,23 +408,23 @@ class Client(NumPyClient):
     ) -> None:
         """Run one phase; nodes leave the stack when their steps are done."""
         stack.phase = phase.purpose
-        site, work, rounds = self.site, phase.work, stack.server_round
+        workspace, work, rounds = self.workspace, phase.work, stack.server_round
         batches = [
-            draw_batches(work, indices, site.seed, phase.purpose, rounds, node)
+            draw_batches(work, indices, workspace.seed, phase.purpose, rounds, node)
             for indices, node in zip(examples, stack.nodes, strict=True)
         ]
-        plan = Plan.draw(batches, site.device, site.dtype)
+        plan = Plan.draw(batches, workspace.device, workspace.dtype)
         counts, width = [sum(map(len, rows)) for rows in batches], self.model.embedding_size
 
         def each(padding: float, draw: Callable[..., Tensor], *what: Any) -> Callable[[int, int, int], Tensor]:
             drawn = [
-                draw(*what, count, site.seed, phase.purpose, rounds, node)
+                draw(*what, count, workspace.seed, phase.purpose, rounds, node)
                 for count, node in zip(counts, stack.nodes, strict=True)
             ]
             return plan.picker(drawn, padding)
 
         dropout = each(1, draw_dropout, self.model.dropout, width) if self.model.dropout else None
-        changes = each(0, draw_augmentation, work.augment, min(site.x.shape[1:3])) if work.augment else None
+        changes = each(0, draw_augmentation, work.augment, min(workspace.x.shape[1:3])) if work.augment else None
         frozen = self.frozen_models(stack)
         encoded, tables = None, {}
         again = phase.encode_once or (bool(frozen) and sum(counts) > sum(map(len, examples)))
@@ -513,13 +513,13 @@ class Client(NumPyClient):
         """Return one node's encoder outputs (b, E)."""
         with self._precision(), self.model.holding(params) as model:
             out: Tensor = model.encoder(x)
-        return out.to(self.site.dtype)
+        return out.to(self.workspace.dtype)
 
     def _represent(self, params: Tensors, x: Tensor) -> Tensor:
         """Return one node's representations z (b, D), in evaluation mode."""
         with self._precision(), self.model.holding(params) as model:
             z = model.represent(x)
-        return z.to(self.site.dtype)
+        return z.to(self.workspace.dtype)
 
     @staticmethod
     def _shrink(stack: Stack, alive: int, trained: list[str]) -> Stack:
@@ -558,20 +558,20 @@ class Client(NumPyClient):
         if encoded is not None:
             x = encoded(first, last, alive)
         elif changes is None:
-            x = self.site.images(index)
+            x = self.workspace.images(index)
         else:
             change = changes(first, last, alive).flatten(0, 2)
-            x = self.site.images(index, lambda raw: augmented(raw, change))
-        return Batch(x, self.site.labels(index), mask, factors), plan.widths(first, last)
+            x = self.workspace.images(index, lambda raw: augmented(raw, change))
+        return Batch(x, self.workspace.labels(index), mask, factors), plan.widths(first, last)
 
     # ---------------------------------------------------------------------------------------------------------- evaluation
 
     def judged_model(self, received: Tensors, memory: Tensors) -> Tensors:
         """Return the model a node is judged by: by default what it received and its own personal parts (post_agg)."""
         model = {}
-        for name, initial in self.site.initial.items():
+        for name, initial in self.workspace.initial.items():
             own = memory.get(f"personal/{name}", initial)
-            model[name] = received.get(f"model/{name}", own).to(self.site.device, self.site.dtype)
+            model[name] = received.get(f"model/{name}", own).to(self.workspace.device, self.workspace.dtype)
         return model
 
     def refresh(self, received: Tensors, memory: Tensors, server_round: int) -> Tensors:
@@ -579,9 +579,9 @@ class Client(NumPyClient):
         return memory
 
     def _score(self, node: int, model: Tensors, received: Tensors, split: str) -> tuple[float, float, int]:
-        part = self.site.federation.partition
+        part = self.workspace.federation.partition
         index = part.test(node) if split == "test" else part.train(node)
-        return score(self.site, partial(self._judged, model, received), index)
+        return score(self.workspace, partial(self._judged, model, received), index)
 
     def judge(self, features: Features, received: Tensors) -> Tensor:
         """Return the scores (b, C) by which a node predicts; by default the logits."""
@@ -596,13 +596,13 @@ class Client(NumPyClient):
 
     def names(self, direction: Literal["down", "up"]) -> list[str]:
         """The order of the arrays that ``fit`` takes (down) and returns (up)."""
-        down, up = self.messages(self.model, self.hyper)
+        down, up = self.messages(self.model, self.config)
         return list(down if direction == "down" else up)
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:  # type: ignore[override]
         """Return the initial shared tensors, in the order of ``names("down")``; tables that start empty are zeros."""
-        down, _ = self.messages(self.model, self.hyper)
-        initial = {f"model/{n}": v for n, v in self.site.initial.items()}
+        down, _ = self.messages(self.model, self.config)
+        initial = {f"model/{n}": v for n, v in self.workspace.initial.items()}
         return codec.to_list(down, {n: initial.get(n, torch.zeros(shape)) for n, shape in down.items()})
 
     def fit(
@@ -628,7 +628,7 @@ class Client(NumPyClient):
         (node,), (memory,) = self.nodes, self.memories
         if config.get("load"):
             model, received = read_personal(str(config["load"]), node)
-            model = {n: v.to(self.site.device, self.site.dtype) for n, v in model.items()}
+            model = {n: v.to(self.workspace.device, self.workspace.dtype) for n, v in model.items()}
         else:
             if config.get("final"):
                 memory = self.refresh(received, memory, int(config["server-round"]))
@@ -646,7 +646,7 @@ class _Once:
         self.client = client
         self.known = [np.unique(part) for part in examples]
         places = [[np.searchsorted(own, b) for b in row] for own, row in zip(self.known, batches, strict=True)]
-        self.where = Plan.draw(places, client.site.device, client.site.dtype)
+        self.where = Plan.draw(places, client.workspace.device, client.workspace.dtype)
 
     def gather(self, params: Tensors, function: Callable[[Tensors, Tensor], Tensor]) -> Callable[[int, int, int], Tensor]:
         """Call ``function`` (one node's) under ``params`` (B, ...); returns what picks some steps' rows (alive, S, b, E)."""
@@ -655,7 +655,7 @@ class _Once:
         with torch.no_grad():
             for step in range(plan.index.shape[1]):
                 index = plan.index[:, step, : plan.width(step, step + 1)]
-                rows.append(client._over_nodes(function, params, client.site.images(index)))
+                rows.append(client._over_nodes(function, params, client.workspace.images(index)))
         table = torch.cat(rows, dim=1)
         node = torch.arange(len(self.known), device=table.device).view(-1, 1, 1)
 
@@ -678,18 +678,18 @@ def _out_of_memory(error: Exception) -> bool:
 def keeps_parts(settings: Mapping[str, Any]) -> bool:
     """Whether nodes of ``strategy=NAME`` keep parts of the model to themselves."""
     client_class, _ = find_client(settings)
-    return bool(set(PARTS) - set(client_class.shared_parts(make_hyper(settings))))
+    return bool(set(PARTS) - set(client_class.shared_parts(make_config_of_node(settings))))
 
 
-def score(site: Site, model: Callable[[Tensor], Features], index: np.ndarray) -> tuple[float, float, int]:
+def score(workspace: Workspace, model: Callable[[Tensor], Features], index: np.ndarray) -> tuple[float, float, int]:
     """Return (mean cross-entropy, accuracy, examples) of one model on the examples ``index``; (0, 0, 0) for none."""
     if len(index) == 0:
         return 0.0, 0.0, 0
     losses, correct = [], []
     with torch.no_grad():
-        for rows in torch.from_numpy(index).to(site.device).split(site.evaluation_batch):
-            y = site.labels(rows)
-            logits = model(site.images(rows)).logits
+        for rows in torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch):
+            y = workspace.labels(rows)
+            logits = model(workspace.images(rows)).logits
             losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
             correct.append((logits.argmax(1) == y).sum())
     # Read at the end: on an accelerator each number is a wait.

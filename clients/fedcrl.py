@@ -9,9 +9,9 @@ from torch import Tensor
 from clients.base import PARTS, Client, Shapes, Tensors
 from clients.losses import masked_mean, unit
 from clients.prototypes import with_prototypes
-from clients.stack import Batch, LocalWork, Stack
-from contrafed.config import Range
-from contrafed.tensors import group
+from clients.training.stack import Batch, LocalWork, Stack
+from core.config import Range
+from core.tensors import group
 from models.base import SplitModel
 
 
@@ -41,19 +41,19 @@ class FedCRLClient(Client):
     """
 
     @classmethod
-    def shared_parts(cls, hyper: Any) -> tuple[str, ...]:
+    def shared_parts(cls, config: Any) -> tuple[str, ...]:
         """Encoder and projector travel; without separation the classifier as well."""
-        return PARTS[:2] if hyper.separate else PARTS
+        return PARTS[:2] if config.separate else PARTS
 
     @classmethod
-    def messages(cls, model: SplitModel, hyper: Any) -> tuple[Shapes, Shapes]:
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """The shared parts both ways; prototypes with validity down, with counts up."""
-        return with_prototypes(model, *super().messages(model, hyper))
+        return with_prototypes(model, *super().messages(model, config))
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """No own body yet, and no contrastive loss."""
         shared = group(received, "model")
-        zero = torch.zeros((), dtype=self.site.dtype, device=self.site.device)
+        zero = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
         return {f"own/{n}": v for n, v in shared.items()} | {"contrast": zero, "contrasted": zero, "rounds": zero}
 
     def start(self, stack: Stack) -> None:
@@ -66,7 +66,7 @@ class FedCRLClient(Client):
                 weight = tau.view(-1, *[1] * (value.dim() - 1))
                 blended = weight * memory[f"own/{name}"] + (1 - weight) * stack.received[f"model/{name}"]
                 value.copy_(blended)
-        work, counts = self.hyper.local, stack.num_examples.tolist()
+        work, counts = self.config.local, stack.num_examples.tolist()
         stack.scratch = {
             "tau": tau,
             "batch": stack.num_examples.new_tensor([work.batch_of(n) for n in counts]),
@@ -77,20 +77,20 @@ class FedCRLClient(Client):
     def _tau(self, stack: Stack) -> Tensor:
         """Return tau (B,) of nodes that have trained before."""
         last = stack.memory["contrast"]
-        if self.hyper.blend == "global":
+        if self.config.blend == "global":
             return torch.zeros_like(last)
-        if self.hyper.blend == "own":
+        if self.config.blend == "own":
             return torch.ones_like(last)
-        if self.hyper.contrast_weight == 0 and self.hyper.blend_without_contrast == "zero":
+        if self.config.contrast_weight == 0 and self.config.blend_without_contrast == "zero":
             return torch.zeros_like(last)
         unseen = stack.memory["contrasted"] == 0
-        if self.hyper.tau_source == "on_receipt" or (bool(unseen.any()) and self.hyper.first_tau == "evaluate"):
+        if self.config.tau_source == "on_receipt" or (bool(unseen.any()) and self.config.first_tau == "evaluate"):
             own = {n: stack.memory[f"own/{n}"] if self._travels(n) else v for n, v in stack.params.items()}
             now = self._contrast_over_examples(stack, own)
-            last = now if self.hyper.tau_source == "on_receipt" else torch.where(unseen, now, last)
-        tau = torch.exp(-self.hyper.blend_rate * last)
-        if self.hyper.tau_source == "train_mean" and self.hyper.first_tau != "evaluate":
-            tau = torch.where(unseen, float(self.hyper.first_tau == "one"), tau)
+            last = now if self.config.tau_source == "on_receipt" else torch.where(unseen, now, last)
+        tau = torch.exp(-self.config.blend_rate * last)
+        if self.config.tau_source == "train_mean" and self.config.first_tau != "evaluate":
+            tau = torch.where(unseen, float(self.config.first_tau == "one"), tau)
         return tau
 
     def _contrast_over_examples(self, stack: Stack, params: Tensors) -> Tensor:
@@ -109,7 +109,7 @@ class FedCRLClient(Client):
 
     def _each(self, z: Tensor, y: Tensor, table: Tensors) -> Tensor:
         """Return L_Reg of each example (b,) from representations (b, D); 0 where the class has no prototype."""
-        scores = unit(z) @ unit(table["means"]).T / self.hyper.temperature
+        scores = unit(z) @ unit(table["means"]).T / self.config.temperature
         valid = table["valid"] > 0
         low = torch.finfo(scores.dtype).min / 4
         every = torch.logsumexp(scores.masked_fill(~valid, low), dim=1)
@@ -125,12 +125,12 @@ class FedCRLClient(Client):
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
         contrast = masked_mean(self._each(features.z, batch.y, constants), batch.mask)
-        return {"loss": task + self.hyper.contrast_weight * contrast, "task": task, "contrast": contrast}
+        return {"loss": task + self.config.contrast_weight * contrast, "task": task, "contrast": contrast}
 
     def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
         """Gather the contrastive loss of the last local epoch, by examples."""
         batch, place = stack.scratch["batch"], stack.step - stack.scratch["last_epoch"]
-        if self.hyper.local.epochs is None:
+        if self.config.local.epochs is None:
             weight = torch.minimum(stack.num_examples, batch)
         else:
             weight = torch.minimum(stack.num_examples - place * batch, batch).clamp_min(0) * (place >= 0)
@@ -140,7 +140,7 @@ class FedCRLClient(Client):
     def finish(self, stack: Stack) -> Tensors:
         """Remember the trained body and the contrastive loss; send body and prototypes (Equation 3)."""
         memory = stack.memory
-        if self.hyper.clip == "literal":
+        if self.config.clip == "literal":
             for value in stack.params.values():
                 value.data.clamp_(0, 1)
         mean = memory.pop("sum") / memory.pop("seen").clamp_min(1)

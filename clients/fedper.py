@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clients.base import PARTS, Client
-from clients.stack import LocalWork
+from clients.training.stack import LocalWork
 
 # What stays on the node, by name.
 HEADS = {"classifier": ("classifier",), "projector_classifier": ("projector", "classifier")}
@@ -22,6 +22,6 @@ class FedPerClient(Client):
     """Cross-entropy over body and personal head together. Source: Arivazhagan et al. 2019."""
 
     @classmethod
-    def shared_parts(cls, hyper: Any) -> tuple[str, ...]:
+    def shared_parts(cls, config: Any) -> tuple[str, ...]:
         """Everything but the head travels."""
-        return tuple(part for part in PARTS if part not in HEADS[hyper.head])
+        return tuple(part for part in PARTS if part not in HEADS[config.head])

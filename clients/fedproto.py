@@ -9,8 +9,8 @@ from torch import Tensor
 from clients.base import Client, Shapes, Tensors
 from clients.losses import masked_mean
 from clients.prototypes import with_prototypes
-from clients.stack import Batch, LocalWork, Stack
-from contrafed.config import Range
+from clients.training.stack import Batch, LocalWork, Stack
+from core.config import Range
 from models.base import Features, SplitModel
 
 
@@ -32,9 +32,9 @@ class FedProtoClient(Client):
     shared = ()
 
     @classmethod
-    def messages(cls, model: SplitModel, hyper: Any) -> tuple[Shapes, Shapes]:
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Prototypes with validity down, with counts up."""
-        return with_prototypes(model, *super().messages(model, hyper))
+        return with_prototypes(model, *super().messages(model, config))
 
     def constants(self, stack: Stack, batch: Batch) -> Tensors:
         """The prototype of each example's class (B, b, D) and whether there is one (B, b)."""
@@ -48,7 +48,7 @@ class FedProtoClient(Client):
         task = self.task_loss(features, batch)
         distance = (features.z - constants["prototype"]).square().mean(-1) * constants["known"]
         distance = masked_mean(distance, batch.mask)
-        return {"loss": task + self.hyper.prototype_weight * distance, "task": task, "distance": distance}
+        return {"loss": task + self.config.prototype_weight * distance, "task": task, "distance": distance}
 
     def finish(self, stack: Stack) -> Tensors:
         """Send the class means of the trained model."""
@@ -58,7 +58,7 @@ class FedProtoClient(Client):
     def judge(self, features: Features, received: Tensors) -> Tensor:
         """Return scores (b, C): minus the distance to each global prototype, or logits before there is any."""
         valid = received["proto/valid"].to(features.z) > 0
-        if self.hyper.predict == "head" or not bool(valid.any()):
+        if self.config.predict == "head" or not bool(valid.any()):
             return features.logits
         distance = torch.cdist(features.z, received["proto/mean"].to(features.z))
         return -distance.masked_fill(~valid, torch.inf)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from clients.base import Client, Tensors
-from clients.stack import Batch, LocalWork, Stack
-from contrafed.config import Range
+from clients.training.stack import Batch, LocalWork, Stack
+from core.config import Range
 
 
 @dataclass(frozen=True)
@@ -33,4 +33,4 @@ class FedProxClient(Client):
         """Cross-entropy and the proximal term, over every tensor of the model."""
         task = self.task_loss(self.forward(params, batch), batch)
         distance = torch.stack([(params[n] - w).square().sum() for n, w in constants.items()]).sum()
-        return {"loss": task + self.hyper.proximal_weight / 2 * distance, "task": task}
+        return {"loss": task + self.config.proximal_weight / 2 * distance, "task": task}

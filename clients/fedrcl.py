@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clients.base import Client, Tensors
 from clients.losses import masked_mean, unit
-from clients.stack import Batch, LocalWork
-from contrafed.config import Range
+from clients.training.stack import Batch, LocalWork
+from core.config import Range
 
 
 @dataclass(frozen=True)
@@ -39,52 +39,52 @@ class FedRCLClient(Client):
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy, contrast and penalty."""
-        features = self.forward(params, batch, with_levels=self.hyper.contrast_weight > 0)
+        features = self.forward(params, batch, with_levels=self.config.contrast_weight > 0)
         task = self.task_loss(features, batch)
-        levels = features.levels[-1:] if self.hyper.levels == "last" else features.levels
+        levels = features.levels[-1:] if self.config.levels == "last" else features.levels
         if not levels:
             return {"loss": task, "task": task, "contrast": torch.zeros_like(task), "penalty": torch.zeros_like(task)}
-        pairs = _hard if self.hyper.pairs == "hard" else _all
-        each = [pairs(level, batch.y, batch.mask, self.hyper) for level in levels]
+        pairs = _hard if self.config.pairs == "hard" else _all
+        each = [pairs(level, batch.y, batch.mask, self.config) for level in levels]
         contrast, penalty = (torch.stack(part).mean() for part in zip(*each, strict=True))
-        loss = task + self.hyper.contrast_weight * (contrast + self.hyper.penalty_weight * penalty)
+        loss = task + self.config.contrast_weight * (contrast + self.config.penalty_weight * penalty)
         return {"loss": loss, "task": task, "contrast": contrast, "penalty": penalty}
 
 
-def _hard(features: Tensor, y: Tensor, mask: Tensor, hyper: Config) -> tuple[Tensor, Tensor]:
+def _hard(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Tensor, Tensor]:
     """Form C: contrast and penalty of features (b, C_l), averaged over the batch.
 
     Contrast: the least similar positive against the most similar negatives. Penalty: log(1 + e^((q - 1) / tau)) of the same
     positive's similarity q where that reaches lambda. An example without a positive is its own, with similarity 1.
     """
     similarity, others, same = _pairs(features, y, mask)
-    if hyper.positives == "self":
+    if config.positives == "self":
         same = torch.zeros_like(same)
     none = ~same.any(1)
     hardest = torch.where(none, 1.0, similarity.masked_fill(~same, torch.inf).amin(1).clamp_max(1.0))
-    scores = _masked(similarity / hyper.temperature, others & ~same)
-    nearest = scores.topk(min(hyper.hard_negatives, scores.shape[1]), dim=1).values
-    contrast = F.softplus(torch.logsumexp(nearest, dim=1) - hardest / hyper.temperature)
-    close = torch.where(none | (hardest < hyper.threshold), -1.0, hardest)
-    penalty = F.softplus((close - 1) / hyper.temperature)
+    scores = _masked(similarity / config.temperature, others & ~same)
+    nearest = scores.topk(min(config.hard_negatives, scores.shape[1]), dim=1).values
+    contrast = F.softplus(torch.logsumexp(nearest, dim=1) - hardest / config.temperature)
+    close = torch.where(none | (hardest < config.threshold), -1.0, hardest)
+    penalty = F.softplus((close - 1) / config.temperature)
     return masked_mean(contrast, mask), masked_mean(penalty, mask)
 
 
-def _all(features: Tensor, y: Tensor, mask: Tensor, hyper: Config) -> tuple[Tensor, Tensor]:
+def _all(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Tensor, Tensor]:
     """Form P: contrast and penalty of features (b, C_l), averaged over the batch.
 
     Contrast: sum_j [logsumexp_(k != i)(s_ik / tau) - s_ij / tau] over the positives j of i. Penalty: sum_j s_ij / tau over
     those with s_ij > lambda. An example without a positive counts 0, or, with positives=self, has itself (s = 1).
     """
     similarity, others, same = _pairs(features, y, mask)
-    scores = similarity / hyper.temperature
+    scores = similarity / config.temperature
     every = torch.logsumexp(_masked(scores, others), dim=1)
-    if hyper.positives == "self":
-        return masked_mean(F.softplus(every - 1 / hyper.temperature), mask), torch.zeros_like(mask[0])
+    if config.positives == "self":
+        return masked_mean(F.softplus(every - 1 / config.temperature), mask), torch.zeros_like(mask[0])
     count = same.sum(1).to(scores)
     contrast = count * torch.where(count > 0, every, 0.0) - (scores * same).sum(1)
-    penalty = (scores * (same & (similarity > hyper.threshold))).sum(1)
-    if hyper.positive_reduce == "mean":
+    penalty = (scores * (same & (similarity > config.threshold))).sum(1)
+    if config.positive_reduce == "mean":
         contrast, penalty = contrast / count.clamp_min(1), penalty / count.clamp_min(1)
     return masked_mean(contrast, mask), masked_mean(penalty, mask)
 

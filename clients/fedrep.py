@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from clients.base import PARTS, Client, Phase, Tensors
 from clients.fedper import HEADS
-from clients.stack import LocalWork, Stack
-from contrafed.config import Range
+from clients.training.stack import LocalWork, Stack
+from core.config import Range
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,22 @@ class FedRepClient(Client):
     """Cross-entropy, first on the personal head alone, then on the shared body alone. Source: Collins et al. 2021."""
 
     @classmethod
-    def shared_parts(cls, hyper: Any) -> tuple[str, ...]:
+    def shared_parts(cls, config: Any) -> tuple[str, ...]:
         """Everything but the head travels."""
-        return tuple(part for part in PARTS if part not in HEADS[hyper.head])
+        return tuple(part for part in PARTS if part not in HEADS[config.head])
 
     def phases(self, stack: Stack) -> Iterator[Phase]:
         """The head phase, then the body phase."""
         yield self._head_phase("head batches")
-        yield Phase(self.hyper.local, self.parts)
+        yield Phase(self.config.local, self.parts)
 
     def _head_phase(self, purpose: str) -> Phase:
-        head = replace(self.hyper.local, epochs=self.hyper.head_epochs, iterations=None)
-        return Phase(head, HEADS[self.hyper.head], purpose, encode_once=self.hyper.head_epochs > 1)
+        head = replace(self.config.local, epochs=self.config.head_epochs, iterations=None)
+        return Phase(head, HEADS[self.config.head], purpose, encode_once=self.config.head_epochs > 1)
 
     def refresh(self, received: Tensors, memory: Tensors, server_round: int) -> Tensors:
         """Fit the head to the final body: a node that was drawn rarely would be judged by a head that hardly trained."""
-        if not self.hyper.eval_head_refresh or not self.hyper.head_epochs:
+        if not self.config.eval_head_refresh or not self.config.head_epochs:
             return memory
         # A purpose of its own: the batches are not those of the last round once more.
         return self.train_alone(received, memory, server_round, self._head_phase("final head batches"))

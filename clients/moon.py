@@ -9,9 +9,9 @@ from torch import Tensor
 
 from clients.base import Client, Tensors
 from clients.losses import cosine, masked_mean
-from clients.stack import Batch, LocalWork, Stack
-from contrafed.config import Range
-from contrafed.tensors import group
+from clients.training.stack import Batch, LocalWork, Stack
+from core.config import Range
+from core.tensors import group
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class MoonClient(Client):
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
         pull, push = cosine(features.z, constants["global"]), cosine(features.z, constants["previous"])
-        contrast = masked_mean(F.softplus((push - pull) / self.hyper.temperature), batch.mask)
-        return {"loss": task + self.hyper.contrast_weight * contrast, "task": task, "contrast": contrast}
+        contrast = masked_mean(F.softplus((push - pull) / self.config.temperature), batch.mask)
+        return {"loss": task + self.config.contrast_weight * contrast, "task": task, "contrast": contrast}
 
     def finish(self, stack: Stack) -> Tensors:
         """Remember the trained model and send it."""

@@ -13,8 +13,8 @@ from clients.fedrep import Config as FedRepConfig
 from clients.fedrep import FedRepClient
 from clients.losses import cosine, masked_mean
 from clients.prototypes import with_prototypes
-from clients.stack import Batch, Stack
-from contrafed.config import Range
+from clients.training.stack import Batch, Stack
+from core.config import Range
 from models.base import SplitModel
 
 
@@ -36,16 +36,16 @@ class MpFedconClient(FedRepClient):
     """
 
     @classmethod
-    def messages(cls, model: SplitModel, hyper: Any) -> tuple[Shapes, Shapes]:
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """The base encoder both ways; centres with validity down; the node's own centres with counts up."""
-        return with_prototypes(model, *super().messages(model, hyper))
+        return with_prototypes(model, *super().messages(model, config))
 
     def start(self, stack: Stack) -> None:
         """Freeze the model as the round begins, before the head phase (Algorithm 1, line 11)."""
         stack.scratch = {f"start/{n}": v.clone() for n, v in stack.params.items()}
 
     def _contrasts(self, stack: Stack) -> bool:
-        return stack.phase == "batches" and self.hyper.contrast_weight > 0
+        return stack.phase == "batches" and self.config.contrast_weight > 0
 
     def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
         """In the body phase the model as the round began, which gives z_con."""
@@ -57,7 +57,7 @@ class MpFedconClient(FedRepClient):
             return {}
         means, valid = stack.received["proto/mean"], stack.received["proto/valid"]
         rows = torch.arange(len(stack), device=means.device).unsqueeze(1)
-        known = valid[rows, batch.y] if self.hyper.invalid_centre == "mask" else torch.ones_like(batch.mask)
+        known = valid[rows, batch.y] if self.config.invalid_centre == "mask" else torch.ones_like(batch.mask)
         return {"centre": means[rows, batch.y], "known": known}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
@@ -67,9 +67,9 @@ class MpFedconClient(FedRepClient):
         if not constants:
             return {"loss": task, "task": task}
         push, pull = cosine(features.z, constants["start"]), cosine(features.z, constants["centre"])
-        each = F.softplus((push - pull) / self.hyper.temperature) * constants["known"]
+        each = F.softplus((push - pull) / self.config.temperature) * constants["known"]
         contrast = masked_mean(each, batch.mask)
-        return {"loss": task + self.hyper.contrast_weight * contrast, "task": task, "contrast": contrast}
+        return {"loss": task + self.config.contrast_weight * contrast, "task": task, "contrast": contrast}
 
     def finish(self, stack: Stack) -> Tensors:
         """Send the encoder, and the class centres of the trained model (Equation 3)."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from clients.base import Client, Tensors
 from clients.losses import EPSILON, contrast, cosines, masked_mean
-from clients.stack import Batch, LocalWork, Stack
-from contrafed.config import Range
-from contrafed.tensors import group
+from clients.training.stack import Batch, LocalWork, Stack
+from core.config import Range
+from core.tensors import group
 
 # Where one unit alone is active, two representations are parallel and their cosine is 1 up to rounding: this much below the
 # threshold still counts as reaching it, so that such ties do not fall differently on another device or in another stack.
@@ -48,35 +48,35 @@ class PMFLClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """An empty ring of N models, the number of iterates ever pushed into it, and a previous local model."""
-        if not self.hyper.contrast_weight:
+        if not self.config.contrast_weight:
             return {}
         model = group(received, "model")
-        size = self.hyper.buffer_size
+        size = self.config.buffer_size
         # One zero seen many times: the stack makes its own copy, and a second would cost a new node most of its first round.
         ring = {f"buffer/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}
         previous = {f"previous/{n}": v for n, v in model.items()} if self._needs_previous else {}
-        pushed = torch.zeros((), dtype=torch.int64, device=self.site.device)
+        pushed = torch.zeros((), dtype=torch.int64, device=self.workspace.device)
         return ring | previous | {"pushed": pushed, "rounds": pushed}
 
     @property
     def _contrasts(self) -> bool:
-        return bool(self.hyper.contrast_weight and self.hyper.buffer_size)
+        return bool(self.config.contrast_weight and self.config.buffer_size)
 
     @property
     def _needs_previous(self) -> bool:
-        return self.hyper.threshold in ("previous", "node")
+        return self.config.threshold in ("previous", "node")
 
     def start(self, stack: Stack) -> None:
         """Empty the buffer where it does not span rounds, and learn how full it is."""
         # By step, representations (B, b, D) of its batch under the history, newest first.
         self.history: dict[int, list[Tensor]] = {}
-        if not self.hyper.contrast_weight:
+        if not self.config.contrast_weight:
             return
-        if self.hyper.buffer_scope == "within":
+        if self.config.buffer_scope == "within":
             stack.memory["pushed"].zero_()
         # An accelerator is waited for here, once a round, and not where the buffer is read and written.
         self.pushed, self.rounds = torch.stack([stack.memory["pushed"], stack.memory["rounds"]]).tolist()
-        self.ages = torch.arange(1 + self.hyper.buffer_size, device=self.site.device)
+        self.ages = torch.arange(1 + self.config.buffer_size, device=self.workspace.device)
         self.of_history = self.ages > 0  # the first is Z
 
     def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
@@ -92,11 +92,11 @@ class PMFLClient(Client):
         """
         if not self._contrasts:
             return {}
-        if stack.step == 0 and self.hyper.buffer_scope == "across":
+        if stack.step == 0 and self.config.buffer_scope == "across":
             self._look_back(stack)
         nodes, anchor = len(stack), stack.represented["received"]
         history = [z[:nodes] for z in self.history.pop(stack.step, [])]
-        if 1 <= stack.step <= self.hyper.buffer_size:
+        if 1 <= stack.step <= self.config.buffer_size:
             # The received model is in the buffer still: it is what the round's first step started from.
             history.insert(stack.step - 1, anchor)
         pushed = [count + stack.step for count in self.pushed[:nodes]]
@@ -108,13 +108,13 @@ class PMFLClient(Client):
         directions = F.normalize(torch.stack(frozen, dim=2), dim=-1, eps=EPSILON)
         if self._needs_previous:
             mu = (directions[:, :, -1] * directions[:, :, 0]).sum(-1)
-            if self.hyper.threshold == "node":
+            if self.config.threshold == "node":
                 mean = (mu * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
                 mu = mean.expand_as(mu)
             if not all(self.rounds[:nodes]):
                 mu = torch.where(stack.memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
         else:
-            mu = torch.full_like(batch.mask, self.hyper.threshold_value if self.hyper.threshold == "constant" else 1.0)
+            mu = torch.full_like(batch.mask, self.config.threshold_value if self.config.threshold == "constant" else 1.0)
         count = 1 + len(history)
         found = {"directions": directions[:, :, :count], "history": self.of_history[:count].expand(nodes, -1), "mu": mu}
         if min(pushed) < len(history):
@@ -123,8 +123,8 @@ class PMFLClient(Client):
 
     def _look_back(self, stack: Stack) -> None:
         """Represent, under each buffered iterate, the batches of the steps until it is replaced."""
-        size, pushed = self.hyper.buffer_size, self.pushed[: len(stack)]
-        ring, device = group(stack.memory, "buffer"), self.site.device
+        size, pushed = self.config.buffer_size, self.pushed[: len(stack)]
+        ring, device = group(stack.memory, "buffer"), self.workspace.device
         ages = range(1, min(size, max(pushed)) + 1)
         if len(stack) == 1 and device.type == "cpu":
             # From the longest look ahead to the shortest, so that images are laid out once.
@@ -146,16 +146,16 @@ class PMFLClient(Client):
         if not constants:
             return {"loss": task}
         similarity = cosines(features.z, constants["directions"])  # (b, 1 + n)
-        mu = similarity[:, 0] if self.hyper.threshold == "current" else constants["mu"]
+        mu = similarity[:, 0] if self.config.threshold == "current" else constants["mu"]
         far = constants["history"] & (similarity < mu.unsqueeze(1) - TIE)  # Z is always a positive
-        l_con = masked_mean(contrast(similarity / self.hyper.temperature, far, constants.get("missing")), batch.mask)
-        return {"loss": task + self.hyper.contrast_weight * l_con, "task": task, "contrast": l_con}
+        l_con = masked_mean(contrast(similarity / self.config.temperature, far, constants.get("missing")), batch.mask)
+        return {"loss": task + self.config.contrast_weight * l_con, "task": task, "contrast": l_con}
 
     def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
         """Push the iterate that this step starts from, and represent the batches of the steps that will compare with it."""
         if not self._contrasts:
             return
-        size, pushed = self.hyper.buffer_size, stack.memory["pushed"]
+        size, pushed = self.config.buffer_size, stack.memory["pushed"]
         slots = {(count + stack.step) % size for count in self.pushed[: len(stack)]}
         ring = [stack.memory[f"buffer/{name}"] for name in stack.params]
         if len(slots) == 1:
@@ -173,7 +173,7 @@ class PMFLClient(Client):
 
     def finish(self, stack: Stack) -> Tensors:
         """Remember the last local model and send the change Delta = w_end - W."""
-        if self.hyper.contrast_weight:
+        if self.config.contrast_weight:
             stack.memory["rounds"] += 1
             if self._needs_previous:
                 stack.memory |= {f"previous/{n}": v for n, v in stack.params.items()}

@@ -5,13 +5,13 @@
 
 from typing import Any
 
-from contrafed.errors import UserError
+from core.errors import UserError
 
 __all__ = ["UserError", "compose", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: a node that imports contrafed.codec needs neither Hydra nor the engines.
+    # Lazily: a node that imports core.codec needs neither Hydra nor the engines.
     if name in ("run", "compose"):
         from contrafed import experiment
 

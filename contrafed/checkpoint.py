@@ -23,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from contrafed.errors import UserError
-from contrafed.tensors import Tensors, group, write
+from core.errors import UserError
+from core.tensors import Tensors, group, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 

@@ -12,9 +12,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from contrafed import registry
-from contrafed.errors import UserError, unknown
 from contrafed.settings import EVALUATION_KEYS, GROUPS, check, for_evaluation
+from core import registry
+from core.errors import UserError, unknown
 
 CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment")
 

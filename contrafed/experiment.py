@@ -7,10 +7,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from contrafed import registry
-from contrafed.errors import UserError
 from contrafed.prepare import checked, with_folder
 from contrafed.settings import engine_config
+from core import registry
+from core.errors import UserError
 
 
 def compose(*overrides: str) -> DictConfig:
@@ -30,10 +30,10 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
     if config["partition"]["name"] == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
     # After checked(), which sets what Flower and Ray read when they are imported.
-    from clients.site import node_settings
+    from clients.training.workspace import node_settings
+    from contrafed.server_app import app as server_app
     from partitions.federation import load_federation
     from simulation.engine import Job
-    from strategies.server_app import app as server_app
 
     federation = load_federation(config)  # before a folder is made: a mistake in the data leaves none behind
     ready = with_folder(config, unique)

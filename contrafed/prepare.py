@@ -9,9 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from contrafed import checkpoint
 from contrafed.cli import compose_job
-from contrafed.errors import UserError
 from contrafed.reporting import claim_folder, quiet_libraries
 from contrafed.settings import check, for_evaluation, read_config
+from core.errors import UserError
 
 LATEST = "latest"
 

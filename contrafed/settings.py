@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from contrafed import registry
-from contrafed.config import Range, build
-from contrafed.errors import UserError, unknown
+from core import registry
+from core.config import Range, build
+from core.errors import UserError, unknown
 
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine")
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contrafed import registry
-from contrafed.config import build
-from contrafed.errors import UserError
-from contrafed.randomness import torch_generator
+from core import registry
+from core.config import build
+from core.errors import UserError
+from core.randomness import torch_generator
 
 SMALLEST = 8  # pixels a side
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from torch import nn
 
-from contrafed.config import Range
-from contrafed.errors import UserError
+from core.config import Range
+from core.errors import UserError
 from models.base import SplitModel, Stages, features_of, fitting_padding, projector_of, relu_pool
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from torch import nn
 
-from contrafed.config import Range
+from core.config import Range
 from models.base import SplitModel, Stages, projector_of
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from contrafed.config import Range
+from core.config import Range
 from models.base import SplitModel, group_norm, pooled, projector_of
 
 

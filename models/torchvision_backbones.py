@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from contrafed.config import Range
+from core.config import Range
 from models.base import SplitModel, pooled, projector_of, without_batch_norm
 
 

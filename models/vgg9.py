@@ -5,7 +5,7 @@ from typing import Annotated
 
 from torch import nn
 
-from contrafed.config import Range
+from core.config import Range
 from models.base import SplitModel, Stages, hidden_layers, projector_of, relu_pool
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.errors import UserError
+from core.errors import UserError
 from partitions.images import ImageData, load_images
 from partitions.own import fitted, own_images
 from partitions.partition import Partition, make_partition

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contrafed import registry
-from contrafed.config import build
-from contrafed.errors import UserError
-from contrafed.randomness import generator
+from core import registry
+from core.config import build
+from core.errors import UserError
+from core.randomness import generator
 
 SMALLEST = 8  # pixels a side; the smallest image that every model takes
 

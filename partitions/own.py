@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.errors import UserError
+from core.errors import UserError
 from partitions.datasets import folder, npz
 from partitions.images import ImageData
 from partitions.partition import Partition, held_out_fraction

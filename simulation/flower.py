@@ -5,9 +5,9 @@ import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
-from clients.client_app import app
-from clients.site import Site, default_device, install, uninstall
-from contrafed.config import Range
+from clients.node.app import app
+from clients.training.workspace import Workspace, default_device, install, uninstall
+from core.config import Range
 from simulation.engine import Job
 
 # Seconds that an interrupted run has to write what it holds.
@@ -28,11 +28,11 @@ def run(config: Config, job: Job) -> None:
     """Run a job in Flower's simulation runtime, one CPU per ClientApp by default."""
     from flwr.simulation import run_simulation
 
-    import strategies.server_app as server
+    import contrafed.server_app as server
     from simulation.ray import stop_ray
 
     stop_ray()  # Flower starts its own with its own resources
-    install(job.node_settings, Site(job.settings, device=default_device(), federation=job.federation))
+    install(job.node_settings, Workspace(job.settings, device=default_device(), federation=job.federation))
     server.hosted = hosted = server.Hosted(job.run_config)
     verbose = bool(job.settings["verbose"])
     try:

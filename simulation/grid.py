@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
-from clients.client_app import MEMORY
-from contrafed import codec
+from clients.node.app import MEMORY
+from core import codec
 from simulation.memory import Cost, NodeMemory
 from simulation.worker import FIRST_NODE_ID, RUN_ID, BatchRunner, identify
 

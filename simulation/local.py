@@ -5,8 +5,8 @@ from typing import Annotated
 
 import torch
 
-from clients.site import Site, default_device, install, uninstall
-from contrafed.config import Range
+from clients.training.workspace import Workspace, default_device, install, uninstall
+from core.config import Range
 from simulation.engine import Job, stack_size_for
 from simulation.grid import LocalGrid
 from simulation.memory import NodeMemory, default_budgets
@@ -35,7 +35,7 @@ def run(config: Config, job: Job) -> None:
     reuse_memory()
     grid = None
     try:
-        install(job.node_settings, Site(job.settings, device=device, federation=job.federation))
+        install(job.node_settings, Workspace(job.settings, device=device, federation=job.federation))
         on_device, in_ram = default_budgets(device)
         memory = NodeMemory(
             on_device if config.memory_device_bytes is None else config.memory_device_bytes,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from contrafed.errors import UserError
-from contrafed.tensors import Tensors, on_host, size_of, write
+from core.errors import UserError
+from core.tensors import Tensors, on_host, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 # Of the memory that is there when a run starts, the share that nodes' memories may take.

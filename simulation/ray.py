@@ -21,12 +21,12 @@ from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.common.constant import ErrorCode
 
-from clients.client_app import MEMORY
-from clients.site import Site, default_device, install, uninstall
-from contrafed import codec
-from contrafed.config import Range
-from contrafed.errors import UserError
-from contrafed.tensors import on_host, size_of
+from clients.node.app import MEMORY
+from clients.training.workspace import Workspace, default_device, install, uninstall
+from core import codec
+from core.config import Range
+from core.errors import UserError
+from core.tensors import on_host, size_of
 from partitions.federation import Federation
 from simulation import shared
 from simulation.engine import Job, stack_size_for
@@ -66,10 +66,10 @@ def run(config: Config, job: Job) -> None:
     reuse_memory()
     grid = None
     try:
-        site = Site(job.settings, device=default_device(), federation=job.federation)
-        install(job.node_settings, site)
+        workspace = Workspace(job.settings, device=default_device(), federation=job.federation)
+        install(job.node_settings, workspace)
         start_ray(config.address, bool(job.settings["verbose"]), config.memory_host_bytes, config.memory_folder)
-        grid = RayGrid(config, site, job.node_settings)
+        grid = RayGrid(config, workspace, job.node_settings)
         job.serve(grid)
     finally:
         if grid is not None:
@@ -143,7 +143,7 @@ class Worker:
         data = replace(data_set["data"], **tensors)
         federation = Federation(data, data_set["partition"])
         device = default_device()
-        install(node_settings, Site(settings, device=device, federation=federation))
+        install(node_settings, Workspace(settings, device=device, federation=federation))
         self.runner = BatchRunner(settings["num_nodes"], stack_size_for(stack_size, device, settings["num_nodes"]))
 
         self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
@@ -205,10 +205,10 @@ class Worker:
 class RayGrid(VirtualGrid):
     """The grid over Ray workers."""
 
-    def __init__(self, config: Config, site: Site, node_settings: str) -> None:
+    def __init__(self, config: Config, workspace: Workspace, node_settings: str) -> None:
         import ray
 
-        super().__init__(site.settings["num_nodes"])
+        super().__init__(workspace.settings["num_nodes"])
         self.ray = ray
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
@@ -219,15 +219,15 @@ class RayGrid(VirtualGrid):
                 f"engine.workers={count} needs {count * config.cpus_per_worker:g} CPUs and {count * per_worker:g} GPUs, "
                 f"Ray has {cpus} and {gpus}; lower engine.workers, engine.cpus_per_worker or engine.gpus_per_worker"
             )
-        data = site.federation.data
-        # Channels last, as a Site wants them: workers then read Ray's shared memory without a copy of their own.
-        tensors = {"x": site.x.cpu().numpy(), "y": data.y.cpu().numpy(), "test": data.test.cpu().numpy()}
+        data = workspace.federation.data
+        # Channels last, as a Workspace wants them: workers then read Ray's shared memory without a copy of their own.
+        tensors = {"x": workspace.x.cpu().numpy(), "y": data.y.cpu().numpy(), "test": data.test.cpu().numpy()}
         nothing: dict[str, Any] = dict.fromkeys(tensors)
         empty = replace(data, **nothing)
-        data_set = {"data": empty, "tensors": tensors, "partition": site.federation.partition}
-        self._arguments = (ray.put(data_set), node_settings, dict(site.settings), config.stack_size)
+        data_set = {"data": empty, "tensors": tensors, "partition": workspace.federation.partition}
+        self._arguments = (ray.put(data_set), node_settings, dict(workspace.settings), config.stack_size)
         self._actor: Any = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
-        self.stateful = site.client_class.remembers(site.model, site.hyper)
+        self.stateful = workspace.client_class.remembers(workspace.model, workspace.config)
         self.memory: dict[int, Any] = {}  # node id -> reference to its state
         self.changed: set[int] = set()
         self.sizes: dict[int, int] = {}  # node id -> bytes of its state

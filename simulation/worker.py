@@ -11,8 +11,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from clients.base import DeadlineError, LocalError, NoRoomError
-from clients.client_app import app, run_stack
-from contrafed import codec
+from clients.node.app import app, run_stack
+from core import codec
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3

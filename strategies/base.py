@@ -22,11 +22,11 @@ from torch.nn.utils import get_total_norm
 from torch.utils._pytree import tree_map
 
 from clients.base import Client
-from clients.site import find_client
-from contrafed import codec, registry
-from contrafed.combine import combine
-from contrafed.config import build
-from contrafed.tensors import Tensors, group, size_of
+from clients.training.workspace import find_client
+from core import codec, registry
+from core.combine import combine
+from core.config import build
+from core.tensors import Tensors, group, size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
 
@@ -137,7 +137,7 @@ class FederatedStrategy(Strategy):
         config: Any,
         *,
         client_class: type[Client],
-        hyper: Any,
+        node_config: Any,
         model: SplitModel,
         population: Population,
         participation: Participation,
@@ -147,14 +147,14 @@ class FederatedStrategy(Strategy):
         min_replies: int = 0,
         work_of: Callable[[int], int] | None = None,
     ) -> None:
-        """Prepare a run of ``num_rounds`` rounds; ``hyper`` is the node half's config, ``settings`` the JSON nodes receive.
+        """Prepare a run of ``num_rounds`` rounds; ``node_config`` is the node half's, ``settings`` the JSON nodes receive.
 
         ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. With fewer than ``min_replies`` valid
         replies a round changes neither the model nor the server's state. ``work_of`` tells how many steps a node
         with so many examples takes, by which engines balance their workers.
         """
         self.config = config
-        self.down, self.up = client_class.messages(model, hyper)
+        self.down, self.up = client_class.messages(model, node_config)
         # The model's tensors that travel, by name.
         self.travelling = [name.removeprefix("model/") for name in self.down if name.startswith("model/")]
         # Whether some of a node's model never leaves it.

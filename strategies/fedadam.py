@@ -5,7 +5,7 @@ from typing import Annotated
 
 import torch
 
-from contrafed.config import Range
+from core.config import Range
 from strategies.base import Replies, Tensors
 from strategies.fedavg import Config as FedAvgConfig
 from strategies.fedavg import FedAvg

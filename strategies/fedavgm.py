@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from contrafed.config import Range
+from core.config import Range
 from strategies.base import Replies, Tensors
 from strategies.fedavg import Config as FedAvgConfig
 from strategies.fedavg import FedAvg

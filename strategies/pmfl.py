@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from contrafed.combine import combine
-from contrafed.config import Range
+from core.combine import combine
+from core.config import Range
 from strategies.base import FederatedStrategy, Replies, Tensors
 from strategies.intervals import Intervals
 

@@ -5,10 +5,10 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from clients.site import Site, install, node_settings, uninstall
-from clients.stack import LocalWork
-from contrafed import codec, registry
+from clients.training.stack import LocalWork
+from clients.training.workspace import Workspace, install, node_settings, uninstall
 from contrafed.cli import compose_job
+from core import codec, registry
 from models.base import Features, SplitModel
 from partitions.federation import Federation
 from partitions.images import ImageData
@@ -84,21 +84,21 @@ class Vector(Scalar):
         return Features(z, z, ())
 
 
-def scalar_site(settings, model, targets=(0, 6, 3)):
-    """A Site in which node k holds one 'image', its target a_k, and minimises (w - a_k)^2 / 2."""
+def scalar_workspace(settings, model, targets=(0, 6, 3)):
+    """A Workspace in which node k holds one 'image', its target a_k, and minimises (w - a_k)^2 / 2."""
     x = torch.tensor(targets, dtype=torch.uint8).view(-1, 1, 1, 1)
     y = torch.zeros(len(targets), dtype=torch.int64)
     data = ImageData(x, y, torch.zeros(len(targets), dtype=torch.bool), (0.0,), (1 / 255,), 2, None)
     parts = [np.array([k]) for k in range(len(targets))]
     federation = Federation(data, Partition(parts, [p[:0] for p in parts], y.numpy(), 2))
-    site = Site(settings, dtype=torch.float64, federation=federation, model=model)
+    workspace = Workspace(settings, dtype=torch.float64, federation=federation, model=model)
 
-    class OnTargets(site.client_class):
+    class OnTargets(workspace.client_class):
         def task_loss(self, features, batch):
             return ((features.logits[:, 0] - batch.x.flatten()) ** 2 / 2).mean()
 
-    site.client_class = OnTargets
-    return site
+    workspace.client_class = OnTargets
+    return workspace
 
 
 def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), **changes):
@@ -107,24 +107,24 @@ def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), **changes):
     strategy = strategy_settings(name, **changes)
     strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | local
     settings = {"seed": 0, "num_nodes": len(targets), "strategy": strategy, "dataset": {}, "partition": {}, "model": {}}
-    site = scalar_site(settings, Scalar(start), targets)
-    models, _ = run_strategy(site, settings, Schedule(rounds), len(rounds))
+    workspace = scalar_workspace(settings, Scalar(start), targets)
+    models, _ = run_strategy(workspace, settings, Schedule(rounds), len(rounds))
     return [float(model["classifier.w"]) for model in models[1:]]
 
 
-def run_strategy(site, settings, participation, num_rounds, *, stack_size=1, grid=None, wrap=None, may_fail=False):
+def run_strategy(workspace, settings, participation, num_rounds, *, stack_size=1, grid=None, wrap=None, may_fail=False):
     """Run a method's two halves on a grid; returns the global model before and after each round, and the strategy."""
     identity = node_settings(settings)
-    install(identity, site)
+    install(identity, workspace)
     try:
         grid = grid or LocalGrid(settings["num_nodes"], stack_size)
         strategy_class, _ = find_strategy(settings["strategy"])
         strategy = strategy_class(
             make_config(settings["strategy"]),
-            client_class=site.client_class,
-            hyper=site.hyper,
-            model=site.model,
-            population=Population(site.federation.partition.sizes, grid.node_ids),
+            client_class=workspace.client_class,
+            node_config=workspace.config,
+            model=workspace.model,
+            population=Population(workspace.federation.partition.sizes, grid.node_ids),
             participation=participation,
             settings=identity,
             num_rounds=num_rounds,
@@ -137,7 +137,7 @@ def run_strategy(site, settings, participation, num_rounds, *, stack_size=1, gri
 
         strategy.start(
             wrap(grid) if wrap else grid,
-            codec.to_record(site.initial),
+            codec.to_record(workspace.initial),
             num_rounds=num_rounds,
             timeout=None,
             on_round=on_round,
@@ -155,9 +155,9 @@ def digits_run(
     if model == "mlp":
         config["model"]["hidden"] = [16]
     config["strategy"] = strategy_settings(name, **changes)
-    site = Site(config, dtype=dtype)
+    workspace = Workspace(config, dtype=dtype)
     participation = Schedule(schedule or [range(nodes)] * num_rounds)
-    return run_strategy(site, config, participation, num_rounds, stack_size=stack_size, may_fail=may_fail)
+    return run_strategy(workspace, config, participation, num_rounds, stack_size=stack_size, may_fail=may_fail)
 
 
 def close(a, b, tolerance=1e-9):

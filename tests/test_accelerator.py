@@ -11,13 +11,13 @@ from rig import METHODS, PERSONAL, close, config_of, digits_run, same, with_imag
 from test_devices import Wire, plain, run_devices
 from test_engines import run_tiny
 
-import clients.site
+import clients.training.workspace
 import simulation.ray
 from clients.pmfl import PMFLClient
-from clients.site import Site, uninstall
-from contrafed import codec
+from clients.training.workspace import Workspace, uninstall
 from contrafed.reporting import RunRecorder
-from contrafed.tensors import on_host
+from core import codec
+from core.tensors import on_host
 from partitions.federation import Federation
 from partitions.partition import Partition
 from simulation.memory import NodeMemory
@@ -30,7 +30,7 @@ STACKED = ("engine=local", "engine.stack_size=4", "num_rounds=3")
 @pytest.fixture(autouse=True)
 def _alike(monkeypatch):
     """Evaluate as many examples at a time as on the CPU, so that sums round alike."""
-    monkeypatch.setattr(clients.site, "EVALUATION_BATCH_ELSEWHERE", clients.site.EVALUATION_BATCH)
+    monkeypatch.setattr(clients.training.workspace, "EVALUATION_BATCH_ELSEWHERE", clients.training.workspace.EVALUATION_BATCH)
     monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
 
 
@@ -76,14 +76,14 @@ def test_no_step_waits_for_the_accelerator(method):
         local = ("strategy.local.iterations=null", f"strategy.local.epochs={epochs}", "strategy.local.batch_size=16")
         config = config_of(f"strategy={method}", *local, "num_nodes=20", "model=cnn", "model.hidden=8", "model.dropout=0.1")
         with accelerator():
-            site = Site(config, device=NAME)
-            down, _ = site.client_class.messages(site.model, site.hyper)
-            initial = {f"model/{name}": value for name, value in site.initial.items()}
+            workspace = Workspace(config, device=NAME)
+            down, _ = workspace.client_class.messages(workspace.model, workspace.config)
+            initial = {f"model/{name}": value for name, value in workspace.initial.items()}
             received = [{name: initial.get(name, torch.zeros(shape)) for name, shape in down.items()}] * 3
             memories = [{}] * 3
             for server_round in (1, 2):
                 crossings.clear()
-                updates = site.client_class(site, range(3), memories).update(received, server_round)
+                updates = workspace.client_class(workspace, range(3), memories).update(received, server_round)
                 memories = [update.memory for update in updates]
         counts.append(len(crossings))
     assert counts[0] == counts[1] > 0
@@ -116,17 +116,17 @@ def test_a_stack_evaluates_its_stored_models_in_one_call():
     config = config_of("strategy=pmfl", "num_nodes=4", "model=mlp", "model.hidden=[8]", "strategy.local.batch_size=8")
     calls = []
     with accelerator():
-        site = Site(config, device=NAME)
+        workspace = Workspace(config, device=NAME)
 
-        class Counted(site.client_class):
+        class Counted(workspace.client_class):
             def _represent(self, params, x):
                 calls.append(len(x))
                 return super()._represent(params, x)
 
-        received, memories = {f"model/{name}": value for name, value in site.initial.items()}, [{}] * 3
+        received, memories = {f"model/{name}": value for name, value in workspace.initial.items()}, [{}] * 3
         for server_round in (1, 2):
             calls.clear()
-            updates = Counted(site, range(3), memories).update([received] * 3, server_round)
+            updates = Counted(workspace, range(3), memories).update([received] * 3, server_round)
             memories = [update.memory for update in updates]
     # What all nodes received sees all their images as one batch.
     assert calls == [3 * 40, 40, 40, 24, 16, 8]
@@ -151,7 +151,7 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
 
     here = run_devices(tmp_path / "out-here", Wire(*nodes("here")), f"strategy={method}")
     uninstall()
-    monkeypatch.setattr(clients.site, "default_device", lambda: NAME)
+    monkeypatch.setattr(clients.training.workspace, "default_device", lambda: NAME)
     with accelerator():
         there = run_devices(tmp_path / "out-there", Wire(*nodes("there")), f"strategy={method}")
     uninstall()
@@ -213,13 +213,13 @@ def test_what_nodes_remember_comes_from_the_host_as_a_stack():
     counts = []
     for nodes in (3, 5):
         with accelerator():
-            site = Site(config_of("strategy=pmfl", "num_nodes=20", "model=cnn_pmfl", "model.hidden=[8]"), device=NAME)
-            received = [{f"model/{name}": value for name, value in site.initial.items()}] * nodes
-            updates = site.client_class(site, range(nodes)).update(received, 1)
+            workspace = Workspace(config_of("strategy=pmfl", "num_nodes=20", "model=cnn_pmfl", "model.hidden=[8]"), device=NAME)
+            received = [{f"model/{name}": value for name, value in workspace.initial.items()}] * nodes
+            updates = workspace.client_class(workspace, range(nodes)).update(received, 1)
             memories = [on_host(update.memory) for update in updates]
             assert not any(isinstance(value, There) for memory in memories for value in memory.values())
             crossings.clear()
-            site.client_class(site, range(nodes), memories).update(received, 2)
+            workspace.client_class(workspace, range(nodes), memories).update(received, 2)
         counts.append(len(crossings))
     assert counts[0] == counts[1] > 0
 
@@ -244,13 +244,13 @@ def test_an_evaluation_takes_fewer_large_images_at_a_time():
         images = with_images(torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.tensor([0, 1]))
         federation = Federation(images, Partition([np.arange(2)], [np.arange(0)], images.y.numpy(), 2))
         with accelerator():
-            return Site(
+            return Workspace(
                 config_of("strategy=fedavg", "num_nodes=1", "model=cnn"), device=device, federation=federation
             ).evaluation_batch
 
-    assert batch(32, NAME) == clients.site.EVALUATION_BATCH_ELSEWHERE
+    assert batch(32, NAME) == clients.training.workspace.EVALUATION_BATCH_ELSEWHERE
     assert batch(224, NAME) == 2**22 // (3 * 224 * 224) == 27
-    assert batch(224, "cpu") == clients.site.EVALUATION_BATCH
+    assert batch(224, "cpu") == clients.training.workspace.EVALUATION_BATCH
 
 
 def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
@@ -279,7 +279,7 @@ class OnAccelerator(simulation.ray.Worker):
 
         self.stand_in = accelerator.accelerator
         simulation.ray.default_device = lambda: accelerator.NAME
-        clients.site.EVALUATION_BATCH_ELSEWHERE = clients.site.EVALUATION_BATCH
+        clients.training.workspace.EVALUATION_BATCH_ELSEWHERE = clients.training.workspace.EVALUATION_BATCH
         with self.stand_in():
             super().__init__(*args)
         assert self.runner.stack_size == 4

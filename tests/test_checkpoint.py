@@ -16,9 +16,9 @@ from rig import config_of, same
 from safetensors.torch import load_file
 
 from contrafed import checkpoint
-from contrafed.errors import UserError
 from contrafed.experiment import run
-from strategies.server_app import Log
+from contrafed.server_app import Log
+from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = (

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from rig import METHODS, config_of
 
-from contrafed import registry
 from contrafed.cli import check_jobs, help_text, jobs
-from contrafed.errors import UserError
 from contrafed.settings import GROUPS
+from core import registry
+from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")

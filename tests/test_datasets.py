@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from rig import config_of
 
-from contrafed.errors import UserError
+from core.errors import UserError
 from partitions.datasets import hub_sets, network, torchvision_sets
 from partitions.images import check_settings, load_images, make_images, stratified_split
 
@@ -369,7 +369,7 @@ def test_a_cached_hub_set_is_read_without_asking_the_hub(tmp_path, monkeypatch, 
 def test_writers_own_their_characters():
     import datasets
 
-    from contrafed.config import build
+    from core.config import build
     from partitions.images import SHARED_KEYS
 
     config = build(hub_sets.Config, settings_of("femnist"), "dataset", ignore=SHARED_KEYS)

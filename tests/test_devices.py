@@ -22,19 +22,20 @@ from PIL import Image
 from rig import config_of, same
 from safetensors.torch import load_file, save_file
 
-import clients.client_app
-from clients.files import MemoryFileError, StateDir
-from clients.site import node_settings, uninstall
-from contrafed import codec, keys
-from contrafed.errors import UserError
+import clients.node.app
+from clients.node.files import MemoryFileError, StateDir
+from clients.training.workspace import node_settings, uninstall
+from contrafed import keys
+from contrafed.devices import DeviceGrid, Roll
 from contrafed.experiment import run
 from contrafed.prepare import deployed
 from contrafed.reporting import RunRecorder
+from contrafed.server_app import serve
+from core import codec
+from core.errors import UserError
 from partitions.federation import load_federation
 from simulation.worker import identify
 from strategies.base import Population
-from strategies.devices import DeviceGrid, Roll
-from strategies.server_app import serve
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = 4242
@@ -80,7 +81,7 @@ class Wire:
                 continue
             ids.append(message.object_id)
             try:
-                reply = clients.client_app.app(received, self.contexts[k])
+                reply = clients.node.app.app(received, self.contexts[k])
             except Exception as error:
                 reply = Message(clients_error(error), reply_to=received)
             self.replies[message.object_id] = lambda k=k, m=received, r=reply: self.change(k, m, r)
@@ -103,9 +104,9 @@ def plain(**more):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    import strategies.devices
+    import contrafed.devices
 
-    monkeypatch.setattr(strategies.devices, "POLL", 0.01)
+    monkeypatch.setattr(contrafed.devices, "POLL", 0.01)
     monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)  # figures take longer than these runs
     yield
     uninstall()
@@ -247,7 +248,7 @@ def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
     # A path in a message, whoever wrote it, is not where a device writes.
     identify()
     context = Context(RUN, 10, plain(**state)[0], RecordDict(), {})
-    places = clients.client_app._places({"save": "/etc"}, context, StateDir(tmp_path / "state0", str(RUN), 0, "fedcrl"))
+    places = clients.node.app._places({"save": "/etc"}, context, StateDir(tmp_path / "state0", str(RUN), 0, "fedcrl"))
     assert places == {"save": f"{tmp_path}/state0/personal/{RUN}"}
 
 
@@ -485,17 +486,17 @@ def test_a_node_whose_data_set_is_not_the_servers_is_refused(tmp_path):
 
 
 def test_a_node_imports_none_of_what_only_servers_and_simulations_need():
-    """As Flower does it: the ClientApp by its name, here with the query that makes a node's Site."""
+    """As Flower does it: the ClientApp by its name, here with the query that makes a node's Workspace."""
     settings = {**config_of(*SMALL), "images": {"shape": [1, 8, 8], "num_classes": 10, "mean": [0.5], "std": [0.5]}}
     code = f"""
 import json, sys
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-import clients.client_app
+import clients.node.app
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 content = RecordDict({{"config": ConfigRecord({{"settings": {json.dumps(node_settings(settings))}}})}})
 context = Context(1, 10, {{"partition-id": 1}}, RecordDict(), {{}})
-reply = clients.client_app.app(Message(content, 10, MessageType.QUERY), context)
+reply = clients.node.app.app(Message(content, 10, MessageType.QUERY), context)
 assert reply.content["metrics"]["partition-id"] == 1
 print([name for name in ("ray", "hydra", "omegaconf", "matplotlib", "tensorboard") if name in sys.modules])
 """

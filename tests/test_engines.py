@@ -15,12 +15,12 @@ from flwr.common.constant import ErrorCode
 from rig import METHODS, PERSONAL, Schedule, config_of, digits_run, run_strategy, same
 from safetensors.torch import load_file
 
-import clients.client_app
+import clients.node.app
 import simulation.ray
-from clients.site import Site, install, node_settings, uninstall
-from contrafed import codec
-from contrafed.errors import UserError
+from clients.training.workspace import Workspace, install, node_settings, uninstall
 from contrafed.experiment import run
+from core import codec
+from core.errors import UserError
 from simulation import shared
 from simulation.grid import LocalGrid
 from simulation.worker import FIRST_NODE_ID, RUN_ID
@@ -250,33 +250,33 @@ def test_a_local_run_imports_no_ray():
 # ------------------------------------------------------------------------------------------------------------- the Grid
 
 
-def tiny_site(*overrides):
+def tiny_workspace(*overrides):
     config = config_of(*TINY, *overrides)
-    site = Site(config)
-    return config, site, node_settings(config)
+    workspace = Workspace(config)
+    return config, workspace, node_settings(config)
 
 
-def train_message(site, settings, node=0, server_round=1):
-    record = codec.to_record({f"model/{n}": v for n, v in site.initial.items()})
+def train_message(workspace, settings, node=0, server_round=1):
+    record = codec.to_record({f"model/{n}": v for n, v in workspace.initial.items()})
     scalars = ConfigRecord({"server-round": server_round, "settings": settings, "cost": 1})
     return Message(RecordDict({"arrays": record, "config": scalars}), FIRST_NODE_ID + node, MessageType.TRAIN)
 
 
 @pytest.fixture
 def tiny():
-    config, site, settings = tiny_site("strategy=moon")
+    config, workspace, settings = tiny_workspace("strategy=moon")
     grid = LocalGrid(6, 1)
-    install(settings, site)
-    yield site, settings, grid
+    install(settings, workspace)
+    yield workspace, settings, grid
     uninstall()
 
 
 def test_grid_validates_messages(tiny):
-    site, settings, grid = tiny
-    stranger = train_message(site, settings, node=6)
+    workspace, settings, grid = tiny
+    stranger = train_message(workspace, settings, node=6)
     with pytest.raises(ValueError, match="there is no node 1006"):
         grid.push_messages([stranger])
-    sent = train_message(site, settings)
+    sent = train_message(workspace, settings)
     grid.push_messages([sent])
     with pytest.raises(ValueError, match="already has an id"):
         grid.push_messages([sent])
@@ -284,8 +284,8 @@ def test_grid_validates_messages(tiny):
 
 
 def test_push_then_pull(tiny):
-    site, settings, grid = tiny
-    ids = list(grid.push_messages(train_message(site, settings, node=k) for k in (3, 1)))
+    workspace, settings, grid = tiny
+    ids = list(grid.push_messages(train_message(workspace, settings, node=k) for k in (3, 1)))
     replies = list(grid.pull_messages(ids))
     assert [r.metadata.src_node_id for r in replies] == [1003, 1001]
     assert [r.metadata.reply_to_message_id for r in replies] == ids
@@ -293,11 +293,11 @@ def test_push_then_pull(tiny):
 
 
 def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, monkeypatch):
-    site, settings, grid = tiny
-    shared = train_message(site, settings).content
+    workspace, settings, grid = tiny
+    shared = train_message(workspace, settings).content
     messages = [Message(shared, FIRST_NODE_ID + k, MessageType.TRAIN) for k in range(2)]
     before = {n: t.clone() for n, t in codec.from_record(shared["arrays"]).items()}
-    original = clients.client_app._received
+    original = clients.node.app._received
 
     def vandal(stack):
         received = original(stack)
@@ -306,7 +306,7 @@ def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, m
             message.content["config"]["settings"] = "gone"
         return received
 
-    monkeypatch.setattr(clients.client_app, "_received", vandal)
+    monkeypatch.setattr(clients.node.app, "_received", vandal)
     replies = list(grid.send_and_receive(messages))
     assert not any(r.has_error() for r in replies)
     assert same(codec.from_record(shared["arrays"]), before)
@@ -314,16 +314,16 @@ def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, m
 
 def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
     """In a stack of four, node 2 raises in round 2: the other three count, node 2 keeps the memory of round 1."""
-    config, site, settings = tiny_site("strategy=moon")
+    config, workspace, settings = tiny_workspace("strategy=moon")
     grid = LocalGrid(6, 4)
-    original = site.client_class.start
+    original = workspace.client_class.start
 
     def start(client, stack):
         if stack.server_round == 2 and 2 in stack.nodes:
             raise RuntimeError("broken sensor")
         original(client, stack)
 
-    monkeypatch.setattr(site.client_class, "start", start)
+    monkeypatch.setattr(workspace.client_class, "start", start)
     held = []
 
     class Spy:
@@ -334,7 +334,7 @@ def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
             held.append({n: {k: t.clone() for k, t in grid.memory.get(n).items()} for n in grid.memory})
             return replies
 
-    _, strategy = run_strategy(site, config, Schedule([range(4)] * 2), 2, grid=grid, wrap=lambda g: Spy(), may_fail=True)
+    _, strategy = run_strategy(workspace, config, Schedule([range(4)] * 2), 2, grid=grid, wrap=lambda g: Spy(), may_fail=True)
     assert strategy.round.rejected["failed"] == 1
     assert strategy.round.failures == ["node 2: node 2, round 2, step 0: RuntimeError: broken sensor"]
     first, second = held
@@ -343,15 +343,15 @@ def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
 
 
 def test_out_of_time_nodes_do_not_answer(tiny):
-    site, settings, grid = tiny
-    messages = [train_message(site, settings, node=k) for k in range(3)]
+    workspace, settings, grid = tiny
+    messages = [train_message(workspace, settings, node=k) for k in range(3)]
     assert list(grid.send_and_receive(messages, timeout=0.0)) == []
     assert not list(grid.memory)
 
 
 def test_an_unknown_message_type_is_an_error_reply(tiny):
-    site, settings, grid = tiny
-    message = train_message(site, settings)
+    workspace, settings, grid = tiny
+    message = train_message(workspace, settings)
     other = Message(message.content, FIRST_NODE_ID, "train.elsewhere")
     (reply,) = grid.send_and_receive([other])
     assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -366,8 +366,8 @@ def test_messages_survive_the_wire(tiny):
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-    site, settings, grid = tiny
-    message = train_message(site, settings)
+    workspace, settings, grid = tiny
+    message = train_message(workspace, settings)
     message.metadata.__dict__["_message_id"] = "m1"
     objects = {k: o.deflate() for k, o in get_all_nested_objects(message).items()}
     received = inflate_object_from_contents(message.object_id, objects)
@@ -378,8 +378,8 @@ def test_messages_survive_the_wire(tiny):
         return Context(RUN_ID, FIRST_NODE_ID, {"partition-id": 0}, RecordDict(), {})
 
     wire_context, near_context = context(), context()
-    far = clients.client_app.app(received, wire_context)
-    (near,) = clients.client_app.run_stack([message], [near_context])
+    far = clients.node.app.app(received, wire_context)
+    (near,) = clients.node.app.run_stack([message], [near_context])
     assert same(codec.from_record(far.content["arrays"]), codec.from_record(near.content["arrays"]))
     assert dict(far.content["metrics"]) == dict(near.content["metrics"])
     assert same(codec.state_of(wire_context.state, "memory"), codec.state_of(near_context.state, "memory"))
@@ -397,19 +397,19 @@ def test_tensor_arrays_pickle_and_serialise_like_flowers():
 @pytest.mark.parametrize("method", METHODS)
 def test_plain_numpy_client(method):
     """get_parameters, fit and evaluate for one node, and again as a legacy ``client_fn``."""
-    config, site, settings = tiny_site(f"strategy={method}", "partition.test_fraction=0.3")
-    client = site.client_class(site, [1])
+    config, workspace, settings = tiny_workspace(f"strategy={method}", "partition.test_fraction=0.3")
+    client = workspace.client_class(workspace, [1])
     start = client.get_parameters({})
-    assert [a.shape for a in start] == [tuple(p.shape) for p in site.initial.values()]
+    assert [a.shape for a in start] == [tuple(p.shape) for p in workspace.initial.values()]
     arrays, count, metrics = client.fit(start, {"server-round": 1})
-    assert count == len(site.federation.partition.train(1))
+    assert count == len(workspace.federation.partition.train(1))
     assert metrics["loss"] > 0
     assert [a.shape for a in arrays] == [a.shape for a in start]
     loss, tested, scores = client.evaluate(start, {})
-    assert tested == len(site.federation.partition.test(1))
+    assert tested == len(workspace.federation.partition.test(1))
     assert loss > 0
     assert 0 <= scores["accuracy"] <= 1
-    arrays_again, _, _ = site.client_class(site, [1]).fit(start, {})
+    arrays_again, _, _ = workspace.client_class(workspace, [1]).fit(start, {})
     assert all(np.array_equal(a, b) for a, b in zip(arrays, arrays_again, strict=True))
 
 
@@ -419,10 +419,10 @@ def test_legacy_client_fn():
     from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
     from flwr.compat.common.typing import FitIns
 
-    config, site, settings = tiny_site("strategy=moon")
+    config, workspace, settings = tiny_workspace("strategy=moon")
     LocalGrid(6, 1)  # tells Flower which run this process belongs to
-    legacy = ClientApp(client_fn=lambda context: site.client_class(site, [0]).to_client())
-    client = site.client_class(site, [0])
+    legacy = ClientApp(client_fn=lambda context: workspace.client_class(workspace, [0]).to_client())
+    client = workspace.client_class(workspace, [0])
     start = client.get_parameters({})
     content = fitins_to_recorddict(FitIns(ndarrays_to_parameters(start), {"server-round": 1}), keep_input=True)
     message = Message(content, FIRST_NODE_ID, MessageType.TRAIN)
@@ -498,10 +498,10 @@ def content(reply):
     ],
 )
 def test_a_malformed_reply_is_counted_by_cause_and_left_out(kind, cause):
-    config, site, _ = tiny_site("strategy=fedavg")
-    models, strategy = run_strategy(site, config, Schedule([[0, 1, 2]]), 1, wrap=poisoned(kind), may_fail=True)
+    config, workspace, _ = tiny_workspace("strategy=fedavg")
+    models, strategy = run_strategy(workspace, config, Schedule([[0, 1, 2]]), 1, wrap=poisoned(kind), may_fail=True)
     assert dict(strategy.round.rejected) == {cause: 1}
-    without, _ = run_strategy(Site(config), config, Schedule([[0, 2]]), 1)
+    without, _ = run_strategy(Workspace(config), config, Schedule([[0, 2]]), 1)
     assert same(models[-1], without[-1])
 
 
@@ -520,8 +520,8 @@ def test_a_reply_beyond_the_norm_bound_is_rejected():
 
 
 def test_rounds_with_nobody_and_empty_nodes_pass():
-    config, site, _ = tiny_site("strategy=pmfl")
-    models, _ = run_strategy(site, config, Schedule([[], [], []]), 3)
+    config, workspace, _ = tiny_workspace("strategy=pmfl")
+    models, _ = run_strategy(workspace, config, Schedule([[], [], []]), 3)
     assert same(models[0], models[-1])
 
 
@@ -568,17 +568,19 @@ def test_ctrl_c_leaves_everything_written(tmp_path, engine):
 
 def test_evaluation_in_parallel_shards_equals_one_pass():
     """Shards run in threads: each must see the model that is judged, and the sums must not depend on the cores."""
-    import strategies.server_app as server
+    import contrafed.server_app as server
     from clients.base import score
 
-    config, site, _ = tiny_site("model=cnn_pmfl")
-    index = np.arange(len(site.federation.data.y)).repeat(4)  # 7 shards
-    expected = torch.nn.functional.cross_entropy(site.model(site.images(torch.from_numpy(index))).logits, site.y[index]).item()
+    config, workspace, _ = tiny_workspace("model=cnn_pmfl")
+    index = np.arange(len(workspace.federation.data.y)).repeat(4)  # 7 shards
+    expected = torch.nn.functional.cross_entropy(
+        workspace.model(workspace.images(torch.from_numpy(index))).logits, workspace.y[index]
+    ).item()
     config = {**config, "eval_train": False}
     for _ in range(5):
-        loss, accuracy = server.evaluate_in_parallel(site, site.model, index)
+        loss, accuracy = server.evaluate_in_parallel(workspace, workspace.model, index)
         assert loss == pytest.approx(expected, rel=1e-5)
-        assert accuracy == score(site, site.model, index)[1]
+        assert accuracy == score(workspace, workspace.model, index)[1]
 
 
 def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
@@ -589,12 +591,14 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
 
     config = config_of("engine=local", "model=cnn_pmfl", "eval_train=true", "num_rounds=3", f"output_dir={tmp_path}/run")
     folder = run(config)["folder"]
-    site = Site(config)
-    index = torch.from_numpy(np.concatenate([site.federation.partition.train(n) for n in range(site.federation.num_nodes)]))
-    logits = functional_call(site.model, load_file(f"{folder}/model.safetensors"), (site.images(index),)).logits
+    workspace = Workspace(config)
+    index = torch.from_numpy(
+        np.concatenate([workspace.federation.partition.train(n) for n in range(workspace.federation.num_nodes)])
+    )
+    logits = functional_call(workspace.model, load_file(f"{folder}/model.safetensors"), (workspace.images(index),)).logits
     with open(f"{folder}/metrics.csv") as file:
         rows = [r for r in csv.DictReader(file) if (r["split"], r["metric"], r["round"]) == ("train", "accuracy", "3")]
-    assert float(rows[0]["value"]) == pytest.approx((logits.argmax(1) == site.y[index]).double().mean().item())
+    assert float(rows[0]["value"]) == pytest.approx((logits.argmax(1) == workspace.y[index]).double().mean().item())
 
 
 def test_the_norm_is_infinite_only_when_an_element_is():

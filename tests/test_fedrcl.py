@@ -7,10 +7,10 @@ import pytest
 import torch
 from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings
 
-from clients.augment import augmented, draw_augmentation
 from clients.fedrcl import Config, _all, _hard
-from clients.site import Site
-from contrafed.config import build
+from clients.training.augment import augmented, draw_augmentation
+from clients.training.workspace import Workspace
+from core.config import build
 from strategies.base import Replies, Reply, find_strategy, make_config
 
 
@@ -29,20 +29,20 @@ def features_of(*cosines):
     return torch.stack(rows)
 
 
-def _first(pairs, features, y, hyper):
+def _first(pairs, features, y, config):
     """The first example's share, by giving each example in turn a weight through autograd."""
     weights = torch.ones(len(y), dtype=torch.float64, requires_grad=True)
     # masked_mean is sum(v m) / sum(m): with S = sum(v m), d/dm_0 [mean * sum(m)] = v_0 where v does not depend on m.
     return [
         torch.autograd.grad(part * weights.sum(), weights, retain_graph=True)[0][0]
-        for part in pairs(features, y, weights, hyper)
+        for part in pairs(features, y, weights, config)
     ]
 
 
 def each(pairs, features, y, **changes):
     """Contrast and penalty of the first example."""
-    hyper = settings(**changes)
-    return [float(v) for v in _first(pairs, features, torch.tensor(y), hyper)]
+    config = settings(**changes)
+    return [float(v) for v in _first(pairs, features, torch.tensor(y), config)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- by hand
@@ -103,14 +103,14 @@ def test_the_loss_knows_neither_scale_nor_order_nor_padding(pairs, changes):
     """F4."""
     rng = torch.Generator().manual_seed(0)
     features = torch.randn(9, 5, dtype=torch.float64, generator=rng)
-    y, mask, hyper = torch.arange(9) % 3, torch.ones(9, dtype=torch.float64), settings(threshold=0.0, **changes)
-    reference = torch.stack(pairs(features, y, mask, hyper))
+    y, mask, config = torch.arange(9) % 3, torch.ones(9, dtype=torch.float64), settings(threshold=0.0, **changes)
+    reference = torch.stack(pairs(features, y, mask, config))
     order = torch.randperm(9, generator=rng)
     scale = torch.rand(9, 1, dtype=torch.float64, generator=rng) + 0.1
-    torch.testing.assert_close(torch.stack(pairs((features * scale)[order], y[order], mask, hyper)), reference)
+    torch.testing.assert_close(torch.stack(pairs((features * scale)[order], y[order], mask, config)), reference)
     padded = torch.cat([features, torch.randn(3, 5, dtype=torch.float64, generator=rng)])
     mask = torch.cat([mask, torch.zeros(3, dtype=torch.float64)])
-    torch.testing.assert_close(torch.stack(pairs(padded, torch.cat([y, y[:3]]), mask, hyper)), reference)
+    torch.testing.assert_close(torch.stack(pairs(padded, torch.cat([y, y[:3]]), mask, config)), reference)
 
 
 @pytest.mark.parametrize(("cos", "sign"), [(0.8, 1), (0.5, -1)])
@@ -120,8 +120,8 @@ def test_gradient_in_a_positive_pairs_similarity(cos, sign):
     other = torch.stack([value, (1 - value**2).sqrt(), torch.zeros_like(value)])
     fixed = features_of(0.0, 0.1)
     features = torch.stack([fixed[0], other, fixed[2]])
-    hyper = settings()
-    contrast, penalty = _all(features, torch.tensor([0, 0, 1]), torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64), hyper)
+    config = settings()
+    contrast, penalty = _all(features, torch.tensor([0, 0, 1]), torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64), config)
     (gradient,) = torch.autograd.grad(contrast + penalty, value)
     assert gradient.item() * sign > 0
 
@@ -191,7 +191,7 @@ def test_equal_sizes_make_uniform_and_samples_the_same():
             "strategy=fedrcl", f"strategy.weights={weights}", "num_nodes=6", "model=mlp", "partition=balanced_dirichlet"
         )
         config["strategy"]["local"] |= PLAIN
-        results.append(run_strategy(Site(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2)[0][-1])
+        results.append(run_strategy(Workspace(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2)[0][-1])
     close(*results)
 
 
@@ -202,8 +202,8 @@ def test_stacked_equals_one_by_one_on_convolutions(pairs, augment):
     for stack_size in (1, 3):
         config = config_of("strategy=fedrcl", "num_nodes=6", "model=resnet18", "model.width=4", f"strategy.pairs={pairs}")
         config["strategy"]["local"] |= {"epochs": 2, "batch_size": 0.5, "augment": augment}
-        site = Site(config, dtype=torch.float64)
-        runs.append(run_strategy(site, config, Schedule([range(3)] * 2), 2, stack_size=stack_size)[0][-1])
+        workspace = Workspace(config, dtype=torch.float64)
+        runs.append(run_strategy(workspace, config, Schedule([range(3)] * 2), 2, stack_size=stack_size)[0][-1])
     close(*runs, 1e-8)
 
 
@@ -218,8 +218,8 @@ def test_levels_of_the_resnet():
 
 
 def test_it_remembers_nothing():
-    site = Site(config_of("strategy=fedrcl", "num_nodes=4", "model=mlp"))
-    assert not site.client_class.remembers(site.model, site.hyper)
+    workspace = Workspace(config_of("strategy=fedrcl", "num_nodes=4", "model=mlp"))
+    assert not workspace.client_class.remembers(workspace.model, workspace.config)
 
 
 # ------------------------------------------------------------------------------------------------------------ server rules
@@ -335,8 +335,11 @@ def test_training_is_augmented_and_evaluation_is_not():
     with pytest.raises(AssertionError):
         close(plain[-1], changed[-1])
     config = config_of("strategy=fedrcl", "num_nodes=4", "model=mlp")
-    site, bare = Site(config), Site(config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | PLAIN}})
-    clients = [s.client_class(s, [0]) for s in (site, bare)]
+    workspace, bare = (
+        Workspace(config),
+        Workspace(config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | PLAIN}}),
+    )
+    clients = [s.client_class(s, [0]) for s in (workspace, bare)]
     scores = [client.evaluate(client.get_parameters({}), {"split": "train"}) for client in clients]
     assert scores[0] == scores[1]
 

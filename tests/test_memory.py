@@ -9,9 +9,9 @@ from accelerator import NAME, There, accelerator
 from rig import config_of, same
 from safetensors.torch import load_file
 
-from contrafed.errors import UserError
 from contrafed.experiment import run
-from contrafed.tensors import size_of
+from core.errors import UserError
+from core.tensors import size_of
 from simulation.memory import NodeMemory, default_budgets
 
 EIGHT = 8 * 4  # bytes of one memory below

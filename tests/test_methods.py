@@ -18,15 +18,15 @@ from rig import (
     run_scalar,
     run_strategy,
     same,
-    scalar_site,
+    scalar_workspace,
     strategy_settings,
     work_of,
 )
 
 from clients.losses import contrast, cosine, cross_entropy, unit
-from clients.site import Site
-from clients.stack import Batch, Coming, Stack, draw_batches
-from contrafed.errors import UserError
+from clients.training.stack import Batch, Coming, Stack, draw_batches
+from clients.training.workspace import Workspace
+from core.errors import UserError
 from simulation.grid import LocalGrid
 from strategies.base import Population, Replies, Reply, Round
 from strategies.fedavg import FedAvg
@@ -78,8 +78,8 @@ def test_padding_never_touches_a_loss():
 def vector_client(name, w, **changes):
     """A client whose representation of every image is its two parameters."""
     settings = {"seed": 0, "num_nodes": 1, "strategy": strategy_settings(name, **changes)}
-    site = scalar_site(settings, Vector(w), targets=(1,))
-    return site.client_class(site, [0])
+    workspace = scalar_workspace(settings, Vector(w), targets=(1,))
+    return workspace.client_class(workspace, [0])
 
 
 def batch_of(client, rows=1):
@@ -191,8 +191,8 @@ def test_pmfl_literal_with_one_previous_model_is_moons_loss():
 def test_pmfl_buffer_holds_the_last_iterates_across_rounds():
     """N = 3, two steps a round: after rounds 1 and 2 it holds iterates 1, 2 and 3 of the four that steps started from."""
     strategy = strategy_settings("pmfl", buffer_size=3, local={"iterations": 2, "batch_size": 1, "lr": 0.1})
-    site = scalar_site({"seed": 0, "num_nodes": 1, "strategy": strategy}, Vector([1.0, 2.0]), targets=(3,))
-    client = site.client_class(site, [0])
+    workspace = scalar_workspace({"seed": 0, "num_nodes": 1, "strategy": strategy}, Vector([1.0, 2.0]), targets=(3,))
+    client = workspace.client_class(workspace, [0])
     iterates = []
     watch = client.before_step
     client.before_step = lambda stack, losses: (
@@ -215,9 +215,9 @@ def test_pmfl_buffer_holds_the_last_iterates_across_rounds():
 def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(stack_size):
     """Autograd may return one tensor for two parameters, a broadcast one or one in another layout; clipping writes in place."""
     config = config_of("strategy=fedavg", "num_nodes=3", "model=cnn_pmfl", "model.hidden=[8]", "strategy.local.clip_norm=0.01")
-    site, seen = Site(config, dtype=torch.float64), []
+    workspace, seen = Workspace(config, dtype=torch.float64), []
 
-    class Shared(site.client_class):
+    class Shared(workspace.client_class):
         def loss(self, params, batch, constants):
             stages = [params[f"encoder.stages.{layer}.bias"] for layer in (0, 1)]
             return {"loss": (stages[0] + stages[1]).sum() + super().loss(params, batch, constants)["loss"]}
@@ -228,8 +228,8 @@ def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(
             layouts = [(value.stride(), value.grad.stride()) for value in stack.params.values()]
             seen.append((stack, norms, layouts, len({gradient.data_ptr() for gradient in gradients})))
 
-    client = Shared(site, range(stack_size))
-    client.update([{f"model/{name}": value for name, value in site.initial.items()}] * stack_size, 1)
+    client = Shared(workspace, range(stack_size))
+    client.update([{f"model/{name}": value for name, value in workspace.initial.items()}] * stack_size, 1)
     assert seen
     for stack, norms, layouts, apart in seen:
         torch.testing.assert_close(norms, torch.full_like(norms, 0.01), rtol=1e-3, atol=0)
@@ -256,9 +256,9 @@ def test_pmfl_compares_with_what_its_buffer_holds(scope, size, local, stack_size
     config = config_of("strategy=pmfl", "num_nodes=3", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
     config["strategy"] |= {"buffer_size": size}
     config["strategy"]["local"] |= local
-    site, steps, pairs = Site(config, dtype=torch.float64), [], []
+    workspace, steps, pairs = Workspace(config, dtype=torch.float64), [], []
 
-    class Watched(site.client_class):
+    class Watched(workspace.client_class):
         def constants(self, stack, batch):
             # What fails in here fails a node, not the test.
             found = super().constants(stack, batch)
@@ -275,11 +275,11 @@ def test_pmfl_compares_with_what_its_buffer_holds(scope, size, local, stack_size
             pairs.append((found["directions"] * real, anew * real))
             return found
 
-    site.client_class = Watched
-    run_strategy(site, config, Schedule([[0, 2], [0, 1], [1, 2], [0, 1, 2]]), 4, stack_size=stack_size)
-    sizes = [len(site.federation.partition.train(node)) for node in range(3)]
+    workspace.client_class = Watched
+    run_strategy(workspace, config, Schedule([[0, 2], [0, 1], [1, 2], [0, 1, 2]]), 4, stack_size=stack_size)
+    sizes = [len(workspace.federation.partition.train(node)) for node in range(3)]
     assert len(set(sizes)) > 1
-    assert {step for step, _ in steps} == set(range(max(map(site.hyper.local.steps, sizes))))
+    assert {step for step, _ in steps} == set(range(max(map(workspace.config.local.steps, sizes))))
     assert {alive for _, alive in steps} >= {1, stack_size}
     for found, anew in pairs:
         torch.testing.assert_close(found, anew, rtol=0, atol=1e-12)
@@ -288,10 +288,10 @@ def test_pmfl_compares_with_what_its_buffer_holds(scope, size, local, stack_size
 def test_pmfl_asks_each_frozen_model_once_for_all_steps_that_need_it():
     """Five steps and five iterates: 5 old ones, 3 new ones, the received and the previous model, instead of 31 passes."""
     config = config_of("strategy=pmfl", "num_nodes=1", "model=mlp", "model.hidden=[8]", "strategy.local.iterations=5")
-    site = Site(config)
+    workspace = Workspace(config)
     calls, held = [], []
 
-    class Counted(site.client_class):
+    class Counted(workspace.client_class):
         def _represent(self, params, x):
             calls.append(len(x))
             return super()._represent(params, x)
@@ -300,7 +300,7 @@ def test_pmfl_asks_each_frozen_model_once_for_all_steps_that_need_it():
             held.append(weakref.ref(stack))
             super().before_step(stack, losses)
 
-    client, received = Counted(site, [0]), {f"model/{n}": v for n, v in site.initial.items()}
+    client, received = Counted(workspace, [0]), {f"model/{n}": v for n, v in workspace.initial.items()}
     gc.disable()  # what a round leaves behind in a cycle is 12 models, until some collection
     try:
         for server_round in (1, 2):
@@ -319,8 +319,8 @@ def test_moon_represents_an_example_once_a_round_and_means_the_same(stack_size):
     """Three epochs with looked-up representations, against embedding every batch anew."""
     config = config_of("strategy=moon", "num_nodes=3", "model=mlp", "model.hidden=[8]", "partition.min_node_size=5")
     config["strategy"]["local"] |= {"iterations": None, "epochs": 3}
-    site, calls = Site(config, dtype=torch.float64), {"often": 0, "once": 0}
-    once = site.client_class
+    workspace, calls = Workspace(config, dtype=torch.float64), {"often": 0, "once": 0}
+    once = workspace.client_class
 
     class Counted(once):
         kind = "once"
@@ -340,8 +340,8 @@ def test_moon_represents_an_example_once_a_round_and_means_the_same(stack_size):
 
     models = []
     for kind in (Counted, Often):
-        site.client_class = kind
-        models.append(run_strategy(site, config, Schedule([[0, 1, 2], [0, 2], [1]]), 3, stack_size=stack_size)[0][-1])
+        workspace.client_class = kind
+        models.append(run_strategy(workspace, config, Schedule([[0, 1, 2], [0, 2], [1]]), 3, stack_size=stack_size)[0][-1])
     assert 2 * calls["once"] < calls["often"]
     for name, value in models[0].items():
         torch.testing.assert_close(value, models[1][name], rtol=0, atol=1e-10)
@@ -394,12 +394,12 @@ def server(config_changes, num_nodes=4, num_rounds=5, name="pmfl"):
 
     config = make_config(strategy_settings(name, **config_changes))
     model = torch.nn.Module()
-    client_class = SimpleNamespace(messages=lambda model, hyper: ({}, {}))
+    client_class = SimpleNamespace(messages=lambda model, config: ({}, {}))
     population = Population(np.ones(num_nodes, dtype=np.int64), np.arange(1000, 1000 + num_nodes))
     return PMFL(
         config,
         client_class=client_class,
-        hyper=None,
+        node_config=None,
         model=model,
         population=population,
         participation=Schedule([]),
@@ -553,8 +553,8 @@ def test_full_batch_single_step_equals_pooled_gradient_descent():
     """G2: one full-batch step weighted by samples is one step on the pooled mean loss."""
     whole = {"local": {"iterations": 1, "batch_size": 10_000}}
     many, _ = digits_run("fedavg", 1, **whole)
-    config_site = digits_run("fedavg", 1, nodes=1, **whole)[0]
-    close(many[-1], config_site[-1])
+    config_workspace = digits_run("fedavg", 1, nodes=1, **whole)[0]
+    close(many[-1], config_workspace[-1])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -593,11 +593,13 @@ def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
     for stack_size in (1, 4):
         config = config_of("strategy=fedavg", "num_nodes=4", "model=cnn", "model.hidden=16", "model.dropout=0.3")
         config["strategy"]["local"] |= {"iterations": None, "epochs": 1, "batch_size": 9}
-        models, _ = run_strategy(Site(config, dtype=torch.float64), config, Schedule([range(4)] * 2), 2, stack_size=stack_size)
+        models, _ = run_strategy(
+            Workspace(config, dtype=torch.float64), config, Schedule([range(4)] * 2), 2, stack_size=stack_size
+        )
         results.append(models[-1])
     close(*results)
     config["model"]["dropout"] = 0.0
-    models, _ = run_strategy(Site(config, dtype=torch.float64), config, Schedule([range(4)] * 2), 2)
+    models, _ = run_strategy(Workspace(config, dtype=torch.float64), config, Schedule([range(4)] * 2), 2)
     with pytest.raises(AssertionError):
         close(models[-1], results[0])
 
@@ -707,9 +709,9 @@ def test_messages_hold_what_is_declared_and_nothing_else(name):
             return replies
 
     config = config_of(f"strategy={name}", "num_nodes=3", "model=mlp")
-    site = Site(config)
-    run_strategy(site, config, Schedule([range(3)] * 2), 2, wrap=Spy)
-    shapes = {n: tuple(p.shape) for n, p in site.initial.items()}
+    workspace = Workspace(config)
+    run_strategy(workspace, config, Schedule([range(3)] * 2), 2, wrap=Spy)
+    shapes = {n: tuple(p.shape) for n, p in workspace.initial.items()}
     group = "delta" if name in ("fedau", "pmfl") else "model"
     assert len(seen) == 6
     for message, reply in seen:
@@ -726,17 +728,17 @@ def test_messages_hold_what_is_declared_and_nothing_else(name):
 def test_only_declared_memory_is_kept(name, stateless):
     config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp")
     grid = LocalGrid(4, 1)
-    site = Site(config)
-    run_strategy(site, config, Schedule([[0, 2], [2]]), 2, grid=grid)
+    workspace = Workspace(config)
+    run_strategy(workspace, config, Schedule([[0, 2], [2]]), 2, grid=grid)
     assert set(grid.memory) == (set() if stateless else {1000, 1002})
-    assert site.client_class.remembers(site.model, site.hyper) == (not stateless)
+    assert workspace.client_class.remembers(workspace.model, workspace.config) == (not stateless)
 
 
 def test_a_node_that_sat_out_has_the_memory_it_left_with():
     config = config_of("strategy=pmfl", "num_nodes=3", "model=mlp")
     first, later = LocalGrid(3, 1), LocalGrid(3, 1)
-    run_strategy(Site(config), config, Schedule([[0, 1]]), 1, grid=first)
-    run_strategy(Site(config), config, Schedule([[0, 1]] + [[1, 2]] * 10), 11, grid=later)
+    run_strategy(Workspace(config), config, Schedule([[0, 1]]), 1, grid=first)
+    run_strategy(Workspace(config), config, Schedule([[0, 1]] + [[1, 2]] * 10), 11, grid=later)
     left, kept = (grid.memory.get(1000) for grid in (first, later))
     assert set(left) == set(kept)
     assert all(np.array_equal(left[n].numpy(), kept[n].numpy()) for n in left)

@@ -7,8 +7,8 @@ import torch
 from omegaconf import OmegaConf
 from torch.func import functional_call, vmap
 
-from contrafed import registry
-from contrafed.errors import UserError
+from core import registry
+from core.errors import UserError
 from models.base import HalvingPool, build_model, check_settings, group_norm
 
 MODELS = sorted(registry.choices("model"))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from rig import config_of
 
-from contrafed.errors import UserError
-from contrafed.randomness import generator
+from core.errors import UserError
+from core.randomness import generator
 from partitions.participation import markovian
 from partitions.participation.base import Heterogeneous, check_settings, make_participation, probabilities
 from partitions.participation.markovian import transitions

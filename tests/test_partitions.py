@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rig import config_of, with_images
 
-from contrafed.errors import UserError
+from core.errors import UserError
 from partitions.partition import check_settings, keep_stratified, make_partition
 
 
@@ -72,7 +72,7 @@ def test_iid_sizes_differ_by_at_most_one():
 
 def test_dirichlet_per_node_deals_in_proportion():
     """With the same generator: shares D / sum_n D of each class, to within rounding."""
-    from contrafed.randomness import generator
+    from core.randomness import generator
 
     part = make("dirichlet", nodes=5, alpha=1.0, min_node_size=0)
     rng = generator(0, "partition dirichlet", 0)
@@ -104,7 +104,7 @@ def test_balanced_dirichlet_sizes_are_exactly_equal():
 
 def test_balanced_dirichlet_draws_by_the_weights_of_the_classes():
     """The first node of many with q known: its class counts are a weighted draw, here against its expectation."""
-    from contrafed.randomness import generator
+    from core.randomness import generator
     from partitions.partition import Draw
     from partitions.partitioners.balanced_dirichlet import Config, split
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from rig import PERSONAL, Schedule, Vector, close, config_of, run_strategy, same, scalar_site, strategy_settings
+from rig import PERSONAL, Schedule, Vector, close, config_of, run_strategy, same, scalar_workspace, strategy_settings
 
 from clients.base import PARTS
-from clients.site import Site, find_client, make_hyper
-from clients.stack import Batch, Stack
-from contrafed.errors import UserError
+from clients.training.stack import Batch, Stack
+from clients.training.workspace import Workspace, find_client, make_config_of_node
 from contrafed.experiment import run
+from core.errors import UserError
 from simulation.grid import LocalGrid
 from strategies.base import Replies, Reply
 from strategies.prototypes import PrototypeStrategy
@@ -26,8 +26,8 @@ TWO = torch.eye(2, dtype=torch.float64)
 def client_of(name, **changes):
     """A client whose representation of every image is its two parameters."""
     settings = {"seed": 0, "num_nodes": 1, "strategy": strategy_settings(name, **changes)}
-    site = scalar_site(settings, Vector([1.0, 0.0]), targets=(1,))
-    return site.client_class(site, [0])
+    workspace = scalar_workspace(settings, Vector([1.0, 0.0]), targets=(1,))
+    return workspace.client_class(workspace, [0])
 
 
 # --------------------------------------------------------------------------------------------------------------- FedCRL
@@ -146,16 +146,16 @@ def test_a_class_that_nobody_held_keeps_its_prototype():
 
 def test_prototypes_are_class_means_over_the_whole_training_part():
     config = config_of("strategy=fedproto", "num_nodes=5", "model=mlp", "model.hidden=[6]")
-    site = Site(config, dtype=torch.float64)
+    workspace = Workspace(config, dtype=torch.float64)
     for nodes in ([2], [0, 1, 3]):
-        client = site.client_class(site, nodes)
+        client = workspace.client_class(workspace, nodes)
         stack = Stack(
-            nodes, 1, {n: v.expand(len(nodes), *v.shape) for n, v in site.initial.items()}, {}, {}, torch.ones(len(nodes))
+            nodes, 1, {n: v.expand(len(nodes), *v.shape) for n, v in workspace.initial.items()}, {}, {}, torch.ones(len(nodes))
         )
         means, counts = client.prototypes(stack)
         for row, node in enumerate(nodes):
-            index = torch.from_numpy(site.federation.partition.train(node))
-            z, y = site.model(site.images(index)).z, site.y[index]
+            index = torch.from_numpy(workspace.federation.partition.train(node))
+            z, y = workspace.model(workspace.images(index)).z, workspace.y[index]
             assert counts[row].tolist() == torch.bincount(y, minlength=10).tolist()
             for c in y.unique():
                 torch.testing.assert_close(means[row, c], z[y == c].mean(0), rtol=1e-9, atol=1e-9)
@@ -232,7 +232,9 @@ def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
     config = config_of(f"strategy={name}", f"num_nodes={nodes}", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"] = strategy_settings(name, **{**EPOCH, **changes})
     grid = LocalGrid(nodes, stack_size)
-    models, strategy = run_strategy(Site(config, dtype=torch.float64), config, Schedule(schedule), len(schedule), grid=grid)
+    models, strategy = run_strategy(
+        Workspace(config, dtype=torch.float64), config, Schedule(schedule), len(schedule), grid=grid
+    )
     memory = {f"{node}/{name}": tensor for node in grid.memory for name, tensor in grid.memory.get(node).items()}
     return models[-1], memory, strategy
 
@@ -293,17 +295,17 @@ def test_a_loss_is_averaged_over_the_examples_that_had_it():
     """MpFedcon's contrast exists in the body phase alone: the mean must not be thinned by ten head epochs."""
     config = config_of("strategy=mpfedcon", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"] |= {"invalid_centre": "zero_vector", "head_epochs": 3}
-    site = Site(config, dtype=torch.float64)
+    workspace = Workspace(config, dtype=torch.float64)
     seen = []
 
-    class Watched(site.client_class):
+    class Watched(workspace.client_class):
         def before_step(self, stack, losses):
             if "contrast" in losses:
                 seen.append(float(losses["contrast"][0]))
 
-    client = Watched(site, [0])
+    client = Watched(workspace, [0])
     down = dict(zip(client.names("down"), client.get_parameters({}), strict=True))
-    config_size = len(site.federation.partition.train(0))
+    config_size = len(workspace.federation.partition.train(0))
     (update,) = client.update([{n: torch.from_numpy(v) for n, v in down.items()}], 1)
     sizes = [min(10, config_size - i) for i in range(0, config_size, 10)]
     assert len(seen) == len(sizes)
@@ -334,7 +336,7 @@ def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
         config["strategy"] |= {"head": head, "head_epochs": 3}
         config["strategy"]["local"] |= {"batch_size": 7}
         grid = LocalGrid(6, stack_size)
-        run_strategy(Site(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2, grid=grid)
+        run_strategy(Workspace(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2, grid=grid)
         return {n: v.numpy() for k in range(6) for n, v in grid.memory.get(1000 + k).items()}
 
     once, stacked = trained(1), trained(3)
@@ -379,15 +381,15 @@ def test_the_label_rule_of_gradient_leakage_finds_no_input():
     for name in ("fedavg", "mpfedcon"):
         config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp")
         config["strategy"]["local"] |= {"epochs": None, "iterations": 1, "batch_size": 1, "momentum": 0.0}
-        site = Site(config, dtype=torch.float64)
-        site.federation.partition.train = lambda node: np.array([17])
-        client = site.client_class(site, [0])
+        workspace = Workspace(config, dtype=torch.float64)
+        workspace.federation.partition.train = lambda node: np.array([17])
+        client = workspace.client_class(workspace, [0])
         received = client.get_parameters({})
         upload = dict(zip(client.names("up"), client.fit(received, {})[0], strict=True))
         bias = upload.get("model/classifier.bias")
         if name == "fedavg":
-            gradient = site.initial["classifier.bias"].numpy() - bias
-            assert np.flatnonzero(gradient < 0).tolist() == [int(site.y[17])]
+            gradient = workspace.initial["classifier.bias"].numpy() - bias
+            assert np.flatnonzero(gradient < 0).tolist() == [int(workspace.y[17])]
         else:
             assert bias is None
             assert not any(n.startswith(("model/classifier", "model/projector")) for n in upload)
@@ -396,19 +398,21 @@ def test_the_label_rule_of_gradient_leakage_finds_no_input():
 def test_pooled_prototypes_are_those_of_the_pooled_data():
     """I7: with one shared body, Equation 6 over nodes is the mean over all their examples."""
     config = config_of("strategy=fedcrl", "num_nodes=4", "model=mlp")
-    site = Site(config, dtype=torch.float64)
-    partition = site.federation.partition
+    workspace = Workspace(config, dtype=torch.float64)
+    partition = workspace.federation.partition
     rows = []
     for node in range(4):
-        client = site.client_class(site, [node])
-        stack = client._open([{f"model/{n}": v for n, v in site.initial.items()}], [{}], [node], [partition.train(node)], 1)
+        client = workspace.client_class(workspace, [node])
+        stack = client._open(
+            [{f"model/{n}": v for n, v in workspace.initial.items()}], [{}], [node], [partition.train(node)], 1
+        )
         means, counts = client.prototypes(stack)
         rows.append((len(partition.train(node)), counts[0].tolist(), means[0].tolist()))
     table = torch.tensor(merged(rows)[0])
     every = torch.from_numpy(np.concatenate([partition.train(n) for n in range(4)]))
     with torch.no_grad():
-        z = site.model(site.images(every)).z
-    labels = site.labels(every)
+        z = workspace.model(workspace.images(every)).z
+    labels = workspace.labels(every)
     for label in labels.unique():
         torch.testing.assert_close(table[label], z[labels == label].mean(0).to(table), rtol=1e-5, atol=1e-6)
 
@@ -477,10 +481,10 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
             return replies
 
     config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
-    site = Site(config)
-    _, strategy = run_strategy(site, config, Schedule([range(3)]), 1, wrap=Wire)
+    workspace = Workspace(config)
+    _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
-    sizes = {part: sum(v.numel() for n, v in site.initial.items() if n.startswith(part)) for part in PARTS}
+    sizes = {part: sum(v.numel() for n, v in workspace.initial.items() if n.startswith(part)) for part in PARTS}
     everything, table, extra = sum(sizes.values()), 10 * 9, 10
     one_way = {
         "local": 0,
@@ -503,7 +507,7 @@ def test_the_papers_network_sends_what_the_paper_counts():
     counts = {}
     for name in ("fedavg", "fedcrl"):
         settings = config_of(f"strategy={name}")["strategy"]
-        messages = find_client(settings)[0].messages(model, make_hyper(settings))
+        messages = find_client(settings)[0].messages(model, make_config_of_node(settings))
         counts[name] = sum(math.prod(shape) for shapes in messages for shape in shapes.values())
     assert counts == {"fedavg": 519_828, "fedcrl": 519_808 + 2 * 10}
 
@@ -531,12 +535,12 @@ def test_the_last_evaluation_refits_every_head(tmp_path):
     assert all(scores[True][1, n] == scores[False][1, n] for n in range(6))
     assert sum(scores[True][2, n] for n in range(6)) > sum(scores[False][2, n] for n in range(6)) + 0.5
     config = config_of("strategy=fedrep", "num_nodes=4", "model=mlp")
-    site = Site(config)
-    client = site.client_class(site, [0])
-    received = {f"model/{n}": v for n, v in site.initial.items() if not n.startswith("classifier")}
+    workspace = Workspace(config)
+    client = workspace.client_class(workspace, [0])
+    received = {f"model/{n}": v for n, v in workspace.initial.items() if not n.startswith("classifier")}
     memory = client.train_alone(received, {}, 3, client._head_phase("final head batches"))
     assert set(memory) == {"personal/classifier.weight", "personal/classifier.bias"}
-    assert not torch.equal(memory["personal/classifier.weight"], site.initial["classifier.weight"])
+    assert not torch.equal(memory["personal/classifier.weight"], workspace.initial["classifier.weight"])
     assert client.memories == [{}]
     untouched = client.refresh(received, memory, 3)
     assert not torch.equal(untouched["personal/classifier.weight"], memory["personal/classifier.weight"])

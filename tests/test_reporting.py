@@ -19,9 +19,9 @@ import torch
 from matplotlib import image
 from safetensors import safe_open
 
-from contrafed.errors import UserError
 from contrafed.reporting import Progress, RunRecorder, claim_folder, figures, print_summary, quiet_libraries, versions
 from contrafed.reporting.series import ema, moving_average, top_k_mean
+from core.errors import UserError
 
 
 def test_series_by_hand():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 
-from contrafed.codec import from_record, to_record
+from core.codec import from_record, to_record
 from simulation import shared
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memfd")

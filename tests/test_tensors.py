@@ -10,9 +10,9 @@ from rig import same
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from contrafed import combine as combining
-from contrafed.combine import combine
-from contrafed.tensors import TYPES, size_of, write
+from core import combine as combining
+from core.combine import combine
+from core.tensors import TYPES, size_of, write
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -89,16 +89,16 @@ def models_and_factors(count):
 @pytest.fixture
 def large(monkeypatch):
     """Small models count as large ones: they are added in blocks, by three threads."""
-    monkeypatch.setattr("contrafed.combine.BLOCK", 8)
-    monkeypatch.setattr("contrafed.combine.LARGE", 100)
-    monkeypatch.setattr("contrafed.combine.cores", lambda: 3)
-    monkeypatch.setattr("contrafed.combine._compiled", cache(combining._compiled.__wrapped__))
+    monkeypatch.setattr("core.combine.BLOCK", 8)
+    monkeypatch.setattr("core.combine.LARGE", 100)
+    monkeypatch.setattr("core.combine.cores", lambda: 3)
+    monkeypatch.setattr("core.combine._compiled", cache(combining._compiled.__wrapped__))
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 21])
 def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(large, monkeypatch, count):
     compiled, sizes = combining._compiled(), []
-    monkeypatch.setattr("contrafed.combine._compiled", lambda: lambda *given: (sizes.append(given[0].size), compiled(*given)))
+    monkeypatch.setattr("core.combine._compiled", lambda: lambda *given: (sizes.append(given[0].size), compiled(*given)))
     models, factors, expected = models_and_factors(count)
     assert same(combine(models, factors), expected)
     # A call for every eight models of: thirteen blocks of "long", five of "turned", and, of one type all, what else is there.
@@ -108,7 +108,7 @@ def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(large, monkeyp
 
 
 def test_a_small_model_is_added_without_threads_and_compiler(monkeypatch):
-    monkeypatch.setattr("contrafed.combine.ThreadPoolExecutor", None)
+    monkeypatch.setattr("core.combine.ThreadPoolExecutor", None)
     models, factors, expected = models_and_factors(3)
     assert same(combine(models, factors), expected)
 

@@ -3,7 +3,7 @@
 import itertools
 from pathlib import Path
 
-from contrafed.errors import UserError
+from core.errors import UserError
 
 # Whoever creates this file owns the folder; the recorder then fills it with the run's configuration.
 CLAIM = "config.yaml"

@@ -152,7 +152,7 @@ class RunRecorder:
 
     def save_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
         """Write ``model.safetensors``."""
-        from contrafed.tensors import write
+        from core.tensors import write
 
         write(self.folder / "model.safetensors", tensors, metadata)
 

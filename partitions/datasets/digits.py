@@ -5,7 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.config import Range
+from core.config import Range
 from partitions.images import ImageData, make_images, stratified_split
 
 

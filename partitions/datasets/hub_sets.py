@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from contrafed.config import Range
-from contrafed.errors import UserError
+from core.config import Range
+from core.errors import UserError
 from partitions.datasets.network import reachable
 from partitions.images import ImageData, make_images, stratified_split
 

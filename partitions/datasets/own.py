@@ -6,8 +6,8 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from contrafed.config import Range
-from contrafed.errors import UserError
+from core.config import Range
+from core.errors import UserError
 from partitions.images import SMALLEST, ImageData
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.errors import UserError
+from core.errors import UserError
 from partitions.datasets.network import reachable
 from partitions.images import ImageData, make_images
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from contrafed import registry
-from contrafed.config import Range, build
-from contrafed.errors import UserError
-from contrafed.randomness import generator
+from core import registry
+from core.config import Range, build
+from core.errors import UserError
+from core.randomness import generator
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contrafed.randomness import generator
+from core.randomness import generator
 from partitions.participation.base import Heterogeneous, Participation, probabilities
 
 

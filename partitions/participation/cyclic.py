@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from contrafed.config import Range
-from contrafed.errors import UserError
-from contrafed.randomness import generator
+from core.config import Range
+from core.errors import UserError
+from core.randomness import generator
 from partitions.participation.base import Heterogeneous, Participation, probabilities
 
 

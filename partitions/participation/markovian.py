@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from contrafed.config import Range
-from contrafed.randomness import generator
+from core.config import Range
+from core.randomness import generator
 from partitions.participation.base import Heterogeneous, Participation, probabilities
 
 

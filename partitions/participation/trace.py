@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.errors import UserError
+from core.errors import UserError
 from partitions.participation.base import Participation, Selection
 
 COLUMNS = ("node", "round", "available")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.config import Range
+from core.config import Range
 from partitions.partition import Draw
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.errors import UserError
+from core.errors import UserError
 
 
 @dataclass(frozen=True)

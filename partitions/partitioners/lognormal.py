@@ -5,8 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.config import Range
-from contrafed.errors import UserError
+from core.config import Range
+from core.errors import UserError
 from partitions.partition import Draw
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contrafed.errors import UserError
+from core.errors import UserError
 from partitions.partition import Draw
 
 

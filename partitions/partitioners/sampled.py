@@ -6,8 +6,8 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.config import Range
-from contrafed.randomness import generator
+from core.config import Range
+from core.randomness import generator
 from partitions.partition import Partition
 
 # Class distributions are drawn for so many nodes at a time. A generator a node would be slow for a million of them at once,

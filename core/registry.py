@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from contrafed.errors import UserError, unknown
+from core.errors import UserError, unknown
 
 T = TypeVar("T")
 

@@ -19,19 +19,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from clients.base import Tensors, keeps_parts, score
-from clients.files import personal_file, shapes_in
-from clients.site import Site, node_settings, site_for
-from contrafed import checkpoint, codec
-from contrafed.combine import cores
-from contrafed.errors import UserError
+from clients.node.files import personal_file, shapes_in
+from clients.training.workspace import Workspace, node_settings, workspace_for
+from contrafed import checkpoint
+from contrafed.devices import DeviceGrid, Register, Roll
 from contrafed.reporting import LOGS, Progress, RunRecorder, versions
 from contrafed.settings import engine_config
+from core import codec
+from core.combine import cores
+from core.errors import UserError
 from models.base import SplitModel
 from partitions.federation import Federation
 from partitions.own import facts_of
 from partitions.participation.base import make_participation
 from strategies.base import FederatedStrategy, Population, Round, find_strategy, make_config
-from strategies.devices import DeviceGrid, Register, Roll
 
 # Seconds between two looks at the inbox of Flower's simulation runtime.
 POLL = 0.05
@@ -113,17 +114,17 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
     """
     folder = Path(config["folder"])
     settings = node_settings(config)
-    site = site_for(settings)
+    workspace = workspace_for(settings)
     saved, personal = config["evaluate_only"], keeps_parts(config["strategy"])
     folders = personal_folders(grid, config, folder, personal)
     register: Register | None = None
     if hasattr(grid, "node_ids"):  # our own Grid knows its nodes
-        partition = site.federation.partition
-        roll = Roll(Population(partition.sizes, grid.node_ids), site.federation, partition.class_counts(), None)
+        partition = workspace.federation.partition
+        roll = Roll(Population(partition.sizes, grid.node_ids), workspace.federation, partition.class_counts(), None)
     else:
         if isinstance(grid, DeviceGrid):
-            settings = node_settings({**config, "images": facts_of(site.federation.data)})
-        register = Register(grid, site.federation, settings, **folders)
+            settings = node_settings({**config, "images": facts_of(workspace.federation.data)})
+        register = Register(grid, workspace.federation, settings, **folders)
         roll = register.call()
     population, federation = roll.population, roll.federation
     participation = make_participation(config["participation"], roll.class_proportions, config["num_nodes"], config["seed"])
@@ -132,22 +133,22 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
     strategy_class, _ = find_strategy(config["strategy"])
     strategy = strategy_class(
         make_config(config["strategy"]),
-        client_class=site.client_class,
-        hyper=site.hyper,
-        model=site.model,
+        client_class=workspace.client_class,
+        node_config=workspace.config,
+        model=workspace.model,
         population=population,
         participation=participation,
         settings=settings,
         num_rounds=rounds,
         max_norm=engine.max_norm,
         min_replies=config["min_replies"],
-        work_of=site.client_class(site, []).work_of,
+        work_of=workspace.client_class(workspace, []).work_of,
     )
     if isinstance(grid, DeviceGrid):
         grid.limit_replies(strategy.largest_reply)
     elif folders["load"]:
-        check_saved(site, folders["load"])
-    initial = initial_model(site, str(Path(saved) / MODEL_FILE) if saved else config["init_from"])
+        check_saved(workspace, folders["load"])
+    initial = initial_model(workspace, str(Path(saved) / MODEL_FILE) if saved else config["init_from"])
     resumed = checkpoint.find(config["resume"]) if config["resume"] else None
     recorder = open_recorder(folder, config, resumed, 0 if saved else 1)
     recorder.partition(roll.class_counts)
@@ -183,7 +184,7 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
                 timeout=engine.round_timeout,
                 evaluate_config=scored,
                 evaluate_fn=lambda r, arrays: evaluate(
-                    site, federation, config, r, codec.from_record(arrays), strategy.personal
+                    workspace, federation, config, r, codec.from_record(arrays), strategy.personal
                 ),
                 on_round=on_round,
                 first_round=first,
@@ -200,7 +201,7 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
     finally:
         recorder.save_model(last, {"strategy": config["strategy"]["name"], "seed": str(config["seed"])})
         named = {"run_id": grid.run_id} if isinstance(grid, DeviceGrid) else {}
-        recorder.finish(status, {**facts(config, site), **named, "seconds": time.perf_counter() - began})
+        recorder.finish(status, {**facts(config, workspace), **named, "seconds": time.perf_counter() - began})
         recorder.close()
         if keeper is not None:
             keeper.close()
@@ -325,10 +326,10 @@ class Log:
             self.progress.note(f"round {t}: {len(done.failures)} replies did not count; the first: {done.failures[0]}")
 
 
-def check_saved(site: Site, folder: str) -> None:
+def check_saved(workspace: Workspace, folder: str) -> None:
     """Raise ``UserError`` unless every node that holds a test part has a saved personal model of the right shapes there."""
-    partition, wanted = site.federation.partition, {n: tuple(v.shape) for n, v in site.initial.items()}
-    for node in range(site.federation.num_nodes):
+    partition, wanted = workspace.federation.partition, {n: tuple(v.shape) for n, v in workspace.initial.items()}
+    for node in range(workspace.federation.num_nodes):
         if len(partition.test(node)) == 0:
             continue
         try:
@@ -343,23 +344,23 @@ def check_saved(site: Site, folder: str) -> None:
             raise UserError(f"evaluate_only: {personal_file(folder, node)} does not fit the model of this configuration")
 
 
-def initial_model(site: Site, path: str | None) -> Tensors:
+def initial_model(workspace: Workspace, path: str | None) -> Tensors:
     """Return the initial global model: drawn from the seed, or read from a safetensors file of the same shapes."""
     if path is None:
-        return {name: value.detach().cpu() for name, value in site.initial.items()}
+        return {name: value.detach().cpu() for name, value in workspace.initial.items()}
     try:
         loaded = load_file(path)
     except SafetensorError as error:
         raise UserError(f"init_from: {path} is no safetensors file ({error})") from error
-    for name, value in site.initial.items():
+    for name, value in workspace.initial.items():
         if name not in loaded or loaded[name].shape != value.shape:
             found = f"shape {tuple(loaded[name].shape)}" if name in loaded else "none"
             raise UserError(f"init_from: {path} does not fit: {name} needs shape {tuple(value.shape)}, found {found}")
-    return {name: loaded[name] for name in site.initial}
+    return {name: loaded[name] for name in workspace.initial}
 
 
 def evaluate(
-    site: Site, federation: Federation, config: Mapping[str, Any], server_round: int, model: Tensors, personal: bool
+    workspace: Workspace, federation: Federation, config: Mapping[str, Any], server_round: int, model: Tensors, personal: bool
 ) -> MetricRecord | None:
     """Score the global model on the central test set and, if asked for, on all training examples.
 
@@ -378,31 +379,31 @@ def evaluate(
     if config["eval_train"]:
         parts["train"] = np.concatenate([federation.partition.train(n) for n in range(federation.num_nodes)])
     scores: dict[str, int | float | list[int] | list[float]] = {}
-    judged = copy.deepcopy(site.model)
+    judged = copy.deepcopy(workspace.model)
     judged.load_state_dict(model)
     for split, rows in parts.items():
         if not len(rows):
             continue
-        loss, accuracy = evaluate_in_parallel(site, judged, rows)
+        loss, accuracy = evaluate_in_parallel(workspace, judged, rows)
         scores[f"{split}/accuracy"], scores[f"{split}/loss"] = accuracy, loss
     return MetricRecord(scores)
 
 
-def evaluate_in_parallel(site: Site, model: SplitModel, index: np.ndarray) -> tuple[float, float]:
+def evaluate_in_parallel(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[float, float]:
     """Return (mean loss, accuracy) over ``index``, in fixed shards so that the result does not depend on the cores.
 
     ``model`` has its own parameters: threads that share a module would see each other's ``holding``.
     """
-    if site.device.type != "cpu":
-        return score(site, model, index)[:2]
-    shards = [index[i : i + site.evaluation_batch] for i in range(0, len(index), site.evaluation_batch)]
+    if workspace.device.type != "cpu":
+        return score(workspace, model, index)[:2]
+    shards = [index[i : i + workspace.evaluation_batch] for i in range(0, len(index), workspace.evaluation_batch)]
     with ThreadPoolExecutor(cores()) as pool:
-        results = list(pool.map(lambda rows: score(site, model, rows), shards))
+        results = list(pool.map(lambda rows: score(workspace, model, rows), shards))
     total = max(len(index), 1)
     return sum(loss * n for loss, _, n in results) / total, sum(round(acc * n) for _, acc, n in results) / total
 
 
-def facts(config: Mapping[str, Any], site: Site) -> dict[str, Any]:
+def facts(config: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
     """Return what identifies a run, for its summary."""
     return {
         "method": config["strategy"]["name"],
@@ -416,7 +417,7 @@ def facts(config: Mapping[str, Any], site: Site) -> dict[str, Any]:
         "num_rounds": config["num_rounds"],
         **({"resumed_from": config["resume"]} if config["resume"] else {}),
         **({"evaluate_only": config["evaluate_only"]} if config["evaluate_only"] else {}),
-        "parameters": sum(value.numel() for value in site.initial.values()),
-        "device": str(site.device),
+        "parameters": sum(value.numel() for value in workspace.initial.values()),
+        "device": str(workspace.device),
         "versions": versions(),
     }

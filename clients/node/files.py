@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from contrafed.tensors import Tensors, group, raw, write
+from core.tensors import Tensors, group, raw, write
 
 
 def personal_file(folder: str | Path, node: int) -> Path:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clients.stack import LocalWork, Stack
-from contrafed.tensors import Tensors
+from clients.training.stack import LocalWork, Stack
+from core.tensors import Tensors
 
 
 class StackedOptimizer:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contrafed.config import Range
-from contrafed.errors import UserError
-from contrafed.randomness import generator, torch_generator
+from core.config import Range
+from core.errors import UserError
+from core.randomness import generator, torch_generator
 
 
 @dataclass(frozen=True)

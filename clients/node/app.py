@@ -16,10 +16,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from clients.base import Client, Tensors, Update
-from clients.files import MemoryFileError, StateDir
-from clients.site import Site, site_for
-from contrafed import codec
-from contrafed.errors import UserError, unknown
+from clients.node.files import MemoryFileError, StateDir
+from clients.training.workspace import Workspace, workspace_for
+from core import codec
+from core.errors import UserError, unknown
 from partitions.own import class_names
 
 MEMORY = "memory"
@@ -64,21 +64,21 @@ def query(message: Message, context: Context) -> Message:
         node, nodes = _node(context), json.loads(str(config["settings"]))["num_nodes"]
         if not 0 <= node < nodes:
             raise UserError(f"partition-id={node} of --node-config is not in 0..{nodes - 1}: this run has num_nodes={nodes}")
-        site = site_for(str(config["settings"]), own_data(context))
-        state = _state(context, site)
+        workspace = workspace_for(str(config["settings"]), own_data(context))
+        state = _state(context, workspace)
         if state is not None:
             state.open()
         _places(config, context, state)
     except (UserError, OSError) as error:
         return Message(RecordDict({codec.CONFIG: ConfigRecord({"refused": " ".join(str(error).split())})}), reply_to=message)
-    partition, data = site.federation.partition, own_data(context)
-    labels = site.federation.data.y.numpy()[partition.train(node)]
+    partition, data = workspace.federation.partition, own_data(context)
+    labels = workspace.federation.data.y.numpy()[partition.train(node)]
     answer = MetricRecord(
         {
             "partition-id": node,
             "num-examples": len(partition.train(node)),
             "num-test-examples": len(partition.test(node)),
-            "class-counts": np.bincount(labels, minlength=site.federation.data.num_classes).tolist(),
+            "class-counts": np.bincount(labels, minlength=workspace.federation.data.num_classes).tolist(),
         }
     )
     about = ConfigRecord({"own-data": data is not None, "classes": class_names(data[1]) if data else []})
@@ -91,8 +91,10 @@ def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline
     All messages belong to one round of one run. Every context is committed, or, when this raises, none.
     """
     config = codec.config_of(messages[0])
-    site = site_for(str(config["settings"]))
-    client = site.client_class(site, [_node(c) for c in contexts], [codec.state_of(c.state, MEMORY) for c in contexts])
+    workspace = workspace_for(str(config["settings"]))
+    client = workspace.client_class(
+        workspace, [_node(c) for c in contexts], [codec.state_of(c.state, MEMORY) for c in contexts]
+    )
     received = _received(messages)
     updates: list[Update] = client.update(received, int(config["server-round"]), deadline)
     replies = []
@@ -132,7 +134,7 @@ def own_data(context: Context) -> tuple[int, str] | None:
     return None if path is None else (_node(context), str(path))
 
 
-def _state(context: Context, site: Site) -> StateDir | None:
+def _state(context: Context, workspace: Workspace) -> StateDir | None:
     """Return the node's files, None in simulation and on a device without state-dir. Raises ``UserError``."""
     place = context.node_config.get("state-dir")
     if place is None:
@@ -140,7 +142,7 @@ def _state(context: Context, site: Site) -> StateDir | None:
     folder = Path(str(place)).expanduser()
     if not folder.is_absolute():  # Flower chooses the folder that a message's process runs in
         raise UserError(f"--node-config state-dir must be an absolute path, got {place}")
-    return StateDir(folder, str(context.run_id), _node(context), str(site.settings["strategy"]["name"]))
+    return StateDir(folder, str(context.run_id), _node(context), str(workspace.settings["strategy"]["name"]))
 
 
 def _places(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:
@@ -173,9 +175,9 @@ class Opened:
 
 def _open(message: Message, context: Context) -> Opened:
     config = codec.config_of(message)
-    site = site_for(str(config["settings"]), own_data(context))
-    received, state = codec.state_of(message.content, codec.ARRAYS), _state(context, site)
-    client = site.client_class(site, [_node(context)], [codec.state_of(context.state, MEMORY)])
+    workspace = workspace_for(str(config["settings"]), own_data(context))
+    received, state = codec.state_of(message.content, codec.ARRAYS), _state(context, workspace)
+    client = workspace.client_class(workspace, [_node(context)], [codec.state_of(context.state, MEMORY)])
     report = {}
     if state is not None:
         try:
@@ -190,7 +192,7 @@ def _open(message: Message, context: Context) -> Opened:
 
 def _check(client: Client, received: Tensors) -> None:
     """Raise ``MemoryFileError`` where a memory does not have the names and shapes that the method keeps."""
-    (memory,), initial = client.memories, client.site.initial
+    (memory,), initial = client.memories, client.workspace.initial
     if not memory:
         return
     expected = {f"personal/{n}": v for n, v in initial.items() if n.split(".", 1)[0] not in client.parts}

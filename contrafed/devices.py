@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, Re
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from contrafed import codec
-from contrafed.errors import UserError
+from core import codec
+from core.errors import UserError
 from partitions.federation import Federation
 from partitions.partition import Partition
 from strategies.base import Population

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from contrafed.errors import UserError, unknown
+from core.errors import UserError, unknown
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from contrafed import registry
-from contrafed.config import build
+from core import registry
+from core.config import build
 from models.base import SplitModel, build_model
 from partitions.federation import Federation, load_federation
 
@@ -39,14 +39,14 @@ def find_client(settings: Mapping[str, Any]) -> tuple[Any, Any]:
     return registry.only_subclass(module, NumPyClient), module.Config
 
 
-def make_hyper(settings: Mapping[str, Any]) -> Any:
+def make_config_of_node(settings: Mapping[str, Any]) -> Any:
     """Return the node half's part of the ``strategy`` group, checked."""
     _, config_class = find_client(settings)
     own = {key: value for key, value in settings.items() if key in config_class.__dataclass_fields__}
     return build(config_class, own, "strategy")
 
 
-class Site:
+class Workspace:
     """The data set on its device, the partition, the model, and the hyper-parameters of the node half.
 
     One per process and experiment; nodes are index ranges into it. The model's own parameters serve only as a template:
@@ -68,7 +68,7 @@ class Site:
         self.dtype = dtype
         self.federation = federation or load_federation(settings)
         self.client_class, _ = find_client(settings["strategy"])
-        self.hyper = make_hyper(settings["strategy"])
+        self.config = make_config_of_node(settings["strategy"])
         data = self.federation.data
         self.model = model or make_model(settings, self.federation)
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
@@ -113,27 +113,27 @@ def default_device() -> str:
 
 
 @lru_cache(maxsize=1)
-def site_for(settings: str, own: tuple[int, str] | None = None) -> Site:
-    """Return this process's ``Site`` for the JSON that a message brought, made once and kept until another is asked for.
+def workspace_for(settings: str, own: tuple[int, str] | None = None) -> Workspace:
+    """Return this process's ``Workspace`` for the JSON that a message brought, made once and kept until another is asked for.
 
     ``own``: which node has data of its own, and where.
     """
     if settings in _installed:
         return _installed[settings]
     known = json.loads(settings)
-    return Site(known, device=default_device(), federation=load_federation(known, own))
+    return Workspace(known, device=default_device(), federation=load_federation(known, own))
 
 
-_installed: dict[str, Site] = {}
+_installed: dict[str, Workspace] = {}
 
 
-def install(settings: str, site: Site) -> None:
-    """Let ``site_for(settings)`` return ``site``: an engine's way to choose the device and to share data by reference."""
+def install(settings: str, workspace: Workspace) -> None:
+    """Let ``workspace_for(settings)`` return ``workspace``: how an engine chooses the device and shares data by reference."""
     uninstall()
-    _installed[settings] = site
+    _installed[settings] = workspace
 
 
 def uninstall() -> None:
-    """Forget every site, so that its memory is free for the next run."""
+    """Forget every workspace, so that its memory is free for the next run."""
     _installed.clear()
-    site_for.cache_clear()
+    workspace_for.cache_clear()

@@ -1,0 +1,1 @@
+"""What runs on a node: the ClientApp and the files it keeps."""

@@ -1,0 +1,1 @@
+"""Local training over a leading node axis."""

@@ -1,0 +1,1 @@
+"""The ground: what every other room stands on. Imports none of them."""
