@@ -1,12 +1,12 @@
-"""Weighted sums of whole models in double precision: what every server rule is made of."""
+"""Weighted sums of whole models in double precision: what every server rule is made of.
+
+Five replies of ResNet-18 take 0.03 s in blocks over two cores (a compiled loop 0.02 s), a round of FedRCL's setting minutes.
+"""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,9 +14,7 @@ from core.tensors import Tensors, flat, unflat
 
 # Numbers of a tensor that a core adds at a time, so that the sum stays in its cache.
 BLOCK = 2**17
-# Tensors read at the same time: one after another leaves most of the memory's speed unused.
-AT_ONCE = 8
-LARGE = 2**22  # numbers in a model from which on threads and a compiled loop are worth their start
+LARGE = 2**22  # numbers in a model from which on threads are worth their start
 
 
 def cores() -> int:
@@ -44,16 +42,12 @@ def combine(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors:
         for name, total in totals.items():
             _add(total, [model[name] for model in models], factors)
         return totals
-    compiled = _compiled()
-    blocks: list[tuple[Callable[..., None], list[Any]]] = []  # how to add, and a piece of the sum and of what is added
+    blocks: list[list[Tensor]] = []  # a piece of the sum, and of what is added to it
     for name, total in totals.items():
-        vectors: list[Any] = [tensor.reshape(-1) for tensor in (total, *(model[name] for model in models))]
-        add: Callable[..., None] = _add
-        if compiled is not None and all(vector.dtype == torch.float32 for vector in vectors[1:]):
-            vectors, add = [vector.numpy() for vector in vectors], partial(_add_several, compiled)
-        blocks += [(add, [v[start : start + BLOCK] for v in vectors]) for start in range(0, total.numel(), BLOCK)]
+        vectors = [tensor.reshape(-1) for tensor in (total, *(model[name] for model in models))]
+        blocks += [[v[start : start + BLOCK] for v in vectors] for start in range(0, total.numel(), BLOCK)]
     with ThreadPoolExecutor(cores()) as pool:
-        list(pool.map(lambda block: block[0](block[1][0], block[1][1:], factors), blocks))
+        list(pool.map(lambda block: _add(block[0], block[1:], factors), blocks))
     return totals
 
 
@@ -62,34 +56,3 @@ def _add(total: Tensor, parts: Sequence[Tensor], factors: Sequence[float]) -> No
     total.zero_()
     for part, factor in zip(parts, factors, strict=True):
         total.add_(part, alpha=factor)
-
-
-def _add_several(add: Callable[..., None], total: np.ndarray, parts: list[np.ndarray], factors: Sequence[float]) -> None:
-    """Do the same to the last bit, for float32 vectors, several at a time by ``add``, which is ``_accumulate`` compiled."""
-    total[:] = 0
-    for first in range(0, len(parts), AT_ONCE):
-        some, weights = parts[first : first + AT_ONCE], np.zeros(AT_ONCE)
-        weights[: len(some)] = factors[first : first + AT_ONCE]
-        add(total, *some, *some[-1:] * (AT_ONCE - len(some)), weights)  # what is missing counts for nothing
-
-
-@cache
-def _compiled() -> Callable[..., None] | None:
-    """Return ``_accumulate`` as machine code that holds no lock while it runs; None where Numba is not installed."""
-    try:
-        from numba import njit
-    except ImportError:
-        return None
-    # "contract": a product and a sum round once, as in torch's own addition.
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}}
-    try:
-        return njit(cache=True, **options)(_accumulate)
-    except RuntimeError:  # no folder to keep it in
-        return njit(**options)(_accumulate)
-
-
-def _accumulate(total: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, weights: Any) -> None:
-    """Add ``weights[0] * a + ... + weights[7] * h`` to ``total``; all are vectors of its length but ``weights`` (8,)."""
-    q, r, s, t, u, v, w, x = weights
-    for i in range(total.size):
-        total[i] = total[i] + q * a[i] + r * b[i] + s * c[i] + t * d[i] + u * e[i] + v * f[i] + w * g[i] + x * h[i]

@@ -1,9 +1,5 @@
 """Tensors by name, their weighted sums, and the safetensors files they are written to."""
 
-import sys
-from functools import cache
-
-import numba
 import pytest
 import torch
 from rig import same
@@ -92,45 +88,21 @@ def large(monkeypatch):
     monkeypatch.setattr("core.combine.BLOCK", 8)
     monkeypatch.setattr("core.combine.LARGE", 100)
     monkeypatch.setattr("core.combine.cores", lambda: 3)
-    monkeypatch.setattr("core.combine._compiled", cache(combining._compiled.__wrapped__))
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 21])
 def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(large, monkeypatch, count):
-    compiled, sizes = combining._compiled(), []
-    monkeypatch.setattr("core.combine._compiled", lambda: lambda *given: (sizes.append(given[0].size), compiled(*given)))
+    add, sizes = combining._add, []
+    monkeypatch.setattr("core.combine._add", lambda *given: (sizes.append(given[0].numel()), add(*given)))
     models, factors, expected = models_and_factors(count)
     assert same(combine(models, factors), expected)
-    # A call for every eight models of: thirteen blocks of "long", five of "turned", and, of one type all, what else is there.
-    blocks = 13 + 5 + 1 + (2 if count == 1 else 0)
-    assert len(sizes) == blocks * -(-count // 8)
+    assert len(sizes) == 13 + 5 + 1 + 2 + 2  # blocks of "long", "turned", "scalar", "double" and "mixed"
     assert max(sizes) == 8
 
 
-def test_a_small_model_is_added_without_threads_and_compiler(monkeypatch):
+def test_a_small_model_is_added_without_threads(monkeypatch):
     monkeypatch.setattr("core.combine.ThreadPoolExecutor", None)
     models, factors, expected = models_and_factors(3)
-    assert same(combine(models, factors), expected)
-
-
-def test_large_models_are_added_without_numba_too(large, monkeypatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    models, factors, expected = models_and_factors(9)
-    assert combining._compiled() is None
-    assert same(combine(models, factors), expected)
-
-
-def test_the_compiled_loop_needs_no_folder_to_be_kept_in(large, monkeypatch):
-    njit = numba.njit
-
-    def without_folder(cache=False, **options):
-        if cache:
-            raise RuntimeError("cannot cache function '_accumulate': no locator available")
-        return njit(**options)
-
-    monkeypatch.setattr("numba.njit", without_folder)
-    models, factors, expected = models_and_factors(9)
-    assert combining._compiled() is not None
     assert same(combine(models, factors), expected)
 
 
