@@ -44,8 +44,7 @@ WHAT = {
     "pmfl": "10 of 250 nodes, 5 steps of batch 32, PMFL with N = 5",
 }
 NAMES = {"flower": "our apps in Flower's runtime", "plain": "Flower alone"}
-# Rounds that are run, and of these, at the beginning, that do not count: a round of no work is short, and the memory that
-# engines use again is new in the first ones.
+# Rounds that are run, and of these the first that do not count, in which the memory that engines use again is new.
 ROUNDS = {"floor": (50, 20), "work": (12, 4), "pmfl": (12, 4)}
 
 

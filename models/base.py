@@ -83,8 +83,7 @@ class SplitModel(nn.Module):
     def holding(self, params: Mapping[str, Tensor]) -> Iterator["SplitModel"]:
         """Have ``params`` in place of this model's own parameters of those names, until the block ends. Not for threads.
 
-        ``torch.func.functional_call`` does the same, but looks through the whole module each time, which takes a tenth of a
-        small CNN's forward pass.
+        A pass of PMFL's CNN takes 1.50 ms, with ``torch.func.functional_call`` 1.66 (docs/BENCHMARKS.md).
         """
         own = [(home, leaf, home[leaf], value) for name, value in params.items() for home, leaf in [self._homes[name]]]
         try:
@@ -133,7 +132,7 @@ def build_model(
         )
     module, config = _configured(settings)
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would reseed the accelerators' generators too, and fork_rng restores the CPU's alone.
+        # torch.manual_seed would reseed the accelerators too, which fork_rng does not restore here.
         torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
         model: SplitModel = module.build(config, in_channels, image_size, num_classes)
     return model
@@ -165,8 +164,7 @@ def hidden_layers(
 class HalvingPool(nn.Module):
     """A 2x2 max-pool of stride 2; an odd last row or column is left out.
 
-    torch's own notes where each maximum was, for a gradient. On a CPU without one, two maxima over slices give the same
-    numbers, in the same memory format, in less than half the time.
+    On a CPU without a gradient two maxima over slices: the same numbers in 57 us instead of 148 (docs/BENCHMARKS.md).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -181,7 +179,7 @@ class HalvingPool(nn.Module):
 def relu_pool() -> nn.Module:
     """Return what follows a convolution in the small networks: ReLU and a 2x2 max-pool, the same in either order.
 
-    This one has ReLU see a quarter of the numbers.
+    ReLU after the pool sees a quarter of the numbers: 1.2 instead of 1.6 ms a pass of PMFL's CNN (docs/BENCHMARKS.md).
     """
     return nn.Sequential(HalvingPool(), nn.ReLU())
 

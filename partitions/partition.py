@@ -100,7 +100,7 @@ def make_partition(settings: Mapping[str, Any], data: ImageData, num_nodes: int,
     Redraws until every node has ``min_node_size`` examples, at most ``max_redraws`` times; then ``on_small`` treats the
     draw whose smallest node is largest. Then each node holds out its own test part (``merged``: train and test were merged,
     so a quarter by default), and the scarcity settings thin what is left. Deviation from PMFL, which redraws until every
-    node has a batch: 50 nodes on 1,347 images rarely get there, so the default asks for fewer and moves the rest.
+    node has a batch: the default asks for fewer examples and moves what is missing.
     Raises ``UserError`` for what cannot be, with the numbers.
     """
     module, config, common = _configured(settings, num_nodes)

@@ -74,7 +74,7 @@ class Participation:
         chosen = None
         if self.select is not None:
             rng = generator(self.seed, "selection", server_round - 1)
-            # Costs O(select), not O(K): a million nodes are no array here.
+            # O(select), not O(K), for a million nodes.
             chosen = np.sort(rng.choice(self.num_nodes, self.select, replace=False, shuffle=False))
         if self.everyone:
             return np.arange(self.num_nodes) if chosen is None else chosen
@@ -145,7 +145,7 @@ def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndar
         )
     if config.scaling == "empirical":
         return clipped(raw.mean() / mean)
-    # The clipped mean falls as r grows: all of the held are 1 at the lower end, all are at most E[p] at the upper one.
+    # The clipped mean falls as r grows: the held are all 1 at the lower end and at most E[p] at the upper.
     low, high = float(held.min()), float(held.max()) / mean
     for _ in range(100):
         middle = low**0.5 * high**0.5  # <Z, D_k> spans hundreds of powers of ten when beta is small

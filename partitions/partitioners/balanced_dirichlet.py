@@ -31,8 +31,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     parts = []
     for _ in range(draw.num_nodes):
         q = draw.rng.dirichlet(np.full(draw.num_classes, config.alpha))
-        # The n smallest of E_i / q_i, E_i exponential, are a weighted draw without replacement, one after another. In
-        # logarithms, since q can be too small for a float's reciprocal.
+        # The n smallest E_i / q_i, E_i exponential, are a weighted draw without replacement; logarithms bear a tiny q.
         keys = np.log(draw.rng.exponential(size=len(left))) - np.log(np.maximum(q, 1e-300))[draw.y[left]]
         order = np.argpartition(keys, size - 1) if size < len(left) else np.arange(len(left))
         parts.append(left[order[:size]])

@@ -32,7 +32,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     for examples in members:
         room = held < capacity
         share = draw.rng.dirichlet(np.full(draw.num_nodes, config.alpha)) * room
-        # No share left: every node is full (a class without examples comes last), or only underflowed ones have room.
+        # No share left: every node is full, or only nodes whose share underflowed have room.
         share = share / share.sum() if share.sum() > 0 else room / max(room.sum(), 1)
         rows.append(share)
         held += np.diff(_cuts(share, len(examples)))

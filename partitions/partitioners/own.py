@@ -10,7 +10,7 @@ class Config:
     """Settings of the partition: none."""
 
 
-# The nodes' data are read on the nodes (partitions/own.py); what the server's partition would do to them is refused.
+# Data are read on the nodes (partitions/own.py): settings that would change them are refused.
 OWN = True
 
 

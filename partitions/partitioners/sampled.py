@@ -10,8 +10,7 @@ from core.config import Range
 from core.randomness import generator
 from partitions.partition import Partition
 
-# Class distributions are drawn for so many nodes at a time. A generator a node would be slow for a million of them at once,
-# a larger chunk slow for one of them.
+# Class distributions are drawn for so many nodes at a time: a generator a node would be slow for a million.
 CHUNK = 256
 
 
@@ -78,7 +77,7 @@ class SampledPartition(Partition):
     def _chunk_counts(self, chunk: int) -> np.ndarray:
         """Return examples per node and class (CHUNK, C), rows summing to n."""
         rng = generator(self.seed, "partition sampled counts", chunk)
-        # The last class gets what rounding leaves of 1, and must not where it has no example: classes that exist come last.
+        # The last class gets what rounding leaves of 1: classes that exist come last.
         order = np.argsort(self._available > 0, kind="stable")
         counts = np.zeros((CHUNK, self.num_classes), dtype=np.int64)
         counts[:, order] = rng.multinomial(self.config.examples_per_node, self._chunk_q(chunk)[:, order])
