@@ -9,16 +9,15 @@ when the store is full, and any worker can take a node over.
 
 import logging
 import pickle
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-import numpy as np
 import torch
-from flwr.app import ArrayRecord, Error, Message, MessageType, RecordDict
-from flwr.app.metadata import Metadata
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
 from clients.node.app import MEMORY
@@ -26,13 +25,14 @@ from clients.training.workspace import Workspace, default_device, install, unins
 from core import codec
 from core.config import Range
 from core.errors import UserError
-from core.tensors import on_host, size_of
-from partitions.federation import Federation
+from core.tensors import size_of
 from simulation import shared
-from simulation.engine import Job, stack_size_for
+from simulation.engine import Job
 from simulation.grid import VirtualGrid
 from simulation.memory import Cost
-from simulation.worker import FIRST_NODE_ID, BatchRunner, identify, reuse_memory
+from simulation.ray_worker import BatchJob, Timing, Worker, unpacked
+from simulation.scheduling import balanced, cost_of, guided
+from simulation.worker import FIRST_NODE_ID, reuse_memory
 
 # A worker checks its time limit between steps; one that is this many seconds late hangs and is replaced.
 GRACE = 60.0
@@ -102,104 +102,8 @@ _store: tuple[int | None, str | None] = (None, None)  # of the Ray that runs: it
 
 def stop_ray() -> None:
     """Stop the Ray that ``start_ray`` started, if any."""
-    import sys
-
     if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
         ray.shutdown()
-
-
-# A message's metadata, its records but arrays, and the places of its array records among those of the broadcast.
-Unpacked = tuple[Metadata, dict[str, Any], dict[str, int]]
-
-
-class Parcel(NamedTuple):
-    """What a worker needs to run a batch, beside the states of its nodes."""
-
-    jobs: list[Unpacked]
-    letter: shared.Letter | None  # where the broadcast is
-    timeout: float | None  # seconds
-    address: shared.Address | None  # of the block for the replies
-
-
-class Spent(NamedTuple):
-    """What a batch took of its worker, and what its nodes remember takes now."""
-
-    seconds: float
-    fetching: float  # of these, those of reading what nodes remember
-    sizes: list[int]  # bytes, by message; empty where nodes remember nothing
-
-
-class Worker:
-    """One persistent worker process: the data set on its device and a ``BatchRunner``."""
-
-    def __init__(
-        self, data_set: Mapping[str, Any], node_settings: str, settings: Mapping[str, Any], stack_size: int | None
-    ) -> None:
-        torch.set_num_threads(1)
-        identify()
-        reuse_memory()
-        tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in data_set["tensors"].items()}
-        tensors["x"] = tensors["x"].permute(0, 3, 1, 2)
-        data = replace(data_set["data"], **tensors)
-        federation = Federation(data, data_set["partition"])
-        device = default_device()
-        install(node_settings, Workspace(settings, device=device, federation=federation))
-        self.runner = BatchRunner(settings["num_nodes"], stack_size_for(stack_size, device, settings["num_nodes"]))
-
-        self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
-        self.letters: dict[str, Any] = {}  # and to read broadcasts
-
-    def ready(self, address: shared.Address | None) -> tuple[bool, bool]:
-        """Answer once the worker is up: whether it shares memory with the driver, and whether it trains nodes as stacks."""
-        return shared.reachable(address), self.runner.stack_size > 1
-
-    def run(self, parcel: bytes, states: list[Any], broadcast: list[ArrayRecord] | None = None) -> Any:
-        """Run a batch and return the replies, whether the broadcast is still read, and ``Spent``; pickled, where the replies
-        were written to the block that the batch came with. For nodes that remember, one new state per message follows.
-
-        ``parcel`` is a pickled ``Parcel``. The ``broadcast`` comes beside it where there is no letter.
-        """
-        began = time.monotonic()
-        sent: Parcel = pickle.loads(parcel)
-        still_read = None
-        if sent.letter is not None:
-            broadcast, still_read = shared.read(sent.letter, self.letters)
-        assert broadcast is not None
-        self.fetching = 0.0
-        kept: list[RecordDict | None] = [None] * len(states)
-        results = self._results(broadcast, sent, states, kept)
-        del broadcast
-        replies = shared.write(results, sent.address, self.mapped)
-        del results
-        sizes = [0 if state is None else size_of(codec.state_of(state, MEMORY)) for state in kept]
-        answer: Any = (*replies, still_read is not None and still_read(), Spent(time.monotonic() - began, self.fetching, sizes))
-        if replies[0] == "shared":
-            answer = pickle.dumps(answer)  # Ray sends bytes as they are
-        return [answer, *kept] if states else answer
-
-    def _results(
-        self, records: list[ArrayRecord], sent: Parcel, states: list[Any], kept: list[RecordDict | None]
-    ) -> list[Message | None]:
-        import ray
-
-        messages = []
-        for metadata, content, places in sent.jobs:
-            arrays = {name: records[place] for name, place in places.items()}
-            messages.append(Message(content=RecordDict({**content, **arrays}), metadata=metadata))  # type: ignore[call-overload]
-
-        def state_of(place: int) -> RecordDict | None:
-            if not states or states[place] is None:
-                return None
-            began = time.monotonic()
-            state: RecordDict = ray.get(states[place])
-            self.fetching += time.monotonic() - began
-            return state
-
-        def keep(place: int, state: RecordDict) -> None:
-            if kept:  # on the host, so that an accelerator does not hold what a whole batch of nodes remembers
-                kept[place] = RecordDict({MEMORY: codec.to_record(on_host(codec.state_of(state, MEMORY)))})
-
-        return self.runner.run(messages, state_of, keep, sent.timeout)
 
 
 class RayGrid(VirtualGrid):
@@ -243,94 +147,7 @@ class RayGrid(VirtualGrid):
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
         """Give batches to workers, longest first; replace workers that die and run their messages again."""
-        ray = self.ray
-        ends = None if timeout is None else time.monotonic() + timeout
-        records, jobs = _unpacked(messages)
-        letter = self.broadcast.write(records) if any(self.near) else None
-        stored, still_read = None, False
-        replies: list[Message | None] = [None] * len(messages)
-        attempts = [0] * len(messages)
-        pending: dict[Any, tuple[int, list[int], list[Any], shared.Block | None]] = {}
-        again: list[list[int]] = []  # batches whose worker died
-        costs = [_cost(message) for message in messages]
-        began = [0.0] * len(self.workers)
-        kind = messages[0].metadata.message_type
-        batches = _balanced(costs, len(self.workers))
-        if not self.stacked and kind in self.pace:
-            batches = _guided(costs, len(self.workers), LEAST / self.pace[kind])
-
-        def submit(worker: int, rows: list[int]) -> None:
-            nonlocal stored
-            near = letter if self.near[worker] else None
-            if near is None and stored is None:
-                stored = ray.put(records)
-            left = None if ends is None else max(ends - time.monotonic(), 0.0)
-            states = [self.memory.get(messages[i].metadata.dst_node_id) for i in rows] if self.stateful else []
-            method = self.workers[worker].run.options(num_returns=1 + len(states))
-            block = self.pool.take(len(rows)) if kind == MessageType.TRAIN else None  # other replies are a few numbers
-            # One argument of bytes: Ray takes a tenth of a millisecond for each of any other kind.
-            parcel = pickle.dumps(Parcel([jobs[i] for i in rows], near, left, None if block is None else block.address))
-            refs = method.remote(parcel, states, *([] if near else [stored]))
-            refs = refs if self.stateful else [refs]
-            pending[refs[0]] = (worker, rows, refs[1:], block)
-            began[worker] = time.monotonic()
-
-        def feed(worker: int) -> None:
-            rows = again.pop() if again else next(batches, None)
-            if rows:
-                submit(worker, rows)
-
-        for worker in range(len(self.workers)):
-            feed(worker)
-        while pending:
-            patience = None if ends is None else max(ends - time.monotonic(), 0.0) + GRACE
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=patience)
-            if not ready:  # these workers hang: their nodes have not answered in time
-                for worker, _, _, block in pending.values():
-                    ray.kill(self.workers[worker])
-                    self._replace(worker)
-                    if block is not None:
-                        self.pool.drop(block)
-                break
-            worker, rows, states, block = pending.pop(ready[0])
-            try:
-                answer = ray.get(ready[0])
-            except (
-                ray.exceptions.RayActorError,
-                ray.exceptions.WorkerCrashedError,
-                ray.exceptions.OutOfMemoryError,
-            ) as error:
-                self._replace(worker)
-                if block is not None:
-                    self.pool.drop(block)
-                for i in rows:
-                    attempts[i] += 1
-                if attempts[rows[0]] >= ATTEMPTS:
-                    reason = f"its worker died {ATTEMPTS} times; the last time: {str(error).splitlines()[0]}"
-                    for i in rows:
-                        replies[i] = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=messages[i])
-                else:
-                    again += [[i] for i in rows] if attempts[rows[0]] == ATTEMPTS - 1 else [rows]
-                feed(worker)
-                continue
-            elapsed = time.monotonic() - began[worker]
-            self.pace[kind] = elapsed / sum(costs[i] for i in rows)
-            feed(worker)
-            spent: Spent
-            *found, reads, spent = pickle.loads(answer) if isinstance(answer, bytes) else answer
-            still_read |= reads
-            if self.stateful:  # what a batch takes outside the worker's code is Ray storing the states, and 3 ms on the way
-                self.moving += spent.fetching + max(elapsed - spent.seconds, 0.0)
-            for place, (i, reply) in enumerate(zip(rows, self._read(found, block), strict=True)):
-                replies[i] = reply
-                trained = messages[i].metadata.message_type == MessageType.TRAIN
-                if self.stateful and trained and reply is not None and not reply.has_error():
-                    node = messages[i].metadata.dst_node_id
-                    self.memory[node], self.sizes[node] = states[place], spent.sizes[place]
-                    self.changed.add(node)
-        if still_read:
-            self.broadcast.renew()
-        return replies
+        return _Dispatch(self, messages, timeout).run()
 
     def take_changed(self) -> dict[int, dict[str, torch.Tensor]]:
         """Return what nodes remember whose memory changed since the last call, read from Ray's store in place."""
@@ -363,7 +180,7 @@ class RayGrid(VirtualGrid):
         self.broadcast.close()
         self._arguments = ()  # type: ignore[assignment]
 
-    def _read(self, answer: list[Any], block: shared.Block | None) -> list[Message | None]:
+    def read(self, answer: list[Any], block: shared.Block | None) -> list[Message | None]:
         """Return the replies of one batch, whichever way they came."""
         how, value, extent = answer
         if how == "shared":
@@ -378,62 +195,133 @@ class RayGrid(VirtualGrid):
     def _spawn(self) -> Any:
         return self._actor.remote(*self._arguments)
 
-    def _replace(self, worker: int) -> None:
+    def replace(self, worker: int) -> None:
         """Start a worker anew; where Ray starts it is not known, so it reads from the object store."""
         self.workers[worker] = self._spawn()
         self.near[worker] = False
 
 
-def _cost(message: Message) -> float:
-    return max(float(codec.config_of(message).get("cost", 1)), 1.0)  # a node without work still takes a moment
+@dataclass
+class _Batch:
+    """A batch that a worker runs."""
+
+    worker: int
+    rows: list[int]  # places of its messages
+    states: list[Any]  # references to what its nodes will remember
+    block: shared.Block | None  # for its replies
+    began: float = field(default_factory=time.monotonic)
 
 
-def _balanced(costs: Sequence[float], workers: int) -> Iterator[list[int]]:
-    """Deal tasks to workers, longest first to the least loaded: a batch for each; within a batch in request order."""
-    loads, rows = np.zeros(workers), [[] for _ in range(workers)]  # type: ignore[var-annotated]
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        worker = int(loads.argmin())
-        loads[worker] += costs[i]
-        rows[worker].append(i)
-    return (sorted(part) for part in rows if part)
+class _Dispatch:
+    """The messages of one ``RayGrid.execute``, on their way through the workers."""
 
+    def __init__(self, grid: RayGrid, messages: Sequence[Message], timeout: float | None) -> None:
+        self.grid, self.messages, self.ray = grid, messages, grid.ray
+        self.ends = None if timeout is None else time.monotonic() + timeout
+        self.records, self.rest = unpacked(messages)
+        self.broadcast = grid.broadcast.write(self.records) if any(grid.near) else None
+        self.stored: Any = None  # the broadcast in Ray's store, once a worker needs it there
+        self.still_read = False
+        self.replies: list[Message | None] = [None] * len(messages)
+        self.attempts = [0] * len(messages)
+        self.pending: dict[Any, _Batch] = {}
+        self.again: list[list[int]] = []  # batches whose worker died
+        self.costs = [cost_of(message) for message in messages]
+        self.kind = messages[0].metadata.message_type
+        workers = len(grid.workers)
+        self.batches = balanced(self.costs, workers)
+        if not grid.stacked and self.kind in grid.pace:
+            self.batches = guided(self.costs, workers, LEAST / grid.pace[self.kind])
 
-def _guided(costs: Sequence[float], workers: int, least: float) -> Iterator[list[int]]:
-    """Cut tasks into batches for whoever is free, longest first: each half of an equal share of what is left, or ``least``.
+    def run(self) -> list[Message | None]:
+        """Return the replies in the order of the messages, None for those that ran out of time."""
+        for worker in range(len(self.grid.workers)):
+            self._feed(worker)
+        while self.pending:
+            patience = None if self.ends is None else self._left() + GRACE
+            ready, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=patience)
+            if not ready:  # these workers hang: their nodes have not answered in time
+                self._give_up()
+                break
+            batch = self.pending.pop(ready[0])
+            try:
+                answer = self.ray.get(ready[0])
+            except (
+                self.ray.exceptions.RayActorError,
+                self.ray.exceptions.WorkerCrashedError,
+                self.ray.exceptions.OutOfMemoryError,
+            ) as error:
+                self._died(batch, error)
+                self._feed(batch.worker)
+                continue
+            elapsed = time.monotonic() - batch.began
+            self.grid.pace[self.kind] = elapsed / sum(self.costs[i] for i in batch.rows)
+            self._feed(batch.worker)
+            self._collect(batch, answer, elapsed)
+        if self.still_read:
+            self.grid.broadcast.renew()
+        return self.replies
 
-    Workers differ in speed, and costs are estimates: with a batch for each the round would wait for the slowest. What is
-    too little to be cut is balanced.
-    """
-    left = sum(costs)
-    if left <= 2 * workers * least:
-        yield from _balanced(costs, workers)
-        return
-    order = sorted(range(len(costs)), key=lambda i: -costs[i])
-    while order:
-        aim, taken = max(left / (2 * workers), least), 0.0
-        batch: list[int] = []
-        while order and (not batch or taken + costs[order[0]] <= aim):
-            taken += costs[order[0]]
-            batch.append(order.pop(0))
-        left -= taken
-        yield sorted(batch)
+    def _left(self) -> float:
+        assert self.ends is not None
+        return max(self.ends - time.monotonic(), 0.0)
 
+    def _feed(self, worker: int) -> None:
+        rows = self.again.pop() if self.again else next(self.batches, None)
+        if rows:
+            self._submit(worker, rows)
 
-def _unpacked(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[Unpacked]]:
-    """Return the array records of all messages, each once, and the messages without them."""
-    records: list[ArrayRecord] = []
-    place_of: dict[int, int] = {}
-    jobs = []
-    for message in messages:
-        rest: dict[str, Any] = {}
-        places = {}
-        for name, record in message.content.items():
-            if isinstance(record, ArrayRecord):
-                if id(record) not in place_of:
-                    place_of[id(record)] = len(records)
-                    records.append(record)
-                places[name] = place_of[id(record)]
-            else:
-                rest[name] = record
-        jobs.append((message.metadata, rest, places))
-    return records, jobs
+    def _submit(self, worker: int, rows: list[int]) -> None:
+        grid = self.grid
+        near = self.broadcast if grid.near[worker] else None
+        if near is None and self.stored is None:
+            self.stored = self.ray.put(self.records)
+        states = [grid.memory.get(self.messages[i].metadata.dst_node_id) for i in rows] if grid.stateful else []
+        method = grid.workers[worker].run.options(num_returns=1 + len(states))
+        block = grid.pool.take(len(rows)) if self.kind == MessageType.TRAIN else None  # other replies are a few numbers
+        left = None if self.ends is None else self._left()
+        # One argument of bytes: Ray takes a tenth of a millisecond for each of any other kind.
+        job = pickle.dumps(BatchJob([self.rest[i] for i in rows], near, left, None if block is None else block.address))
+        refs = method.remote(job, states, *([] if near else [self.stored]))
+        refs = refs if grid.stateful else [refs]
+        self.pending[refs[0]] = _Batch(worker, rows, refs[1:], block)
+
+    def _give_up(self) -> None:
+        """Replace the workers that have not answered."""
+        for batch in self.pending.values():
+            self.ray.kill(self.grid.workers[batch.worker])
+            self._replace(batch)
+
+    def _replace(self, batch: _Batch) -> None:
+        self.grid.replace(batch.worker)
+        if batch.block is not None:
+            self.grid.pool.drop(batch.block)
+
+    def _died(self, batch: _Batch, error: Exception) -> None:
+        """Replace a worker and run its batch again: as it was, then one by one, then no more."""
+        self._replace(batch)
+        rows = batch.rows
+        for i in rows:
+            self.attempts[i] += 1
+        if self.attempts[rows[0]] >= ATTEMPTS:
+            reason = f"its worker died {ATTEMPTS} times; the last time: {str(error).splitlines()[0]}"
+            for i in rows:
+                self.replies[i] = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=self.messages[i])
+        else:
+            self.again += [[i] for i in rows] if self.attempts[rows[0]] == ATTEMPTS - 1 else [rows]
+
+    def _collect(self, batch: _Batch, answer: Any, elapsed: float) -> None:
+        """Take the replies of a batch, and what its nodes remember."""
+        grid = self.grid
+        timing: Timing
+        *found, reads, timing = pickle.loads(answer) if isinstance(answer, bytes) else answer
+        self.still_read |= reads
+        if grid.stateful:  # what a batch takes outside the worker's code is Ray storing the states, and 3 ms on the way
+            grid.moving += timing.fetching + max(elapsed - timing.seconds, 0.0)
+        for place, (i, reply) in enumerate(zip(batch.rows, grid.read(found, batch.block), strict=True)):
+            self.replies[i] = reply
+            trained = self.messages[i].metadata.message_type == MessageType.TRAIN
+            if grid.stateful and trained and reply is not None and not reply.has_error():
+                node = self.messages[i].metadata.dst_node_id
+                grid.memory[node], grid.sizes[node] = batch.states[place], timing.sizes[place]
+                grid.changed.add(node)

@@ -102,7 +102,7 @@ class Pool:
             self.drop(block)
 
 
-class Letter(NamedTuple):
+class BroadcastHandle(NamedTuple):
     """What a worker needs to read a broadcast."""
 
     address: Address
@@ -123,7 +123,7 @@ class Broadcast:
         """By which a worker finds out whether it is on this machine; None where there is no such memory."""
         return None if self.block is None else self.block.address
 
-    def write(self, value: Any) -> Letter | None:
+    def write(self, value: Any) -> BroadcastHandle | None:
         """Put ``value`` into the block, over what it held; None where it is not for this memory."""
         if self.block is None:
             return None
@@ -133,7 +133,7 @@ class Broadcast:
         if size > self.block.size:
             self.renew(size)
         _copy(views, places, self.block.memory)
-        return Letter(self.block.address, body, places)
+        return BroadcastHandle(self.block.address, body, places)
 
     def renew(self, size: int | None = None) -> None:
         """Take another block from now on: somebody still reads this one, or it is too small."""
@@ -164,15 +164,15 @@ def write(value: Any, address: Address | None, mapped: dict[str, mmap.mmap]) -> 
     return "shared", body, places
 
 
-def read(letter: Letter, mapped: dict[str, mmap.mmap]) -> tuple[Any, Callable[[], bool]]:
+def read(handle: BroadcastHandle, mapped: dict[str, mmap.mmap]) -> tuple[Any, Callable[[], bool]]:
     """Return what a broadcast holds, and what tells whether anything still reads it. Raises ``OSError`` out of reach.
 
     ``mapped`` is the block of the last broadcast, which this replaces.
     """
-    memory = _map(letter.address, mapped, keep=1)
+    memory = _map(handle.address, mapped, keep=1)
     if memory is None:
-        raise OSError(f"shared memory {letter.address[1]} is out of reach")
-    value, whole = _load(memory, letter.body, letter.places)
+        raise OSError(f"shared memory {handle.address[1]} is out of reach")
+    value, whole = _load(memory, handle.body, handle.places)
     watched = weakref.ref(whole)
     return value, lambda: watched() is not None
 

@@ -13,6 +13,7 @@ from test_engines import run_tiny
 
 import clients.training.workspace
 import simulation.ray
+import simulation.ray_worker
 from clients.pmfl import PMFLClient
 from clients.training.workspace import Workspace, uninstall
 from contrafed.reporting import RunRecorder
@@ -270,7 +271,7 @@ def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
 TESTS = os.path.dirname(__file__)
 
 
-class OnAccelerator(simulation.ray.Worker):
+class OnAccelerator(simulation.ray_worker.Worker):
     """A Ray worker with the stand-in."""
 
     def __init__(self, *args):
@@ -278,7 +279,7 @@ class OnAccelerator(simulation.ray.Worker):
         import accelerator
 
         self.stand_in = accelerator.accelerator
-        simulation.ray.default_device = lambda: accelerator.NAME
+        simulation.ray_worker.default_device = lambda: accelerator.NAME
         clients.training.workspace.EVALUATION_BATCH_ELSEWHERE = clients.training.workspace.EVALUATION_BATCH
         with self.stand_in():
             super().__init__(*args)

@@ -23,6 +23,7 @@ from core import codec
 from core.errors import UserError
 from simulation import shared
 from simulation.grid import LocalGrid
+from simulation.scheduling import balanced, guided
 from simulation.worker import FIRST_NODE_ID, RUN_ID
 
 TINY = (
@@ -183,10 +184,10 @@ def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, loc
 class Fragile(simulation.ray.Worker):
     """A worker that dies whenever it meets node 2."""
 
-    def _results(self, records, sent, *states):
-        if any(metadata.dst_node_id == FIRST_NODE_ID + 2 for metadata, _, _ in sent.jobs):
+    def _results(self, records, batch, *states):
+        if any(metadata.dst_node_id == FIRST_NODE_ID + 2 for metadata, _, _ in batch.messages):
             os._exit(1)
-        return super()._results(records, sent, *states)
+        return super()._results(records, batch, *states)
 
 
 @pytest.mark.parametrize("least", [simulation.ray.LEAST, 0])
@@ -213,7 +214,7 @@ def test_a_node_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys,
 
 def test_batches_are_smaller_towards_the_end_and_hold_every_task_once():
     costs = [3.0, 50.0, 1.0, 2.0, 40.0, 8.0, 8.0, 8.0, 1.0, 1.0]
-    batches = list(simulation.ray._guided(costs, 2, 2.0))
+    batches = list(guided(costs, 2, 2.0))
     sums = [sum(costs[i] for i in batch) for batch in batches]
     assert sorted(i for batch in batches for i in batch) == list(range(10))
     assert batches[:2] == [[1], [4]]  # longer than their share, and so alone
@@ -224,9 +225,9 @@ def test_batches_are_smaller_towards_the_end_and_hold_every_task_once():
 
 def test_a_short_round_is_one_batch_for_each_worker():
     costs = [1.0, 2.0, 3.0, 4.0]
-    assert list(simulation.ray._guided(costs, 2, 2.5)) == list(simulation.ray._balanced(costs, 2)) == [[0, 3], [1, 2]]
-    assert len(list(simulation.ray._guided(costs, 2, 2.4))) > 2
-    assert list(simulation.ray._balanced([5.0], 3)) == [[0]]
+    assert list(guided(costs, 2, 2.5)) == list(balanced(costs, 2)) == [[0, 3], [1, 2]]
+    assert len(list(guided(costs, 2, 2.4))) > 2
+    assert list(balanced([5.0], 3)) == [[0]]
 
 
 def test_more_workers_than_ray_has_cores_is_refused_with_the_numbers(tmp_path):

@@ -125,10 +125,10 @@ def test_a_broadcast_is_read_by_all_and_the_next_uses_the_same_memory():
     broadcast, workers = shared.Broadcast(10**6), [{}, {}]
     names = set()
     for value in range(4):
-        letter = broadcast.write([reply(value), reply(-value)])
-        names.add(letter.address[1])
+        handle = broadcast.write([reply(value), reply(-value)])
+        names.add(handle.address[1])
         for mapped in workers:
-            (first, second), still_read = shared.read(letter, mapped)
+            (first, second), still_read = shared.read(handle, mapped)
             assert torch.equal(from_record(first)["a"], torch.full((1000,), float(value)))
             assert torch.equal(from_record(second)["a"], torch.full((1000,), -float(value)))
             assert still_read()
@@ -178,7 +178,7 @@ def test_who_is_on_this_machine_is_told_by_the_block():
     assert shared.reachable((path, name, size))
     assert not shared.reachable((path, "contrafed-of-another-machine", size))
     with pytest.raises(OSError, match="out of reach"):
-        shared.read(shared.Letter((path, "contrafed-of-another-machine", size), b"", []), {})
+        shared.read(shared.BroadcastHandle((path, "contrafed-of-another-machine", size), b"", []), {})
     block.close()
 
 

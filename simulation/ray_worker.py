@@ -1,0 +1,134 @@
+"""What runs on a Ray worker, and what travels to it and back."""
+
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app.metadata import Metadata
+
+from clients.node.app import MEMORY
+from clients.training.workspace import Workspace, default_device, install
+from core import codec
+from core.tensors import on_host, size_of
+from partitions.federation import Federation
+from simulation import shared
+from simulation.engine import stack_size_for
+from simulation.worker import BatchRunner, identify, reuse_memory
+
+# A message's metadata, its records but arrays, and the places of its array records among those of the broadcast.
+Unpacked = tuple[Metadata, dict[str, Any], dict[str, int]]
+
+
+class BatchJob(NamedTuple):
+    """What a worker needs to run a batch, beside the states of its nodes."""
+
+    messages: list[Unpacked]
+    broadcast: shared.BroadcastHandle | None  # None: it comes beside this
+    timeout: float | None  # seconds
+    address: shared.Address | None  # of the block for the replies
+
+
+class Timing(NamedTuple):
+    """What a batch took of its worker, and what its nodes remember takes now."""
+
+    seconds: float
+    fetching: float  # of these, those of reading what nodes remember
+    sizes: list[int]  # bytes, by message; empty where nodes remember nothing
+
+
+def unpacked(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[Unpacked]]:
+    """Return the array records of all messages, each once, and the messages without them."""
+    records: list[ArrayRecord] = []
+    place_of: dict[int, int] = {}
+    rest_of = []
+    for message in messages:
+        rest: dict[str, Any] = {}
+        places = {}
+        for name, record in message.content.items():
+            if isinstance(record, ArrayRecord):
+                if id(record) not in place_of:
+                    place_of[id(record)] = len(records)
+                    records.append(record)
+                places[name] = place_of[id(record)]
+            else:
+                rest[name] = record
+        rest_of.append((message.metadata, rest, places))
+    return records, rest_of
+
+
+class Worker:
+    """One persistent worker process: the data set on its device and a ``BatchRunner``."""
+
+    def __init__(
+        self, data_set: Mapping[str, Any], node_settings: str, settings: Mapping[str, Any], stack_size: int | None
+    ) -> None:
+        torch.set_num_threads(1)
+        identify()
+        reuse_memory()
+        tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in data_set["tensors"].items()}
+        tensors["x"] = tensors["x"].permute(0, 3, 1, 2)
+        data = replace(data_set["data"], **tensors)
+        federation = Federation(data, data_set["partition"])
+        device = default_device()
+        install(node_settings, Workspace(settings, device=device, federation=federation))
+        self.runner = BatchRunner(settings["num_nodes"], stack_size_for(stack_size, device, settings["num_nodes"]))
+
+        self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
+        self.broadcasts: dict[str, Any] = {}  # and to read broadcasts
+
+    def ready(self, address: shared.Address | None) -> tuple[bool, bool]:
+        """Answer once the worker is up: whether it shares memory with the driver, and whether it trains nodes as stacks."""
+        return shared.reachable(address), self.runner.stack_size > 1
+
+    def run(self, job: bytes, states: list[Any], records: list[ArrayRecord] | None = None) -> Any:
+        """Run a batch and return the replies, whether the broadcast is still read, and ``Timing``; pickled, where the replies
+        were written to the block that the batch came with. For nodes that remember, one new state per message follows.
+
+        ``job`` is a pickled ``BatchJob``; ``records`` is the broadcast where the job has no handle of it.
+        """
+        began = time.monotonic()
+        batch: BatchJob = pickle.loads(job)
+        still_read = None
+        if batch.broadcast is not None:
+            records, still_read = shared.read(batch.broadcast, self.broadcasts)
+        assert records is not None
+        self.fetching = 0.0
+        kept: list[RecordDict | None] = [None] * len(states)
+        results = self._results(records, batch, states, kept)
+        del records
+        replies = shared.write(results, batch.address, self.mapped)
+        del results
+        sizes = [0 if state is None else size_of(codec.state_of(state, MEMORY)) for state in kept]
+        timing = Timing(time.monotonic() - began, self.fetching, sizes)
+        answer: Any = (*replies, still_read is not None and still_read(), timing)
+        if replies[0] == "shared":
+            answer = pickle.dumps(answer)  # Ray sends bytes as they are
+        return [answer, *kept] if states else answer
+
+    def _results(
+        self, records: list[ArrayRecord], batch: BatchJob, states: list[Any], kept: list[RecordDict | None]
+    ) -> list[Message | None]:
+        import ray
+
+        messages = []
+        for metadata, content, places in batch.messages:
+            arrays = {name: records[place] for name, place in places.items()}
+            messages.append(Message(content=RecordDict({**content, **arrays}), metadata=metadata))  # type: ignore[call-overload]
+
+        def state_of(place: int) -> RecordDict | None:
+            if not states or states[place] is None:
+                return None
+            began = time.monotonic()
+            state: RecordDict = ray.get(states[place])
+            self.fetching += time.monotonic() - began
+            return state
+
+        def keep(place: int, state: RecordDict) -> None:
+            if kept:  # on the host, so that an accelerator does not hold what a whole batch of nodes remembers
+                kept[place] = RecordDict({MEMORY: codec.to_record(on_host(codec.state_of(state, MEMORY)))})
+
+        return self.runner.run(messages, state_of, keep, batch.timeout)

@@ -1,0 +1,44 @@
+"""Which worker runs which messages of a round: batches that keep all of them busy to the end."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from flwr.app import Message
+
+from core import codec
+
+
+def cost_of(message: Message) -> float:
+    """Return how much work a message is, in steps."""
+    return max(float(codec.config_of(message).get("cost", 1)), 1.0)  # a node without work still takes a moment
+
+
+def balanced(costs: Sequence[float], workers: int) -> Iterator[list[int]]:
+    """Deal tasks to workers, longest first to the least loaded: a batch for each; within a batch in request order."""
+    loads, rows = np.zeros(workers), [[] for _ in range(workers)]  # type: ignore[var-annotated]
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        worker = int(loads.argmin())
+        loads[worker] += costs[i]
+        rows[worker].append(i)
+    return (sorted(part) for part in rows if part)
+
+
+def guided(costs: Sequence[float], workers: int, least: float) -> Iterator[list[int]]:
+    """Cut tasks into batches for whoever is free, longest first: each half of an equal share of what is left, or ``least``.
+
+    Workers differ in speed, and costs are estimates: with a batch for each the round would wait for the slowest. What is
+    too little to be cut is balanced.
+    """
+    left = sum(costs)
+    if left <= 2 * workers * least:
+        yield from balanced(costs, workers)
+        return
+    order = sorted(range(len(costs)), key=lambda i: -costs[i])
+    while order:
+        aim, taken = max(left / (2 * workers), least), 0.0
+        batch: list[int] = []
+        while order and (not batch or taken + costs[order[0]] <= aim):
+            taken += costs[order[0]]
+            batch.append(order.pop(0))
+        left -= taken
+        yield sorted(batch)
