@@ -322,7 +322,8 @@ def aggregate(folder: Path, repeats: int) -> None:
     from core.combine import cores
     from partitions.participation.base import make_participation
     from simulation.worker import reuse_memory
-    from strategies.base import Population, Replies, Reply, Round, _norm, find_strategy, make_config
+    from strategies.base import Population, Replies, Reply, Round, find_strategy, make_config
+    from strategies.replies import norm
 
     torch.set_num_threads(1)
     reuse_memory()
@@ -341,6 +342,7 @@ def aggregate(folder: Path, repeats: int) -> None:
         ),
         settings="",
         num_rounds=100,
+        seed=0,
     )
     replies = Replies(
         Reply(k, {f"delta/{name}": torch.randn(like.shape) for name, like in workspace.initial.items()}, 1, {})
@@ -354,7 +356,7 @@ def aggregate(folder: Path, repeats: int) -> None:
             "read once": lambda: list(pool.map(lambda reply: [t.sum() for t in reply.tensors.values()], replies)),
             "PMFL's rule": lambda: strategy.aggregate(next(models), replies),
             "weighted sum": lambda: replies.weighted_sum("delta", weights),
-            "check": lambda: [_norm(reply.tensors.values()) for reply in replies],
+            "check": lambda: [norm(reply.tensors.values()) for reply in replies],
         },
         repeats,
     )

@@ -119,6 +119,11 @@ class Client(NumPyClient):
         )
 
     @classmethod
+    def is_personal(cls, config: Any) -> bool:
+        """Whether a node is judged by a model of its own."""
+        return bool(set(PARTS) - set(cls.shared_parts(config)))
+
+    @classmethod
     def remembers(cls, model: SplitModel, config: Any) -> bool:
         """Whether a node keeps anything between rounds."""
         parts = cls.shared_parts(config)
@@ -678,7 +683,7 @@ def _out_of_memory(error: Exception) -> bool:
 def keeps_parts(settings: Mapping[str, Any]) -> bool:
     """Whether nodes of ``strategy=NAME`` keep parts of the model to themselves."""
     client_class, _ = find_client(settings)
-    return bool(set(PARTS) - set(client_class.shared_parts(make_config_of_node(settings))))
+    return bool(client_class.is_personal(make_config_of_node(settings)))
 
 
 def score(workspace: Workspace, model: Callable[[Tensor], Features], index: np.ndarray) -> tuple[float, float, int]:

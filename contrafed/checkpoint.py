@@ -173,12 +173,18 @@ def check_logs(checkpoint: Checkpoint) -> None:
 
 
 def pack(value: Any, place: str, tensors: Tensors) -> Any:
-    """Return ``value`` (tensors, arrays and scalars in dictionaries and lists) as JSON; arrays go to ``tensors[place]``."""
+    """Return ``value`` (tensors, arrays and scalars in dictionaries and lists) as JSON; arrays go to ``tensors[place]``.
+
+    Keys of dictionaries are text or whole numbers, such as partition ids, and come back as what they were. Raises
+    ``TypeError`` for anything else.
+    """
     if isinstance(value, Tensor | np.ndarray):
+        while place in tensors:  # {"a": {"b": x}, "a/b": y}
+            place += "'"
         tensors[place] = value if isinstance(value, Tensor) else torch.from_numpy(value)
         return {"tensor" if isinstance(value, Tensor) else "array": place}
     if isinstance(value, Mapping):
-        return {"dict": {str(key): pack(item, f"{place}/{key}", tensors) for key, item in value.items()}}
+        return {"dict": [[_key(key, place), pack(item, f"{place}/{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         return {"list": [pack(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
@@ -194,10 +200,19 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
     if kind == "array":
         return tensors[content].numpy().copy()
     if kind == "dict":
-        return {key: unpack(item, tensors) for key, item in content.items()}
+        return {key: unpack(item, tensors) for key, item in content}
     if kind == "list":
         return [unpack(item, tensors) for item in content]
     return content
+
+
+def _key(key: Any, place: str) -> str | int:
+    """Return a dictionary's key as JSON gives it back."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return int(key)
+    raise TypeError(f"a strategy's state has dictionaries whose keys are text or whole numbers, not {key!r} ({place})")
 
 
 def _numbered(folder: Path) -> list[Path]:

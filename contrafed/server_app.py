@@ -140,6 +140,7 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
         participation=participation,
         settings=settings,
         num_rounds=rounds,
+        seed=config["seed"],
         max_norm=engine.max_norm,
         min_replies=config["min_replies"],
         work_of=workspace.client_class(workspace, []).work_of,
@@ -184,7 +185,7 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
                 timeout=engine.round_timeout,
                 evaluate_config=scored,
                 evaluate_fn=lambda r, arrays: evaluate(
-                    workspace, federation, config, r, codec.from_record(arrays), strategy.personal
+                    workspace, federation, config, r, codec.from_record(arrays), strategy.whole
                 ),
                 on_round=on_round,
                 first_round=first,
@@ -267,8 +268,8 @@ def go_on(
     strategy.state.update(state)
     elsewhere = resumed.path.parent.parent.resolve() != folder.resolve()
     grid.restore(resumed.memories(), changed=elsewhere)  # type: ignore[union-attr]
-    for t in range(1, resumed.server_round + 1):
-        recorder.draw_participants(strategy.participants(t), strategy.population.num_nodes)
+    for nodes in recorder.past_participants(resumed.server_round):
+        recorder.draw_participants(nodes, strategy.population.num_nodes)
     return model
 
 
@@ -360,17 +361,17 @@ def initial_model(workspace: Workspace, path: str | None) -> Tensors:
 
 
 def evaluate(
-    workspace: Workspace, federation: Federation, config: Mapping[str, Any], server_round: int, model: Tensors, personal: bool
+    workspace: Workspace, federation: Federation, config: Mapping[str, Any], server_round: int, model: Tensors, whole: bool
 ) -> MetricRecord | None:
     """Score the global model on the central test set and, if asked for, on all training examples.
 
-    Where part of the model is ``personal`` there is no global model to score: the result is empty. Without a central test set
+    Where not the ``whole`` model travels there is no global one to score: the result is empty. Without a central test set
     (merged splits) the union of the nodes' test parts stands in. A server without any images scores nothing. None between
     evaluations.
     """
     if server_round % config["eval_every"] and server_round != config["num_rounds"]:
         return None
-    if personal:
+    if not whole:
         return MetricRecord({})
     index = federation.central_test
     if not len(index):

@@ -31,6 +31,11 @@ def group(tensors: Mapping[str, Tensor], name: str) -> Tensors:
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
+def named(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the tensors x under the names ``NAME/x``: the inverse of ``group``."""
+    return {f"{name}/{key}": tensor for key, tensor in tensors.items()}
+
+
 def size_of(tensors: Mapping[str, Tensor]) -> int:
     """Return how many bytes tensors take."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from strategies.prototypes import PrototypeStrategy
+from strategies.base import FederatedStrategy, Replies, Tensors
+from strategies.prototypes import Prototypes
 
 
 @dataclass(frozen=True)
@@ -10,5 +11,23 @@ class Config:
     """No hyper-parameters: everything that can be chosen is in the node half."""
 
 
-class FedCRL(PrototypeStrategy):
-    """phi = sum_k (n_k / n) phi_k (Equation 5); Omega_c = sum_k (n_kc / n_c) omega_kc over the holders of c (Equation 6)."""
+class FedCRL(FederatedStrategy):
+    """phi = sum_k (n_k / n) phi_k (Equation 5); Omega_c = sum_k (n_kc / n_c) omega_kc over the holders of c (Equation 6).
+
+    Sums run over the participants. Deviation: a class that nobody held this round keeps its prototype.
+    """
+
+    def setup(self) -> None:
+        """Start with an empty table."""
+        self.prototypes = Prototypes(self.state, self.down)
+
+    def broadcast(self, model: Tensors) -> Tensors:
+        """Return phi and Omega."""
+        return super().broadcast(model) | self.prototypes.broadcast()
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Pool the prototypes and average the bodies; nothing changes in a round without replies."""
+        if not len(replies):
+            return model
+        self.prototypes.merge(replies, "class_count")  # Equation 6
+        return replies.mean("model", replies.num_examples)  # Equation 5

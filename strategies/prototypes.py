@@ -1,37 +1,36 @@
-"""The global prototype table that FedProto, MpFedcon, FedCRL and FedCoSR keep on the server."""
+"""The table of global prototypes that FedProto, MpFedcon, FedCRL and FedCoSR keep on the server."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 
-from strategies.base import FederatedStrategy, Replies, Tensors
+from core.tensors import Tensors
+from strategies.replies import Replies
+
+Weighting = Literal["class_count", "plain", "data"]
 
 
-class PrototypeStrategy(FederatedStrategy):
-    """A strategy that also averages class prototypes: per class over its holders; a class nobody held keeps its last one.
+class Prototypes:
+    """Class means (C, D) and which classes anybody has ever held (C,); a rule keeps one and calls its two methods."""
 
-    ``weighting``: ``class_count`` by each holder's examples of the class, which is the pooled mean (FedCRL Equation 6);
-    ``plain`` equally (MpFedcon Equation 4); ``data`` by the holder's examples of all classes.
-    """
+    def __init__(self, state: dict[str, Any], down: Mapping[str, tuple[int, ...]]) -> None:
+        """Start empty, in the shapes that nodes receive (``down``). The tensors live in the rule's ``state``."""
+        self.state = state
+        state["means"] = torch.zeros(down["proto/mean"])
+        state["valid"] = torch.zeros(down["proto/valid"])
 
-    weighting: Literal["class_count", "plain", "data"] = "class_count"
+    def broadcast(self) -> Tensors:
+        """Return what nodes receive of the table."""
+        return {"proto/mean": self.state["means"], "proto/valid": self.state["valid"]}
 
-    def setup(self) -> None:
-        """Start with an empty table: means (C, D) and validity (C,)."""
-        self.state["means"] = torch.zeros(self.down["proto/mean"])
-        self.state["valid"] = torch.zeros(self.down["proto/valid"])
+    def merge(self, replies: Replies, weighting: Weighting) -> None:
+        """Replace the prototype of every class that a reply holds by the mean over its holders, summed in float64.
 
-    def broadcast(self, model: Tensors) -> Tensors:
-        """Return the shared tensors and the table."""
-        return super().broadcast(model) | {"proto/mean": self.state["means"], "proto/valid": self.state["valid"]}
-
-    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Merge the prototypes, and average by training examples what of the model travels."""
-        self.merge_prototypes(replies)
-        return model | replies.mean("model", replies.num_examples) if len(replies) else model
-
-    def merge_prototypes(self, replies: Replies) -> None:
-        """Replace the prototype of every class that a reply holds; sums in float64."""
+        A class that nobody holds keeps its last prototype. ``class_count`` weights holders by their examples of the class,
+        which is the pooled mean (FedCRL Equation 6); ``plain`` equally (MpFedcon Equation 4); ``data`` by their examples of
+        all classes.
+        """
         if not len(replies):
             return
         counts = torch.stack([reply.tensors["proto/count"] for reply in replies]).double()  # (m, C)
@@ -41,7 +40,7 @@ class PrototypeStrategy(FederatedStrategy):
             "class_count": counts,
             "plain": held.double(),
             "data": held * torch.from_numpy(replies.num_examples).to(counts).unsqueeze(1),
-        }[self.weighting]
+        }[weighting]
         present = held.any(0)
         pooled = torch.einsum("mc,mcd->cd", weights, means) / weights.sum(0).clamp_min(1e-300).unsqueeze(1)
         old = self.state["means"]

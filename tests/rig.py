@@ -112,14 +112,19 @@ def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), **changes):
     return [float(model["classifier.w"]) for model in models[1:]]
 
 
-def run_strategy(workspace, settings, participation, num_rounds, *, stack_size=1, grid=None, wrap=None, may_fail=False):
-    """Run a method's two halves on a grid; returns the global model before and after each round, and the strategy."""
+def run_strategy(
+    workspace, settings, participation, num_rounds, *, stack_size=1, grid=None, wrap=None, may_fail=False, rule=None
+):
+    """Run a method's two halves on a grid; returns the global model before and after each round, and the strategy.
+
+    ``rule``: a class for the server half instead of the method's own.
+    """
     identity = node_settings(settings)
     install(identity, workspace)
     try:
         grid = grid or LocalGrid(settings["num_nodes"], stack_size)
         strategy_class, _ = find_strategy(settings["strategy"])
-        strategy = strategy_class(
+        strategy = (rule or strategy_class)(
             make_config(settings["strategy"]),
             client_class=workspace.client_class,
             node_config=workspace.config,
@@ -128,6 +133,7 @@ def run_strategy(workspace, settings, participation, num_rounds, *, stack_size=1
             participation=participation,
             settings=identity,
             num_rounds=num_rounds,
+            seed=settings["seed"],
         )
         models = []
 
@@ -148,7 +154,18 @@ def run_strategy(workspace, settings, participation, num_rounds, *, stack_size=1
 
 
 def digits_run(
-    name, num_rounds=3, *, nodes=8, stack_size=1, dtype=torch.float64, schedule=None, model="mlp", may_fail=False, **changes
+    name,
+    num_rounds=3,
+    *,
+    nodes=8,
+    stack_size=1,
+    dtype=torch.float64,
+    schedule=None,
+    model="mlp",
+    may_fail=False,
+    client_class=None,
+    rule=None,
+    **changes,
 ):
     """Run a method on digits with unequal nodes; every node takes part in every round unless ``schedule`` says else."""
     config = config_of(f"strategy={name}", f"num_nodes={nodes}", f"model={model}", "partition.min_node_size=5")
@@ -156,8 +173,9 @@ def digits_run(
         config["model"]["hidden"] = [16]
     config["strategy"] = strategy_settings(name, **changes)
     workspace = Workspace(config, dtype=dtype)
+    workspace.client_class = client_class or workspace.client_class
     participation = Schedule(schedule or [range(nodes)] * num_rounds)
-    return run_strategy(workspace, config, participation, num_rounds, stack_size=stack_size, may_fail=may_fail)
+    return run_strategy(workspace, config, participation, num_rounds, stack_size=stack_size, may_fail=may_fail, rule=rule)
 
 
 def close(a, b, tolerance=1e-9):

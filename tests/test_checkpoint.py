@@ -1,5 +1,6 @@
 """A run that was stopped goes on as if it had not been: same model, same logs, bit for bit."""
 
+import json
 import os
 import random
 import shutil
@@ -19,6 +20,8 @@ from contrafed import checkpoint
 from contrafed.experiment import run
 from contrafed.server_app import Log
 from core.errors import UserError
+from core.randomness import generator
+from strategies.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = (
@@ -81,6 +84,31 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped, name, overrides):
     assert summary["resumed_from"].endswith("000004")
     assert summary["rounds"] == 7
     assert (folder / "participation.png").read_bytes() == (tmp_path / "whole" / "participation.png").read_bytes()
+
+
+def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stopped, monkeypatch):
+    """Who took part before the checkpoint is read from the log: choosing again would change the state."""
+
+    def select(self, server_round):
+        here = self.participation.participants(server_round)
+        waited = self.state.setdefault("waited", np.zeros(8))
+        waited += generator(self.seed, "choice", server_round).random(8)
+        chosen = here[np.argsort(-waited[here])[:2]]
+        waited[chosen] = 0
+        asked.append(server_round)
+        return chosen
+
+    asked = []
+    monkeypatch.setattr(FedAvg, "select", select)
+    run(config_of("strategy=fedavg", *SMALL, f"output_dir={tmp_path}/whole"))
+    assert asked == list(range(1, 8))  # once a round
+    folder = stopped("fedavg")
+    asked.clear()
+    run(config_of("strategy=fedavg", *SMALL, "resume=latest", f"output_dir={folder}"))
+    assert asked == [5, 6, 7]
+    assert equal(outcome(folder), outcome(tmp_path / "whole"))
+    for name in ("participants.csv", "participation.png"):
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stopped):
@@ -246,9 +274,12 @@ def test_state_survives_packing():
         "scalar": np.float64(2.5).item(),
         "nested": {"list": [{"w": torch.ones(2)}, {"w": torch.zeros(2)}], "none": None, "text": "a/b"},
         "empty": {"list": [], "dict": {}},
+        "by node": {3: {"w": torch.full((2,), 3.0)}, 10: {"w": torch.zeros(2)}, "3": 5, np.int64(4): 1},
+        "a": {"b": torch.ones(1)},
+        "a/b": torch.zeros(1),
     }
     tensors = {}
-    packed = checkpoint.pack(state, "state", tensors)
+    packed = json.loads(json.dumps(checkpoint.pack(state, "state", tensors)))
     again = checkpoint.unpack(packed, tensors)
     assert again["array"].tolist() == [0, 1, 2]
     again["array"] += 1  # an array of its own
@@ -256,8 +287,14 @@ def test_state_survives_packing():
     assert again["nested"]["list"][0]["w"].tolist() == [1, 1]
     assert (again["scalar"], again["nested"]["none"], again["nested"]["text"]) == (2.5, None, "a/b")
     assert again["empty"] == {"list": [], "dict": {}}
+    assert list(again["by node"]) == [3, 10, "3", 4]
+    assert all(type(key) is int for key in again["by node"] if key != "3")
+    assert (again["by node"][3]["w"].tolist(), again["by node"]["3"]) == ([3, 3], 5)
+    assert (again["a"]["b"].tolist(), again["a/b"].tolist()) == ([1], [0])
     with pytest.raises(TypeError, match="cannot hold object"):
         checkpoint.pack({"x": object()}, "state", {})
+    with pytest.raises(TypeError, match="keys are text or whole numbers, not 1.5"):
+        checkpoint.pack({1.5: 0}, "state", {})
 
 
 def killed_until_done(folder, overrides, kills, rng):

@@ -164,8 +164,8 @@ def test_a_run_leaves_everything(finished):
     folder, done = finished
     left = {path.name for path in folder.iterdir()}
     assert left == {
-        "config.yaml", "metrics.csv", "nodes.csv", "times.csv", "summary.json", "accuracy.png", "participation.png",
-        "partition.png", "tensorboard", "model.safetensors",
+        "config.yaml", "metrics.csv", "nodes.csv", "participants.csv", "times.csv", "summary.json", "accuracy.png",
+        "participation.png", "partition.png", "tensorboard", "model.safetensors",
     }  # fmt: skip
     assert any((folder / "tensorboard").iterdir())
     assert done.stderr == ""

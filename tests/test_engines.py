@@ -25,6 +25,7 @@ from simulation import shared
 from simulation.grid import LocalGrid
 from simulation.scheduling import balanced, guided
 from simulation.worker import FIRST_NODE_ID, RUN_ID
+from strategies.replies import norm, read_reply
 
 TINY = (
     "partition.test_fraction=0.2",
@@ -508,7 +509,6 @@ def test_a_malformed_reply_is_counted_by_cause_and_left_out(kind, cause):
 
 def test_a_reply_beyond_the_norm_bound_is_rejected():
     _, strategy = digits_run("pmfl", 1, nodes=2)
-    strategy.max_norm = 1e-6
     sent = Message(RecordDict(), FIRST_NODE_ID, MessageType.TRAIN)
     tensors = {name: torch.ones(s) for name, s in strategy.up.items()}
     from flwr.app import MetricRecord
@@ -517,7 +517,8 @@ def test_a_reply_beyond_the_norm_bound_is_rejected():
         RecordDict({"arrays": codec.to_record(tensors), "metrics": MetricRecord({"num-examples": 1})}), reply_to=sent
     )
     with pytest.raises(ValueError, match="norm too large"):
-        strategy._check(0, reply)
+        read_reply(0, reply, strategy.up, {}, 1e-6)
+    assert read_reply(0, reply, strategy.up, {}, 1e6).node == 0
 
 
 def test_rounds_with_nobody_and_empty_nodes_pass():
@@ -603,10 +604,8 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
 
 
 def test_the_norm_is_infinite_only_when_an_element_is():
-    from strategies.base import _norm
-
-    assert _norm([torch.tensor([3.0]), torch.tensor([[4.0]])]) == pytest.approx(5.0)
-    assert _norm([torch.full((4,), 1e30)]) == pytest.approx(2e30)  # its square overflows float32
-    assert _norm([]) == 0
+    assert norm([torch.tensor([3.0]), torch.tensor([[4.0]])]) == pytest.approx(5.0)
+    assert norm([torch.full((4,), 1e30)]) == pytest.approx(2e30)  # its square overflows float32
+    assert norm([]) == 0
     for bad in (float("nan"), float("inf")):
-        assert not np.isfinite(_norm([torch.ones(3), torch.tensor([1.0, bad])]))
+        assert not np.isfinite(norm([torch.ones(3), torch.tensor([1.0, bad])]))

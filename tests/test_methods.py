@@ -394,7 +394,7 @@ def server(config_changes, num_nodes=4, num_rounds=5, name="pmfl"):
 
     config = make_config(strategy_settings(name, **config_changes))
     model = torch.nn.Module()
-    client_class = SimpleNamespace(messages=lambda model, config: ({}, {}))
+    client_class = SimpleNamespace(messages=lambda model, config: ({}, {}), is_personal=lambda config: False)
     population = Population(np.ones(num_nodes, dtype=np.int64), np.arange(1000, 1000 + num_nodes))
     return PMFL(
         config,
@@ -405,6 +405,7 @@ def server(config_changes, num_nodes=4, num_rounds=5, name="pmfl"):
         participation=Schedule([]),
         settings="",
         num_rounds=num_rounds,
+        seed=0,
     )
 
 

@@ -18,7 +18,7 @@ from contrafed.experiment import run
 from core.errors import UserError
 from simulation.grid import LocalGrid
 from strategies.base import Replies, Reply
-from strategies.prototypes import PrototypeStrategy
+from strategies.prototypes import Prototypes
 
 TWO = torch.eye(2, dtype=torch.float64)
 
@@ -109,19 +109,17 @@ def test_the_own_body_is_weighted_by_tau():
 
 def merged(rows, weighting="class_count", means=None, valid=None):
     """The table after replies (num_examples, counts (C,), means (C, D))."""
-    table = PrototypeStrategy.__new__(PrototypeStrategy)
-    table.weighting = weighting
-    shape = np.shape(rows[0][2])
-    table.state = {
-        "means": torch.zeros(shape) if means is None else torch.tensor(means),
-        "valid": torch.zeros(shape[0]) if valid is None else torch.tensor(valid),
-    }
-    table.merge_prototypes(
+    shape, state = np.shape(rows[0][2]), {}
+    table = Prototypes(state, {"proto/mean": shape, "proto/valid": shape[:1]})
+    if means is not None:
+        state |= {"means": torch.tensor(means), "valid": torch.tensor(valid)}
+    table.merge(
         Replies(
             Reply(k, {"proto/count": torch.tensor(c), "proto/mean": torch.tensor(m)}, n, {}) for k, (n, c, m) in enumerate(rows)
-        )
+        ),
+        weighting,
     )
-    return table.state["means"].tolist(), table.state["valid"].tolist()
+    return state["means"].tolist(), state["valid"].tolist()
 
 
 def test_prototypes_are_pooled_by_class_count():

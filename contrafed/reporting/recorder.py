@@ -25,7 +25,7 @@ SCOPES = ("global", "personal")
 # nodes: the global model on the nodes' own test parts; fit: what nodes report while training; system: counts and bytes.
 SPLITS = ("train", "test", "nodes", "fit", "system")
 
-LOGS = ("metrics", "nodes", "times")
+LOGS = ("metrics", "nodes", "participants", "times")
 
 # At most so many nodes are rows of the participation figure.
 SHOWN_NODES = 200
@@ -60,6 +60,7 @@ class RunRecorder:
         headers = {
             "metrics": "round,scope,split,metric,value",
             "nodes": "round,node,metric,value",
+            "participants": "round,node",
             "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk",
         }
         self._rows: dict[str, list[str]] = {name: [header] if logs is None else [] for name, header in headers.items()}
@@ -121,7 +122,14 @@ class RunRecorder:
         """
         self._rounds = server_round
         self.metric(server_round, "global", "system", "participants", len(ids))
+        self._rows["participants"] += [f"{server_round},{node}" for node in ids.tolist()]
         self.draw_participants(ids, num_nodes)
+
+    def past_participants(self, server_round: int) -> list[np.ndarray]:
+        """Return who took part in each round up to ``server_round`` of a run that goes on, as its log has it."""
+        lines = (self.folder / "participants.csv").read_text(encoding="utf-8").splitlines()[1:]
+        rows = np.loadtxt(lines, np.int64, delimiter=",", ndmin=2) if lines else np.zeros((0, 2), dtype=np.int64)
+        return np.split(rows[:, 1], np.searchsorted(rows[:, 0], np.arange(2, server_round + 1)))
 
     def draw_participants(self, ids: np.ndarray, num_nodes: int) -> None:
         """Keep who took part in a round for the figure alone."""

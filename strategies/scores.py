@@ -1,0 +1,58 @@
+"""What nodes answer when they are judged, and the figures that a round's log has of it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+
+from core import codec
+
+VALUES = ("accuracy", "loss")
+
+
+@dataclass
+class Score:
+    """How one node's models did on its own examples."""
+
+    node: int
+    num_examples: int
+    models: dict[str, dict[str, float]]  # accuracy and loss by model; "" is the one that counts
+
+
+def read_score(node: int, message: Message) -> Score:
+    """Return a node's answer; raises ``ValueError`` where a number is missing or not finite.
+
+    The model that counts has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``.
+    """
+    found: dict[str, Any] = dict(message.content.get(codec.METRICS, {}))
+    names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}
+    try:
+        models = {name: {v: float(found[f"{name}/{v}" if name else v]) for v in VALUES} for name in sorted(names)}
+        count = int(found["num-examples"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError("malformed content") from error
+    if count < 0 or not all(math.isfinite(value) for scores in models.values() for value in scores.values()):
+        raise ValueError("malformed content")
+    return Score(node, count, models)
+
+
+def summarise(scores: Sequence[Score], model: str) -> dict[str, float]:
+    """Return the means of accuracy and loss over the nodes that judged ``model``, and how far apart nodes are.
+
+    ``accuracy`` and ``loss`` are weighted by examples, ``accuracy_mean`` is not; ``accuracy_worst_decile`` is the mean of the
+    worst tenth of the nodes.
+    """
+    judged = [(score.num_examples, score.models[model]) for score in scores if model in score.models]
+    rows = [(count, *(values[value] for value in VALUES)) for count, values in judged]
+    examples, accuracy, loss = (np.array(column) for column in zip(*rows, strict=True))
+    worst = np.sort(accuracy)[: max(1, len(accuracy) // 10)]
+    return {
+        "accuracy": float(np.average(accuracy, weights=examples)),
+        "accuracy_mean": float(accuracy.mean()),
+        "accuracy_std": float(accuracy.std()),
+        "accuracy_worst_decile": float(worst.mean()),
+        "loss": float(np.average(loss, weights=examples)),
+    }

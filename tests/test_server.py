@@ -1,0 +1,220 @@
+"""What every server rule stands on: replies either way, a download of a node's own, scores by model, who is asked."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from rig import Scalar, Schedule, digits_run, run_strategy, same, scalar_workspace, strategy_settings
+
+from clients.fedavg import FedAvgClient
+from core import codec
+from strategies.base import FederatedStrategy, Population
+from strategies.fedavg import FedAvg
+from strategies.replies import Replies, Reply
+
+W = {"model/a": torch.tensor([1.0, 0.1]), "model/b": torch.tensor([[3.0]])}
+TRAINED = {"a": torch.tensor([1.3, 0.7]), "b": torch.tensor([[2.0]])}
+
+
+def test_models_and_deltas_are_answered_whichever_was_sent():
+    changed = {name: value - W[f"model/{name}"] for name, value in TRAINED.items()}
+    sent_model = Reply(0, {f"model/{n}": v for n, v in TRAINED.items()}, 1, {}, W)
+    sent_delta = Reply(1, {f"delta/{n}": v for n, v in changed.items()}, 1, {}, W)
+    replies = Replies([sent_delta, sent_model])
+    assert all(same(found, changed) for found in replies.deltas())
+    assert all(same(found, {n: W[f"model/{n}"] + changed[n] for n in changed}) for found in replies.models()[1:])
+    # What was sent is handed on untouched.
+    assert replies.models()[0]["a"] is sent_model.tensors["model/a"]
+    assert replies.deltas()[1]["a"] is sent_delta.tensors["delta/a"]
+    total = replies.weighted_sum("delta", np.array([0.5, 0.5]))
+    torch.testing.assert_close(total["b"], torch.tensor([[-1.0]], dtype=torch.float64))
+    assert replies.group("proto") == [{}, {}]
+
+
+def test_a_change_of_nothing_received_is_no_change():
+    reply = Reply(0, {"model/a": torch.ones(1)}, 1, {}, {"cloud/a": torch.ones(1)})
+    assert reply.group("model")["a"] is reply.tensors["model/a"]
+    with pytest.raises(ValueError, match="delta/a is not known: the node sends model/a but received no model"):
+        reply.group("delta")
+    assert Reply(0, {"proto/mean": torch.ones(1)}, 1, {}).group("model") == {}  # a method of which no model travels
+
+
+class SendsChanges(FedAvgClient):
+    upload = "delta"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_deltas_are_bit_for_bit_what_nodes_would_have_sent(dtype):
+    def changes(client_class):
+        found = []
+
+        class Rule(FedAvg):
+            def aggregate(self, model, replies):
+                found.extend(replies.deltas())
+                return super().aggregate(model, replies)
+
+        digits_run("fedavg", 1, nodes=3, dtype=dtype, client_class=client_class, rule=Rule)
+        return found
+
+    made, sent = changes(FedAvgClient), changes(SendsChanges)
+    assert len(made) == 3
+    assert all(same(a, b) for a, b in zip(made, sent, strict=True))
+    assert {value.dtype for value in made[0].values()} == {dtype}
+
+
+# ----------------------------------------------------------------------------------------------- a download of a node's own
+
+
+class Watching:
+    """A grid that keeps what is sent through it."""
+
+    def __init__(self, grid):
+        self.grid, self.sent = grid, []
+
+    def send_and_receive(self, messages, *, timeout=None):
+        self.sent.append(list(messages))
+        return self.grid.send_and_receive(self.sent[-1], timeout=timeout)
+
+
+class Shifted(FedAvg):
+    """Node k works from W + k + 1, and is judged by W + 10 k + 1; node 0 receives what all do."""
+
+    def download(self, model, node, judging):
+        shift = (10 if judging else 1) * node + 1
+        return {"model/classifier.w": model["classifier.w"] + shift} if node else None
+
+    def aggregate(self, model, replies):
+        self.models, self.deltas = replies.models(), replies.deltas()
+        return {}
+
+
+def scalar_run(rule, rounds, **changes):
+    strategy = strategy_settings("fedavg")
+    strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes
+    settings = {"seed": 0, "num_nodes": 3, "strategy": strategy, "dataset": {}, "partition": {}, "model": {}}
+    grids = []
+
+    def wrap(grid):
+        grids.append(Watching(grid))
+        return grids[0]
+
+    workspace = scalar_workspace(settings, Scalar(2.0))
+    models, made = run_strategy(workspace, settings, Schedule(rounds), len(rounds), wrap=wrap, rule=rule)
+    return models, made, grids[0]
+
+
+def test_what_a_node_alone_receives_is_what_it_trains_from_and_what_its_change_is_of():
+    """Two exact steps of 0.1 from w towards a: a + 0.81 (w - a); a = (0, 6, 3), w = (2, 4, 5)."""
+    models, rule, grid = scalar_run(Shifted, [[0, 1, 2]])
+    assert [float(m["classifier.w"]) for m in rule.models] == pytest.approx([1.62, 4.38, 4.62])
+    assert [float(d["classifier.w"]) for d in rule.deltas] == pytest.approx([-0.38, 0.38, -0.38])
+    assert float(models[-1]["classifier.w"]) == 2  # what a rule leaves out stays as it is
+    records = [message.content["arrays"] for message in grid.sent[0]]
+    assert [float(codec.from_record(record)["model/classifier.w"]) for record in records] == [2, 4, 5]
+
+
+def test_what_a_node_alone_receives_reaches_it_in_evaluation_too():
+    _, rule, _ = scalar_run(Shifted, [[0]])
+    arrays = codec.to_record({"classifier.w": torch.tensor([2.0], dtype=torch.float64)})
+    asked = rule.configure_evaluate(2, arrays, ConfigRecord({"nodes": [0, 1, 2]}), None)
+    found = [codec.from_record(message.content["arrays"])["model/classifier.w"] for message in asked]
+    assert [float(value) for value in found] == [2, 13, 23]
+    assert asked[0].content["arrays"] is not asked[1].content["arrays"]
+
+
+# ------------------------------------------------------------------------------------------------------ who is asked, rates
+
+
+def test_a_rule_chooses_once_a_round_and_knows_the_run():
+    asked = []
+
+    class Chooses(FedAvg):
+        def select(self, server_round):
+            asked.append(server_round)
+            return super().select(server_round)[::-1][:2]
+
+    _, rule, grid = scalar_run(Chooses, [[0, 1, 2], [], [1]], lr_decay=0.5)
+    assert asked == [1, 2, 3]
+    assert [len(messages) for messages in grid.sent] == [2, 0, 1]
+    assert rule.round.participants.tolist() == [1]
+    assert (rule.seed, rule.num_rounds, rule.population.num_nodes) == (0, 3, 3)
+    assert [rule.rate(t) for t in (1, 2, 3)] == pytest.approx([0.1, 0.05, 0.025])
+
+
+@pytest.mark.parametrize(
+    ("name", "personal", "whole"),
+    [
+        ("fedavg", False, True),
+        ("pmfl", False, True),
+        ("fedper", True, False),
+        ("fedproto", True, False),
+        ("local", True, False),
+    ],
+)
+def test_whether_there_are_personal_models_and_a_global_one(name, personal, whole):
+    _, rule = digits_run(name, 1, nodes=2)
+    assert (rule.personal, rule.whole) == (personal, whole)
+
+
+# ------------------------------------------------------------------------------------------------------------------- scores
+
+
+def scored(rows, last=1):
+    """What the server makes of evaluation replies: one dict of metrics a node, or a text for a node that fails."""
+    client = SimpleNamespace(messages=lambda model, config: ({}, {}), is_personal=lambda config: True)
+    population = Population(np.ones(len(rows), dtype=np.int64), np.arange(1000, 1000 + len(rows)))
+    rule = FederatedStrategy(
+        None, client_class=client, node_config=None, model=torch.nn.Module(), population=population,
+        participation=Schedule([]), settings="", num_rounds=1, seed=0,
+    )  # fmt: skip
+    asked = rule.configure_evaluate(last, codec.to_record({}), ConfigRecord({"nodes": list(range(len(rows)))}), None)
+    replies = []
+    for i, (message, row) in enumerate(zip(asked, rows, strict=True)):
+        message.metadata.__dict__["_message_id"] = str(i)
+        replies.append(Message(RecordDict({"metrics": MetricRecord(row)}), reply_to=message))
+    rule.aggregate_evaluate(last, reversed(replies))
+    return rule.round
+
+
+def test_other_judged_models_are_reported_under_their_names():
+    """Accuracies 1/2 and 1 of 1 and 3 examples: 0.875 by examples; the tuned ones 0 and 1: 0.75."""
+    done = scored(
+        [
+            {"accuracy": 0.5, "loss": 2.0, "num-examples": 1, "tuned/accuracy": 0.0, "tuned/loss": 8.0},
+            {"accuracy": 1.0, "loss": 1.0, "num-examples": 3, "tuned/accuracy": 1.0, "tuned/loss": 4.0},
+        ]
+    )
+    assert not done.rejected
+    found = done.node_evaluation
+    assert (found["accuracy"], found["loss"], found["accuracy_mean"], found["accuracy_std"]) == (0.875, 1.25, 0.75, 0.25)
+    assert (found["tuned/accuracy"], found["tuned/loss"], found["tuned/accuracy_mean"]) == (0.75, 5.0, 0.5)
+    assert done.node_metrics["accuracy"][1].tolist() == [0.5, 1.0]
+    assert done.node_metrics["tuned/accuracy"][1].tolist() == [0.0, 1.0]
+
+
+def test_a_model_that_only_some_nodes_judge_is_averaged_over_these():
+    extra = {"tuned/accuracy": 0.5, "tuned/loss": 1.0}
+    done = scored(
+        [{"accuracy": 0.0, "loss": 2.0, "num-examples": 1}, {"accuracy": 1.0, "loss": 0.0, "num-examples": 1} | extra]
+    )
+    assert (done.node_evaluation["accuracy"], done.node_evaluation["tuned/accuracy"]) == (0.5, 0.5)
+    assert done.node_metrics["tuned/accuracy"][0].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": float("nan")},
+        {"tuned/accuracy": 1.0},
+        {"tuned/accuracy": 1.0, "tuned/loss": float("inf")},
+        {"num-examples": -1},
+    ],
+)
+def test_a_score_that_lacks_a_number_does_not_count(wrong):
+    good = {"accuracy": 1.0, "loss": 1.0, "num-examples": 2}
+    done = scored([good, good | {"accuracy": 0.0} | wrong])
+    assert dict(done.rejected) == {"evaluation malformed": 1}
+    assert done.node_evaluation["accuracy"] == 1
+    assert "tuned/accuracy" not in done.node_evaluation
