@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from clients.base import PARTS, Client, Shapes, Tensors
+from clients.base import PARTS, Batch, Client, LocalWork, Losses, Shapes, Stack, Tensors, per_node
 from clients.losses import masked_mean, unit
-from clients.prototypes import with_prototypes
-from clients.training.stack import Batch, LocalWork, Stack
+from clients.prototypes import prototype_table, with_prototypes
 from core.config import Range
-from core.tensors import group
+from core.tensors import group, named
 from models.base import SplitModel
 
 
@@ -40,6 +39,8 @@ class FedCRLClient(Client):
     Deviations: "clip it into [0,1]" is not applied to the weights; a node's first participation is the paper's initial round.
     """
 
+    own_model = True
+
     @classmethod
     def shared_parts(cls, config: Any) -> tuple[str, ...]:
         """Encoder and projector travel; without separation the classifier as well."""
@@ -54,25 +55,25 @@ class FedCRLClient(Client):
         """No own body yet, and no contrastive loss."""
         shared = group(received, "model")
         zero = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
-        return {f"own/{n}": v for n, v in shared.items()} | {"contrast": zero, "contrasted": zero, "rounds": zero}
+        return named("own", shared) | {"contrast": zero, "contrasted": zero, "rounds": zero}
 
-    def start(self, stack: Stack) -> None:
+    def local_work(self, stack: Stack) -> Tensors:
+        """Blend, train beside the global prototypes, remember body and loss, send body and prototypes (Equations 3, 7-14)."""
+        self._blend(stack)
+        losses = self.train(stack, constants=prototype_table(stack))
+        if self.config.clip == "literal":
+            for value in stack.params.values():
+                value.data.clamp_(0, 1)
+        self._remember(stack, losses)
+        means, counts = self.prototypes(stack)
+        return self.sent(stack) | {"proto/mean": means, "proto/count": counts}
+
+    def _blend(self, stack: Stack) -> None:
         """Blend the own body with the received one (Equations 7-9); the first time, take the received one whole."""
-        memory = stack.memory
-        tau = self._tau(stack)
-        tau = torch.where(memory["rounds"] > 0, tau, torch.zeros_like(tau))
-        for name, value in stack.params.items():
-            if self._travels(name):
-                weight = tau.view(-1, *[1] * (value.dim() - 1))
-                blended = weight * memory[f"own/{name}"] + (1 - weight) * stack.received[f"model/{name}"]
-                value.copy_(blended)
-        work, counts = self.config.local, stack.num_examples.tolist()
-        stack.scratch = {
-            "tau": tau,
-            "batch": stack.num_examples.new_tensor([work.batch_of(n) for n in counts]),
-            "last_epoch": stack.num_examples.new_tensor([work.steps_per_pass(n) * ((work.epochs or 1) - 1) for n in counts]),
-        }
-        memory["sum"], memory["seen"] = torch.zeros_like(tau), torch.zeros_like(tau)
+        tau = torch.where(stack.memory["rounds"] > 0, self._tau(stack), 0.0)
+        for name, own in group(stack.memory, "own").items():
+            weight = per_node(tau, own)
+            stack.params[name].copy_(weight * own + (1 - weight) * stack.received[f"model/{name}"])
 
     def _tau(self, stack: Stack) -> Tensor:
         """Return tau (B,) of nodes that have trained before."""
@@ -85,7 +86,7 @@ class FedCRLClient(Client):
             return torch.zeros_like(last)
         unseen = stack.memory["contrasted"] == 0
         if self.config.tau_source == "on_receipt" or (bool(unseen.any()) and self.config.first_tau == "evaluate"):
-            own = {n: stack.memory[f"own/{n}"] if self._travels(n) else v for n, v in stack.params.items()}
+            own = {n: stack.memory[f"own/{n}"] if self.travels(n) else v for n, v in stack.params.items()}
             now = self._contrast_over_examples(stack, own)
             last = now if self.config.tau_source == "on_receipt" else torch.where(unseen, now, last)
         tau = torch.exp(-self.config.blend_rate * last)
@@ -101,11 +102,8 @@ class FedCRLClient(Client):
                 z = model(batch.x).z
             return {"sum": (self._each(z, batch.y, table) * batch.mask).sum()}
 
-        return self.over_examples(stack, sums, params, self._table(stack))["sum"] / stack.num_examples
-
-    @staticmethod
-    def _table(stack: Stack) -> Tensors:
-        return {"means": stack.received["proto/mean"], "valid": stack.received["proto/valid"]}
+        total = self.over_examples(stack, sums, params, prototype_table(stack))["sum"]
+        return total / total.new_tensor(stack.sizes)
 
     def _each(self, z: Tensor, y: Tensor, table: Tensors) -> Tensor:
         """Return L_Reg of each example (b,) from representations (b, D); 0 where the class has no prototype."""
@@ -116,10 +114,6 @@ class FedCRLClient(Client):
         own = scores.gather(1, y.unsqueeze(1)).squeeze(1)
         return torch.where(valid[y], every - own, torch.zeros_like(own))
 
-    def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """The prototypes (B, C, D) and which exist (B, C)."""
-        return self._table(stack)
-
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the contrastive loss; the latter does not reach the head."""
         features = self.forward(params, batch)
@@ -127,32 +121,15 @@ class FedCRLClient(Client):
         contrast = masked_mean(self._each(features.z, batch.y, constants), batch.mask)
         return {"loss": task + self.config.contrast_weight * contrast, "task": task, "contrast": contrast}
 
-    def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
-        """Gather the contrastive loss of the last local epoch, by examples."""
-        batch, place = stack.scratch["batch"], stack.step - stack.scratch["last_epoch"]
-        if self.config.local.epochs is None:
-            weight = torch.minimum(stack.num_examples, batch)
-        else:
-            weight = torch.minimum(stack.num_examples - place * batch, batch).clamp_min(0) * (place >= 0)
-        stack.memory["sum"] += losses["contrast"] * weight
-        stack.memory["seen"] += weight
-
-    def finish(self, stack: Stack) -> Tensors:
-        """Remember the trained body and the contrastive loss; send body and prototypes (Equation 3)."""
-        memory = stack.memory
-        if self.config.clip == "literal":
-            for value in stack.params.values():
-                value.data.clamp_(0, 1)
-        mean = memory.pop("sum") / memory.pop("seen").clamp_min(1)
-        known = (stack.received["proto/valid"] > 0).any(1).to(mean)
-        memory["contrast"] = mean
-        memory["contrasted"] = known  # a loss against no prototypes says nothing
+    def _remember(self, stack: Stack, losses: Losses) -> None:
+        """Remember the trained body, and the contrastive loss of the last local epoch."""
+        memory, work = stack.memory, self.config.local
+        last = [work.steps_per_pass(size) if work.epochs is not None else work.steps(size) for size in stack.sizes]
+        memory["contrast"] = losses.mean("contrast", last)
+        memory["contrasted"] = (stack.received["proto/valid"] > 0).any(1).to(memory["contrast"])  # no prototypes: says nothing
         memory["rounds"] = memory["rounds"] + 1
-        memory |= {f"own/{n}": v for n, v in stack.params.items() if self._travels(n)}
-        means, counts = self.prototypes(stack)
-        return super().finish(stack) | {"proto/mean": means, "proto/count": counts}
+        memory |= named("own", {n: v for n, v in stack.params.items() if self.travels(n)})
 
-    def judged_model(self, received: Tensors, memory: Tensors) -> Tensors:
+    def judged(self, stack: Stack) -> dict[str, Tensors]:
         """A node is judged by its own body and head as it last trained them (post_train)."""
-        own = {f"model/{n.removeprefix('own/')}": v for n, v in memory.items() if n.startswith("own/")}
-        return super().judged_model(received | own, memory)
+        return {"model": stack.params | group(stack.memory, "own")}

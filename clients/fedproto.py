@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from clients.base import Client, Shapes, Tensors
+from clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
 from clients.losses import masked_mean
-from clients.prototypes import with_prototypes
-from clients.training.stack import Batch, LocalWork, Stack
+from clients.prototypes import prototype_table, with_prototypes
 from core.config import Range
 from models.base import Features, SplitModel
 
@@ -36,29 +35,24 @@ class FedProtoClient(Client):
         """Prototypes with validity down, with counts up."""
         return with_prototypes(model, *super().messages(model, config))
 
-    def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """The prototype of each example's class (B, b, D) and whether there is one (B, b)."""
-        means, valid = stack.received["proto/mean"], stack.received["proto/valid"]
-        rows = torch.arange(len(stack), device=means.device).unsqueeze(1)
-        return {"prototype": means[rows, batch.y], "known": valid[rows, batch.y]}
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train beside the global prototypes and send the trained model's own."""
+        self.train(stack, constants=prototype_table(stack))
+        means, counts = self.prototypes(stack)
+        return {"proto/mean": means, "proto/count": counts}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the distance to the class's prototype."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
-        distance = (features.z - constants["prototype"]).square().mean(-1) * constants["known"]
+        distance = (features.z - constants["means"][batch.y]).square().mean(-1) * constants["valid"][batch.y]
         distance = masked_mean(distance, batch.mask)
         return {"loss": task + self.config.prototype_weight * distance, "task": task, "distance": distance}
 
-    def finish(self, stack: Stack) -> Tensors:
-        """Send the class means of the trained model."""
-        means, counts = self.prototypes(stack)
-        return {"proto/mean": means, "proto/count": counts}
-
-    def judge(self, features: Features, received: Tensors) -> Tensor:
+    def scores(self, features: Features, received: Tensors) -> Tensor:
         """Return scores (b, C): minus the distance to each global prototype, or logits before there is any."""
-        valid = received["proto/valid"].to(features.z) > 0
-        if self.config.predict == "head" or not bool(valid.any()):
+        if self.config.predict == "head":
             return features.logits
+        valid = received["proto/valid"].to(features.z) > 0
         distance = torch.cdist(features.z, received["proto/mean"].to(features.z))
-        return -distance.masked_fill(~valid, torch.inf)
+        return torch.where(valid.any(), -distance.masked_fill(~valid, torch.inf), features.logits)

@@ -6,8 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from clients.base import Client, Tensors
-from clients.training.stack import Batch, LocalWork, Stack
+from clients.base import Batch, Client, LocalWork, Stack, Tensors
 from core.config import Range
 
 
@@ -25,9 +24,10 @@ class FedProxClient(Client):
     Source: Li et al. 2020, Equation 2. Deviation: the gamma-inexact stopping rule for stragglers is left out.
     """
 
-    def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """The received model."""
-        return self.global_model(stack)
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train beside the received model."""
+        self.train(stack, constants=stack.global_model)
+        return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the proximal term, over every tensor of the model."""

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import Client, Tensors
+from clients.base import Batch, Client, LocalWork, Tensors
 from clients.losses import masked_mean, unit
-from clients.training.stack import Batch, LocalWork
 from core.config import Range
 
 

@@ -1,12 +1,10 @@
 """FedRep, the node half: head epochs with the body frozen, then body epochs with the head frozen (METHODS section 17)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from clients.base import PARTS, Client, Phase, Tensors
+from clients.base import PARTS, Client, LocalWork, Stack, Tensors
 from clients.fedper import HEADS
-from clients.training.stack import LocalWork, Stack
 from core.config import Range
 
 
@@ -28,22 +26,28 @@ class FedRepClient(Client):
         """Everything but the head travels."""
         return tuple(part for part in PARTS if part not in HEADS[config.head])
 
-    def phases(self, stack: Stack) -> Iterator[Phase]:
+    def local_work(self, stack: Stack) -> Tensors:
         """The head phase, then the body phase."""
-        yield self._head_phase("head batches")
-        yield Phase(self.config.local, self.parts)
+        self.train_head(stack, "head batches")
+        self.train(stack, parts=self.parts)
+        return self.sent(stack)
 
-    def _head_phase(self, purpose: str) -> Phase:
-        head = replace(self.config.local, epochs=self.config.head_epochs, iterations=None)
-        return Phase(head, HEADS[self.config.head], purpose, encode_once=self.config.head_epochs > 1)
+    head_loss = Client.loss  # the task's alone, whatever the body's is
 
-    def refresh(self, received: Tensors, memory: Tensors, server_round: int) -> Tensors:
-        """Fit the head to the final body: a node that was drawn rarely would be judged by a head that hardly trained."""
-        if not self.config.eval_head_refresh or not self.config.head_epochs:
-            return memory
-        # A purpose of its own: the batches are not those of the last round once more.
-        return self.train_alone(received, memory, server_round, self._head_phase("final head batches"))
+    def train_head(self, stack: Stack, purpose: str) -> None:
+        """Fit the head to the body as it is, with the task's loss alone."""
+        self.train(stack, work=self._head_work, parts=HEADS[self.config.head], loss=self.head_loss, purpose=purpose)
+
+    def judged(self, stack: Stack) -> dict[str, Tensors]:
+        """In the run's last evaluation fit the head to the final body: that of a rarely drawn node hardly trained."""
+        if stack.final and self.config.eval_head_refresh:
+            self.train_head(stack, "final head batches")
+        return {"model": stack.params}
+
+    @property
+    def _head_work(self) -> LocalWork:
+        return replace(self.config.local, epochs=self.config.head_epochs, iterations=None)
 
     def work_of(self, examples: int) -> int:
         """Return the steps of both phases."""
-        return self._head_phase("").work.steps(examples) + super().work_of(examples)
+        return self._head_work.steps(examples) + super().work_of(examples)

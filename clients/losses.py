@@ -15,10 +15,15 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp_min(1)
 
 
+def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy (b,) of ``logits`` (b, C) against labels ``y`` (b,)."""
+    # A gather rather than F.cross_entropy, which is some more operations under vmap, and the same numbers.
+    return -torch.log_softmax(logits, dim=1).gather(1, y.unsqueeze(1)).squeeze(1)
+
+
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Mean cross-entropy of ``logits`` (b, C) against labels ``y`` (b,)."""
-    # A gather rather than F.cross_entropy, which is some more operations under vmap, and the same numbers.
-    return masked_mean(-torch.log_softmax(logits, dim=1).gather(1, y.unsqueeze(1)).squeeze(1), mask)
+    return masked_mean(cross_entropies(logits, y), mask)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

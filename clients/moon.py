@@ -1,17 +1,15 @@
 """MOON, the node half: pull the representation to the global model's, push it from the node's previous one."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import Client, Tensors
+from clients.base import Batch, Client, LocalWork, Stack, Tensors
 from clients.losses import cosine, masked_mean
-from clients.training.stack import Batch, LocalWork, Stack
 from core.config import Range
-from core.tensors import group
+from core.tensors import group, named
 
 
 @dataclass(frozen=True)
@@ -32,11 +30,13 @@ class MoonClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """The received model stands in for the previous local one."""
-        return {f"previous/{n}": v for n, v in group(received, "model").items()}
+        return named("previous", group(received, "model"))
 
-    def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
-        """The global and the previous local model."""
-        return {"global": self.global_model(stack), "previous": {n: stack.memory[f"previous/{n}"] for n in stack.params}}
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train beside the global and the previous local model, then remember the trained one."""
+        self.train(stack, frozen={"global": stack.global_model, "previous": group(stack.memory, "previous")})
+        stack.memory |= named("previous", stack.params)
+        return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the model-contrastive term."""
@@ -45,9 +45,3 @@ class MoonClient(Client):
         pull, push = cosine(features.z, constants["global"]), cosine(features.z, constants["previous"])
         contrast = masked_mean(F.softplus((push - pull) / self.config.temperature), batch.mask)
         return {"loss": task + self.config.contrast_weight * contrast, "task": task, "contrast": contrast}
-
-    def finish(self, stack: Stack) -> Tensors:
-        """Remember the trained model and send it."""
-        for name, value in stack.params.items():
-            stack.memory[f"previous/{name}"] = value
-        return super().finish(stack)

@@ -1,6 +1,5 @@
 """MpFedcon, the node half: FedRep's two phases, the second with a contrast between class centres and the round's start."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -8,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import Shapes, Tensors
+from clients.base import Batch, Shapes, Stack, Tensors
 from clients.fedrep import Config as FedRepConfig
 from clients.fedrep import FedRepClient
 from clients.losses import cosine, masked_mean
-from clients.prototypes import with_prototypes
-from clients.training.stack import Batch, Stack
+from clients.prototypes import prototype_table, with_prototypes
 from core.config import Range
 from models.base import SplitModel
 
@@ -40,38 +38,31 @@ class MpFedconClient(FedRepClient):
         """The base encoder both ways; centres with validity down; the node's own centres with counts up."""
         return with_prototypes(model, *super().messages(model, config))
 
-    def start(self, stack: Stack) -> None:
-        """Freeze the model as the round begins, before the head phase (Algorithm 1, line 11)."""
-        stack.scratch = {f"start/{n}": v.clone() for n, v in stack.params.items()}
+    def local_work(self, stack: Stack) -> Tensors:
+        """Algorithm 1: freeze the model as the round begins (line 11), head phase, body phase, centres (Equation 3)."""
+        start = {n: v.clone() for n, v in stack.params.items()}
+        self.train_head(stack, "head batches")
+        contrast = self.config.contrast_weight > 0
+        self.train(
+            stack,
+            parts=self.parts,
+            loss=self.loss if contrast else self.head_loss,
+            frozen={"start": start} if contrast else {},
+            constants=prototype_table(stack),
+        )
+        means, counts = self.prototypes(stack)
+        return self.sent(stack) | {"proto/mean": means, "proto/count": counts}
 
-    def _contrasts(self, stack: Stack) -> bool:
-        return stack.phase == "batches" and self.config.contrast_weight > 0
-
-    def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
-        """In the body phase the model as the round began, which gives z_con."""
-        return {"start": {n: stack.scratch[f"start/{n}"] for n in stack.params}} if self._contrasts(stack) else {}
-
-    def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """In the body phase z_glob (B, b, D), and whether the class has a centre (B, b)."""
-        if not self._contrasts(stack):
-            return {}
-        means, valid = stack.received["proto/mean"], stack.received["proto/valid"]
-        rows = torch.arange(len(stack), device=means.device).unsqueeze(1)
-        known = valid[rows, batch.y] if self.config.invalid_centre == "mask" else torch.ones_like(batch.mask)
-        return {"centre": means[rows, batch.y], "known": known}
+    def head_loss(self, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
+        """Cross-entropy, reported as the task's part of the loss."""
+        task = self.task_loss(self.forward(params, batch), batch)
+        return {"loss": task, "task": task}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy, and in the body phase the contrast, averaged over the whole batch."""
+        """Cross-entropy and the contrast, averaged over the whole batch."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
-        if not constants:
-            return {"loss": task, "task": task}
-        push, pull = cosine(features.z, constants["start"]), cosine(features.z, constants["centre"])
-        each = F.softplus((push - pull) / self.config.temperature) * constants["known"]
-        contrast = masked_mean(each, batch.mask)
+        push, pull = cosine(features.z, constants["start"]), cosine(features.z, constants["means"][batch.y])
+        known = constants["valid"][batch.y] if self.config.invalid_centre == "mask" else torch.ones_like(batch.mask)
+        contrast = masked_mean(F.softplus((push - pull) / self.config.temperature) * known, batch.mask)
         return {"loss": task + self.config.contrast_weight * contrast, "task": task, "contrast": contrast}
-
-    def finish(self, stack: Stack) -> Tensors:
-        """Send the encoder, and the class centres of the trained model (Equation 3)."""
-        means, counts = self.prototypes(stack)
-        return super().finish(stack) | {"proto/mean": means, "proto/count": counts}

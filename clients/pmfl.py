@@ -1,18 +1,18 @@
 """PMFL, the node half: model contrast against the node's own recent iterates (METHODS section 4)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import Client, Tensors
+from clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
 from clients.losses import EPSILON, contrast, cosines, masked_mean
-from clients.training.stack import Batch, LocalWork, Stack
+from clients.training.stack import each_image
 from core.config import Range
-from core.tensors import group
+from core.tensors import group, named
 
 # Where one unit alone is active, two representations are parallel and their cosine is 1 up to rounding: this much below the
 # threshold still counts as reaching it, so that such ties do not fall differently on another device or in another stack.
@@ -46,98 +46,58 @@ class PMFLClient(Client):
     A similarity within 1e-6 of the threshold reaches it.
     """
 
+    upload = "delta"
+
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """An empty ring of N models, the number of iterates ever pushed into it, and a previous local model."""
+        """An empty ring of N models, how many iterates were ever pushed into it, a previous local model, and rounds."""
         if not self.config.contrast_weight:
             return {}
-        model = group(received, "model")
-        size = self.config.buffer_size
-        # One zero seen many times: the stack makes its own copy, and a second would cost a new node most of its first round.
-        ring = {f"buffer/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}
-        previous = {f"previous/{n}": v for n, v in model.items()} if self._needs_previous else {}
-        pushed = torch.zeros((), dtype=torch.int64, device=self.workspace.device)
-        return ring | previous | {"pushed": pushed, "rounds": pushed}
+        model, zero = group(received, "model"), torch.zeros((), dtype=torch.int64, device=self.workspace.device)
+        previous = named("previous", model) if self._looks_at_previous else {}
+        return fresh_ring(model, self.config.buffer_size) | previous | {"pushed": zero, "rounds": zero}
 
     @property
-    def _contrasts(self) -> bool:
-        return bool(self.config.contrast_weight and self.config.buffer_size)
-
-    @property
-    def _needs_previous(self) -> bool:
+    def _looks_at_previous(self) -> bool:
         return self.config.threshold in ("previous", "node")
 
-    def start(self, stack: Stack) -> None:
-        """Empty the buffer where it does not span rounds, and learn how full it is."""
-        # By step, representations (B, b, D) of its batch under the history, newest first.
-        self.history: dict[int, list[Tensor]] = {}
+    def local_work(self, stack: Stack) -> Tensors:
+        """Algorithm 1: E steps beside the received, the previous and the buffered models; send Delta = w_end - W."""
         if not self.config.contrast_weight:
-            return
+            return super().local_work(stack)
         if self.config.buffer_scope == "within":
             stack.memory["pushed"].zero_()
-        # An accelerator is waited for here, once a round, and not where the buffer is read and written.
-        self.pushed, self.rounds = torch.stack([stack.memory["pushed"], stack.memory["rounds"]]).tolist()
-        self.ages = torch.arange(1 + self.config.buffer_size, device=self.workspace.device)
-        self.of_history = self.ages > 0  # the first is Z
-
-    def frozen_models(self, stack: Stack) -> Mapping[str, Tensors]:
-        """The received model, which gives Z, and, where mu needs it, the node's last local model."""
-        if not self._contrasts:
-            return {}
-        previous = {"previous": {n: stack.memory[f"previous/{n}"] for n in stack.params}} if self._needs_previous else {}
-        return {"received": self.global_model(stack)} | previous
-
-    def constants(self, stack: Stack, batch: Batch) -> Tensors:
-        """Directions of the frozen representations: first Z, then the history, newest first (B, b, 1 + n, D); which are of the
-        history (B, 1 + n); mu (B, b); and, unless every node has them all, which do not exist (B, 1 + n).
-        """
-        if not self._contrasts:
-            return {}
-        if stack.step == 0 and self.config.buffer_scope == "across":
-            self._look_back(stack)
-        nodes, anchor = len(stack), stack.represented["received"]
-        history = [z[:nodes] for z in self.history.pop(stack.step, [])]
-        if 1 <= stack.step <= self.config.buffer_size:
-            # The received model is in the buffer still: it is what the round's first step started from.
-            history.insert(stack.step - 1, anchor)
-        pushed = [count + stack.step for count in self.pushed[:nodes]]
-        del history[max(pushed) :]  # of nodes that have left
-        frozen = [anchor, *history]
-        if self._needs_previous:
-            frozen.append(stack.represented["previous"])
-        # Nothing here has a gradient: ``unit`` would be two operations more.
-        directions = F.normalize(torch.stack(frozen, dim=2), dim=-1, eps=EPSILON)
-        if self._needs_previous:
-            mu = (directions[:, :, -1] * directions[:, :, 0]).sum(-1)
-            if self.config.threshold == "node":
-                mean = (mu * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
-                mu = mean.expand_as(mu)
-            if not all(self.rounds[:nodes]):
-                mu = torch.where(stack.memory["rounds"].unsqueeze(1) > 0, mu, 1.0)
+        if self.config.buffer_size:
+            previous = {"previous": group(stack.memory, "previous")} if self._looks_at_previous else {}
+            frozen = {"received": stack.global_model} | previous
+            losses = self.train(stack, frozen=frozen, each_step=partial(self._compared, History(self)))
         else:
-            mu = torch.full_like(batch.mask, self.config.threshold_value if self.config.threshold == "constant" else 1.0)
-        count = 1 + len(history)
-        found = {"directions": directions[:, :, :count], "history": self.of_history[:count].expand(nodes, -1), "mu": mu}
-        if min(pushed) < len(history):
-            found["missing"] = self.ages[:count] > stack.memory["pushed"].unsqueeze(1)
-        return found
+            losses = self.train(stack)
+        stack.memory["pushed"] += torch.tensor(losses.steps, device=self.workspace.device)
+        stack.memory["rounds"] += 1
+        if self._looks_at_previous:
+            stack.memory |= named("previous", stack.params)
+        return self.sent(stack)
 
-    def _look_back(self, stack: Stack) -> None:
-        """Represent, under each buffered iterate, the batches of the steps until it is replaced."""
-        size, pushed = self.config.buffer_size, self.pushed[: len(stack)]
-        ring, device = group(stack.memory, "buffer"), self.workspace.device
-        ages = range(1, min(size, max(pushed)) + 1)
-        if len(stack) == 1 and device.type == "cpu":
-            # From the longest look ahead to the shortest, so that images are laid out once.
-            for age in ages:
-                iterate = {n: v[:, (pushed[0] - age) % size] for n, v in ring.items()}
-                for step, z in enumerate(self.embed_ahead(stack, iterate, 0, size - age + 1)):
-                    self.history.setdefault(step, []).append(z)
-        elif ages:
-            # One call of all of them at all of these steps, though the older ones are not needed at the later steps.
-            slots = torch.tensor([[(count - age) % size for age in ages] for count in pushed], device=device)
-            place = torch.arange(len(slots), device=device).unsqueeze(1), slots
-            for step, z in enumerate(self.embed_ahead(stack, ring, 0, size, several=True)):
-                self.history[step] = list(z[place].unbind(1)[: size - step])
+    def _compared(self, history: "History", now: Step) -> Tensors:
+        """Push the step's first iterate, and return what its batch is compared with.
+
+        Directions of the frozen representations, first Z, then the history, newest first (B, b, 1 + n, D); which do not exist
+        (B, 1 + n); mu (B, b).
+        """
+        anchor = now.frozen["received"]
+        iterates, missing = history.of(now)
+        history.push(now)
+        # The previous model's, where mu needs it, are the last.
+        frozen = torch.stack([anchor, *iterates, now.frozen.get("previous", anchor)], dim=2)
+        directions = F.normalize(frozen, dim=-1, eps=EPSILON)
+        mu = torch.full_like(now.batch.mask, self.config.threshold_value if self.config.threshold == "constant" else 1.0)
+        if self._looks_at_previous:
+            since = (directions[:, :, -1] * directions[:, :, 0]).sum(-1)
+            if self.config.threshold == "node":
+                mean = (since * now.batch.mask).sum(1, keepdim=True) / now.batch.mask.sum(1, keepdim=True)
+                since = mean.expand_as(since)
+            mu = torch.where(now.stack.memory["rounds"].unsqueeze(1) > 0, since, mu)
+        return {"directions": directions[:, :, :-1], "missing": missing, "mu": mu}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the contrast; without a buffer the contrast is identically 0."""
@@ -147,36 +107,68 @@ class PMFLClient(Client):
             return {"loss": task}
         similarity = cosines(features.z, constants["directions"])  # (b, 1 + n)
         mu = similarity[:, 0] if self.config.threshold == "current" else constants["mu"]
-        far = constants["history"] & (similarity < mu.unsqueeze(1) - TIE)  # Z is always a positive
-        l_con = masked_mean(contrast(similarity / self.config.temperature, far, constants.get("missing")), batch.mask)
+        far = similarity < mu.unsqueeze(1) - TIE
+        far = far & (torch.arange(far.shape[1], device=far.device) > 0)  # Z is always a positive
+        l_con = masked_mean(contrast(similarity / self.config.temperature, far, constants["missing"]), batch.mask)
         return {"loss": task + self.config.contrast_weight * l_con, "task": task, "contrast": l_con}
 
-    def before_step(self, stack: Stack, losses: dict[str, Tensor]) -> None:
-        """Push the iterate that this step starts from, and represent the batches of the steps that will compare with it."""
-        if not self._contrasts:
+
+class History:
+    """The nodes' last N iterates, and what these make of the batches that are compared with them.
+
+    A ring of N models, ``buffer/NAME`` (B, N, ...) in a stack's memory: iterate i lies in slot i modulo N. Each is asked once
+    for all the batches it will be compared with, as soon as it exists: its weights are read once.
+    """
+
+    def __init__(self, client: PMFLClient) -> None:
+        self.represent, self.size = client.represent, client.config.buffer_size
+        self.known: dict[int, list[Tensor]] = {}  # by step, representations (B, b, D) of its batch, newest iterate first
+
+    def of(self, now: Step) -> tuple[list[Tensor], Tensor]:
+        """Return representations of a step's batch under the history, newest first, and which of 1 + n are not (B, 1 + n)."""
+        if now.number == 0:
+            self.pushed: list[int] = now.stack.memory["pushed"].tolist()  # an accelerator is waited for here, once a round
+            self._look_back(now)
+        count = len(now.stack)
+        known = [z[:count] for z in self.known.pop(now.number, [])]
+        if 1 <= now.number <= self.size:
+            known.insert(now.number - 1, now.frozen["received"])  # what the round's first step started from
+        known = known[: max(self.pushed[:count]) + now.number]
+        ages = torch.arange(1 + len(known), device=now.batch.mask.device)
+        return known, ages > (now.stack.memory["pushed"] + now.number).unsqueeze(1)
+
+    def push(self, now: Step) -> None:
+        """Add the iterate that a step starts from."""
+        slots = [(pushed + now.number) % self.size for pushed in self.pushed[: len(now.stack)]]
+        for name, ring in group(now.stack.memory, "buffer").items():
+            ring[at(slots, ring)] = now.stack.params[name]
+        if now.number:  # the first is the received model
+            self._ask(now, now.stack.params, range(now.number + 1, now.number + 1 + self.size), newest=True)
+
+    def _look_back(self, now: Step) -> None:
+        """Ask each iterate of earlier rounds for the batches of the steps until it is replaced."""
+        ring = group(now.stack.memory, "buffer")
+        for age in range(1, min(max(self.pushed), self.size) + 1):
+            slots = [(pushed - age) % self.size for pushed in self.pushed]
+            self._ask(now, {n: v[at(slots, v)] for n, v in ring.items()}, range(self.size - age + 1), newest=False)
+
+    def _ask(self, now: Step, model: Tensors, steps: range, newest: bool) -> None:
+        steps = range(steps.start, min(steps.stop, len(now.batches.widths)))
+        if not steps:
             return
-        size, pushed = self.config.buffer_size, stack.memory["pushed"]
-        slots = {(count + stack.step) % size for count in self.pushed[: len(stack)]}
-        ring = [stack.memory[f"buffer/{name}"] for name in stack.params]
-        if len(slots) == 1:
-            slot = slots.pop()
-            torch._foreach_copy_([buffer[:, slot] for buffer in ring], list(stack.params.values()))
-        else:
-            place = torch.arange(len(stack), device=pushed.device), pushed % size
-            for buffer, value in zip(ring, stack.params.values(), strict=True):
-                buffer[place] = value
-        pushed += 1
-        if stack.step > 0:  # the first is the received model, whose representations there are already
-            following = stack.step + 1
-            for step, z in enumerate(self.embed_ahead(stack, stack.params, following, size), following):
-                self.history.setdefault(step, []).insert(0, z)
+        z = each_image(self.represent, model, now.batches.images(steps, len(now.stack)))
+        for step, part in zip(steps, z.split([now.batches.widths[step] for step in steps], dim=1), strict=True):
+            known = self.known.setdefault(step, [])
+            known.insert(0 if newest else len(known), part)
 
-    def finish(self, stack: Stack) -> Tensors:
-        """Remember the last local model and send the change Delta = w_end - W."""
-        if self.config.contrast_weight:
-            stack.memory["rounds"] += 1
-            if self._needs_previous:
-                stack.memory |= {f"previous/{n}": v for n, v in stack.params.items()}
-        return super().finish(stack)
 
-    upload = "delta"
+def fresh_ring(model: Tensors, size: int) -> Tensors:
+    """Return an empty ring, as one zero seen many times: the stack makes its own copy."""
+    return {f"buffer/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}
+
+
+def at(slots: list[int], like: Tensor) -> Any:
+    """Return the place of each node's slot in a ring (B, N, ...): a view where it is the same for all."""
+    if len(set(slots)) == 1:
+        return slice(None, len(slots)), slots[0]
+    return torch.arange(len(slots), device=like.device), torch.tensor(slots, device=like.device)

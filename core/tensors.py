@@ -28,7 +28,8 @@ TYPES = {
 def group(tensors: Mapping[str, Tensor], name: str) -> Tensors:
     """Return the tensors ``NAME/x`` under the name x."""
     prefix = f"{name}/"
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    # By key: a stack's memory is brought together only where it is asked for.
+    return {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
 
 
 def named(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -13,9 +13,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients.base import DeadlineError, LocalError, NoRoomError
 from clients.node.app import app, run_stack
 from core import codec
+from core.errors import UserError
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+
+STACKED = (MessageType.TRAIN, MessageType.EVALUATE)  # the messages that many nodes may answer together
 
 RUN_ID = 1  # a process has one run at a time
 FIRST_NODE_ID = 1000  # node k's id is this + k; 0 and 1 mean something to Flower
@@ -71,10 +74,7 @@ class BatchRunner:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message | None] = [None] * len(messages)
-        stackable = [i for i, m in enumerate(messages) if m.metadata.message_type == MessageType.TRAIN]
-        # Nodes with like amounts of work share a stack, so that few rows idle.
-        stackable.sort(key=lambda i: -float(codec.config_of(messages[i]).get("cost", 0)))
-        todo = self._cut(stackable)
+        todo = self._cut(messages, range(len(messages)))
         while todo:
             rows = todo.pop()
             try:
@@ -82,7 +82,9 @@ class BatchRunner:
                 continue
             except DeadlineError:
                 break
-            except LocalError as error:
+            except UserError:  # where nodes' memories are kept cannot be written: no node's fault
+                raise
+            except Exception as error:
                 if len(rows) == 1:
                     replies[rows[0]] = _failed(messages[rows[0]], error)
                     continue
@@ -92,20 +94,21 @@ class BatchRunner:
             if no_room:
                 self.stack_size = half  # from here on
                 torch.cuda.empty_cache()
-                todo = self._cut([i for stack in (rows, *reversed(todo)) for i in stack])
+                todo = self._cut(messages, [i for stack in (rows, *reversed(todo)) for i in stack])
             else:  # until only the faulty node fails
                 todo += [rows[half:], rows[:half]]
-        for i, message in enumerate(messages):
-            if message.metadata.message_type != MessageType.TRAIN:
-                try:
-                    replies[i] = app(message, context_of(message, state_of(i), self.num_nodes))
-                except Exception as error:
-                    replies[i] = _failed(message, error)
         return replies
 
-    def _cut(self, rows: list[int]) -> list[list[int]]:
-        """Return stacks of at most ``stack_size``, the last to train first."""
-        return [rows[i : i + self.stack_size] for i in range(0, len(rows), self.stack_size)][::-1]
+    def _cut(self, messages: Sequence[Message], rows: Sequence[int]) -> list[list[int]]:
+        """Return stacks of at most ``stack_size`` messages of one kind, the last to run first."""
+        stacks = []
+        for kind in {messages[i].metadata.message_type: None for i in rows}:
+            same = [i for i in rows if messages[i].metadata.message_type == kind]
+            # Nodes with like amounts of work share a stack, so that few rows idle.
+            same.sort(key=lambda i: -float(codec.config_of(messages[i]).get("cost", 0)))
+            size = self.stack_size if kind in STACKED else 1
+            stacks += [same[i : i + size] for i in range(0, len(same), size)]
+        return stacks[::-1]
 
     def _stack(
         self,
@@ -117,10 +120,15 @@ class BatchRunner:
         deadline: float | None,
     ) -> None:
         contexts = [context_of(messages[i], state_of(i), self.num_nodes) for i in rows]
+        kind = messages[rows[0]].metadata.message_type
+        if kind not in STACKED:
+            replies[rows[0]] = app(messages[rows[0]], contexts[0])
+            return
         answers = run_stack([messages[i] for i in rows], contexts, deadline)
         for i, answer, context in zip(rows, answers, contexts, strict=True):
             replies[i] = answer
-            keep(i, context.state)
+            if kind == MessageType.TRAIN:
+                keep(i, context.state)
 
 
 def _failed(message: Message, error: Exception) -> Message:

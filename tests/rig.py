@@ -5,7 +5,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from clients.training.stack import LocalWork
+from clients.training.work import LocalWork
 from clients.training.workspace import Workspace, install, node_settings, uninstall
 from contrafed.cli import compose_job
 from core import codec, registry

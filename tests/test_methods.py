@@ -24,7 +24,8 @@ from rig import (
 )
 
 from clients.losses import contrast, cosine, cross_entropy, unit
-from clients.training.stack import Batch, Coming, Stack, draw_batches
+from clients.base import Batch, Stack
+from clients.training.batches import draw_batches
 from clients.training.workspace import Workspace
 from core.errors import UserError
 from simulation.grid import LocalGrid

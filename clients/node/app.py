@@ -1,7 +1,7 @@
-"""The ClientApp: the same object in simulation and on a device.
+"""The ClientApp: the same object in simulation and on a device. It alone reads and writes a node's files.
 
 Flower calls ``app(message, context)`` for one node. Our engines call ``run_stack`` with many nodes' messages at once; both
-end in the same ``Client.update``. What a node remembers is the record ``memory`` of its ``Context.state``.
+end in the same ``Client.update`` and ``Client.judge``. What a node remembers is the record ``memory`` of ``Context.state``.
 """
 
 import json
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import Client, Tensors, Update
-from clients.node.files import MemoryFileError, StateDir
+from clients.base import Client, Judged, Tensors, Update
+from clients.node.files import MemoryFileError, StateDir, read_personal, write_personal
 from clients.training.workspace import Workspace, workspace_for
 from core import codec
 from core.errors import UserError, unknown
@@ -49,11 +49,10 @@ def evaluate(message: Message, context: Context) -> Message:
     """Score one node's model on its own part of the data; changes no memory, but the run's last evaluation ends it."""
     node = _open(message, context)
     config = node.config | _places(node.config, context, node.state)
-    loss, count, metrics = node.client.evaluate(codec.to_list(node.client.names("down"), node.received), config)
+    (judged,) = _judge(node.client, [node.received], config, None)
     if node.state is not None and config.get("final"):
         node.state.remove()
-    scores = MetricRecord({"loss": loss, "num-examples": count, **metrics})
-    return Message(RecordDict({codec.METRICS: scores, **node.report}), reply_to=message)
+    return _scores(message, judged, node.report)
 
 
 @app.query()
@@ -86,22 +85,39 @@ def query(message: Message, context: Context) -> Message:
 
 
 def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline: float | None = None) -> list[Message]:
-    """Train the nodes of ``messages`` as one stack and return their replies in the same order.
+    """Have the nodes of ``messages`` train, or be judged, as one stack and return their replies in the same order.
 
-    All messages belong to one round of one run. Every context is committed, or, when this raises, none.
+    All messages are of one kind and belong to one round of one run. Every context is committed, or, when this raises, none.
     """
     config = codec.config_of(messages[0])
     workspace = workspace_for(str(config["settings"]))
-    client = workspace.client_class(
-        workspace, [_node(c) for c in contexts], [codec.state_of(c.state, MEMORY) for c in contexts]
-    )
+    memories = [codec.state_of(context.state, MEMORY) for context in contexts]
+    client = workspace.client_class(workspace, [_node(context) for context in contexts], memories)
     received = _received(messages)
+    if messages[0].metadata.message_type == MessageType.EVALUATE:
+        judged = _judge(client, received, config, deadline)
+        return [_scores(message, found) for message, found in zip(messages, judged, strict=True)]
     updates: list[Update] = client.update(received, int(config["server-round"]), deadline)
     replies = []
     for message, context, update in zip(messages, contexts, updates, strict=True):
         _commit(context, update.memory)
         replies.append(_reply(message, update.tensors, update.num_examples, update.metrics))
     return replies
+
+
+def _judge(client: Client, received: list[Tensors], config: Mapping[str, Any], deadline: float | None) -> list[Judged]:
+    """Score nodes' models, or, with ``load``, those in that folder; with ``save`` write them to that one."""
+    models = None
+    if config.get("load"):
+        found = [read_personal(str(config["load"]), node) for node in client.nodes]
+        models, received = [model for model, _ in found], [rest for _, rest in found]
+    split, final = str(config.get("split", "test")), bool(config.get("final"))
+    server_round = int(config["server-round"])
+    judged = client.judge(received, server_round, split=split, final=final, deadline=deadline, models=models)
+    if config.get("save"):
+        for node, one, tensors in zip(client.nodes, judged, received, strict=True):
+            write_personal(str(config["save"]), node, one.model, tensors)
+    return judged
 
 
 def _received(messages: Sequence[Message]) -> list[Tensors]:
@@ -209,6 +225,11 @@ def _check(client: Client, received: Tensors) -> None:
 def _commit(context: Context, memory: Tensors) -> None:
     if memory:
         context.state[MEMORY] = codec.to_record(memory)
+
+
+def _scores(message: Message, judged: Judged, report: Mapping[str, ConfigRecord] | None = None) -> Message:
+    metrics = MetricRecord({"num-examples": judged.num_examples, **judged.metrics})
+    return Message(RecordDict({codec.METRICS: metrics, **(report or {})}), reply_to=message)
 
 
 def _reply(

@@ -1,90 +1,86 @@
-"""The library's optimisers over a stack of nodes."""
+"""torch's optimisers over tensors with a node axis."""
 
-from typing import Any
+from itertools import groupby
 
 import torch
-from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
-from clients.training.stack import LocalWork, Stack
+from clients.training.work import LocalWork
 from core.tensors import Tensors
 
-
-class StackedOptimizer:
-    """One optimiser over tensors with a node axis: exact, since SGD and Adam act element by element."""
-
-    def __init__(self, work: LocalWork, purpose: str, stack: Stack) -> None:
-        self.work, self.server_round = work, stack.server_round
-        self._optimizer: torch.optim.Optimizer | None = None
-
-    def cut(self, params: Tensors) -> None:
-        """Go on with ``params``, leaves over the first rows of those before."""
-        old, leaves = self._optimizer, list(params.values())
-        new = self._optimizer = self.work.optimizer_for(leaves, self.server_round)
-        if old is None:
-            return
-        for before, after in zip(old.param_groups[0]["params"], leaves, strict=True):
-            new.state[after] = {
-                k: v[: len(after)].clone() if isinstance(v, Tensor) and v.dim() == before.dim() and v.dim() > 0 else v
-                for k, v in old.state.get(before, {}).items()
-            }
-
-    def step(self, step: int) -> None:
-        """Update every node's parameters."""
-        assert self._optimizer is not None
-        self._optimizer.step()
-
-    def state(self) -> Tensors:
-        """Nothing is kept: such optimisers would differ in their number of steps."""
-        return {}
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch.optim.Adam's defaults
 
 
-class OwnClocks:
-    """One optimiser per node, over views of its rows: for learning rates and optimiser states that differ by node.
+class Optimizer:
+    """SGD or Adam. Both act element by element, so that nodes of one learning rate and step count are one call.
 
-    With ``keep_optimizer`` a node's state is what ``stack.memory`` has of it, as ``optimizer/PURPOSE/KEY/PARAMETER``.
+    ``state`` holds momenta (B, ...) by ``KIND/NAME``. A node's learning rate follows its own epoch.
     """
 
-    def __init__(self, work: LocalWork, purpose: str, stack: Stack) -> None:
-        self.work, self.server_round, self.prefix = work, stack.server_round, f"optimizer/{purpose}/"
-        self.passes = [work.steps_per_pass(int(n)) for n in stack.num_examples.tolist()]
-        self.memory = {n: v for n, v in stack.memory.items() if n.startswith(self.prefix)} if work.keep_optimizer else {}
-        self.params: Tensors = {}
-        self.rows: list[Tensors] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
+    def __init__(self, work: LocalWork, server_round: int, sizes: list[int], params: Tensors, kept: Tensors) -> None:
+        """Optimise ``params`` (B, ...) of nodes with so many examples, going on from ``kept``, which may be empty."""
+        self.work, self.server_round = work, server_round
+        self.passes = [work.steps_per_pass(size) for size in sizes]
+        self.kinds = ("first", "second") if work.optimizer == "adam" else ("momentum",) if work.momentum else ()
+        self.state: Tensors = {}
+        for kind in self.kinds:
+            for name, value in params.items():
+                key = f"{kind}/{name}"
+                self.state[key] = kept[key] if key in kept else torch.zeros_like(value)
+        self.taken: list[int] = kept["taken"].tolist() if "taken" in kept else [0] * len(sizes)
 
-    def cut(self, params: Tensors) -> None:
-        """Go on with ``params``, leaves over the first rows of those before."""
-        self.params = params
-        if self.optimizers:
-            return
-        for row in range(len(next(iter(params.values())))):
-            # Detached views share storage with the stack: a step here is a step there.
-            views = {name: value.detach()[row] for name, value in params.items()}
-            optimizer = self.work.optimizer_for(list(views.values()), self.server_round)
-            for key, value in self.memory.items():
-                name, parameter = key.removeprefix(self.prefix).split("/", 1)
-                # Adam counts its steps on the host.
-                optimizer.state[views[parameter]][name] = value[row].cpu() if name == "step" else value[row].clone()
-            self.rows.append(views)
-            self.optimizers.append(optimizer)
+    def step(self, params: Tensors, step: int) -> None:
+        """Move the first nodes' ``params``, leaves (B, ...) with gradients; one without a gradient stays."""
+        names = [name for name, leaf in params.items() if leaf.grad is not None]
+        count = len(next(iter(params.values())))
+        clocks = [(self.work.rate(self.server_round, step // self.passes[k]), self.taken[k]) for k in range(count)]
+        for (rate, taken), same in groupby(range(count), clocks.__getitem__):
+            rows = list(same)
+            part = slice(rows[0], rows[-1] + 1)
+            leaves = [params[name].detach()[part] for name in names]
+            grads = [grad[part] for name in names if (grad := params[name].grad) is not None]
+            state = [[self.state[f"{kind}/{name}"][part] for name in names] for kind in self.kinds]
+            if self.work.optimizer == "adam":
+                self._adam(leaves, grads, state, rate, taken)
+            else:
+                self._sgd(leaves, grads, state, rate)
+        self.taken[:count] = [taken + 1 for taken in self.taken[:count]]
 
-    def step(self, step: int) -> None:
-        """Update the parameters of the nodes that are still there, each at the rate of its own epoch."""
-        alive = len(next(iter(self.params.values())))
-        for row, optimizer in enumerate(self.optimizers[:alive]):
-            optimizer.param_groups[0]["lr"] = self.work.rate(self.server_round, step // self.passes[row])
-            for name, view in self.rows[row].items():
-                grad = self.params[name].grad
-                view.grad = None if grad is None else grad[row]
-            optimizer.step()
-            optimizer.zero_grad()  # else a view of the whole stack's gradient stays
+    def _sgd(self, leaves: list[torch.Tensor], grads: list[torch.Tensor], state: list[list[torch.Tensor]], rate: float) -> None:
+        sgd(
+            leaves,
+            grads,
+            list(state[0]) if state else [None] * len(leaves),
+            lr=rate,
+            momentum=self.work.momentum,
+            weight_decay=self.work.weight_decay,
+            dampening=0,
+            nesterov=False,
+            maximize=False,
+        )
 
-    def state(self) -> Tensors:
-        """Return every node's optimiser state, each with a leading node axis."""
-        out: dict[str, Any] = {}
-        for views, optimizer in zip(self.rows, self.optimizers, strict=True):
-            for name, view in views.items():
-                for key, value in optimizer.state.get(view, {}).items():
-                    if isinstance(value, Tensor):
-                        out.setdefault(f"{self.prefix}{key}/{name}", []).append(value.to(view.device))
-        return {name: torch.stack(rows) for name, rows in out.items()}
+    def _adam(
+        self, leaves: list[torch.Tensor], grads: list[torch.Tensor], state: list[list[torch.Tensor]], rate: float, taken: int
+    ) -> None:
+        first, second = state
+        taken_each = [torch.tensor(float(taken)) for _ in leaves]
+        adam(
+            leaves,
+            grads,
+            first,
+            second,
+            [],
+            taken_each,
+            lr=rate,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPSILON,
+            weight_decay=self.work.weight_decay,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def kept(self) -> Tensors:
+        """Return what a node remembers of its optimiser, with a leading B."""
+        return self.state | {"taken": torch.tensor(self.taken)}

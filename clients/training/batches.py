@@ -1,0 +1,161 @@
+"""Which examples each node of a stack sees at each step of a phase, and what is drawn for them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from clients.training.augment import augmented, draw_augmentation
+from clients.training.stack import Stack, each_image
+from clients.training.work import LocalWork
+from core.randomness import generator, torch_generator
+from core.tensors import Tensors
+
+
+class Batch(NamedTuple):
+    """One minibatch of every node in the stack; inside a loss, of one node (without B)."""
+
+    x: Tensor  # (B, b, C, H, W) normalised images, or (B, b, E) what a frozen encoder makes of them
+    y: Tensor  # (B, b) labels
+    mask: Tensor  # (B, b) 1 for an example, 0 for padding
+    dropout: Tensor  # (B, b, D) factors 0 or 1/(1-p) on the representation; (B,) unused ones for a model without dropout
+
+
+class Batches:
+    """The batches of a phase: a pure function of (seed, purpose, round, node), whoever else is in the stack."""
+
+    def __init__(self, workspace: Any, rows: list[list[np.ndarray]]) -> None:
+        """Lay out each node's batches ``rows``, arrays of indices."""
+        self.workspace, self.rows = workspace, rows
+        self.steps = [len(row) for row in rows]  # per node
+        lengths = np.zeros((len(rows), max(self.steps, default=0)), dtype=np.int64)
+        for node, row in enumerate(rows):
+            lengths[node, : len(row)] = [len(batch) for batch in row]
+        width = int(lengths.max(initial=1))
+        # A lone node's short batch is short; a stack's is padded and masked.
+        self.widths = lengths[0].tolist() if len(lengths) == 1 else [width] * lengths.shape[1]
+        self.real = torch.from_numpy(np.arange(width) < lengths[..., None])  # (B, S, b)
+        seen = [batch for row in rows for batch in row]
+        self.index = self._laid(torch.from_numpy(np.concatenate(seen) if seen else np.zeros(0, np.int64)), 0)
+        self.mask = self.real.to(workspace.device, workspace.dtype)
+        self.counts = torch.from_numpy(lengths).to(self.mask)  # (B, S) examples at each step
+        self.dropout: Tensor | None = None  # (B, S, b, D)
+        self.changes: Tensor | None = None  # (B, S, b, 4)
+
+    @classmethod
+    def drawn(cls, workspace: Any, work: LocalWork, stack: Stack, purpose: str) -> "Batches":
+        """Draw the batches of a phase, with dropout and augmentation."""
+        known = list(zip(stack.examples, stack.nodes, strict=True))
+        about = (workspace.seed, purpose, stack.server_round)
+        out = cls(workspace, [draw_batches(work, part, *about, node) for part, node in known])
+        counts = [sum(map(len, row)) for row in out.rows]
+
+        def each(draw: Callable[..., Tensor], *what: Any, padding: float) -> Tensor:
+            found = [draw(*what, count, *about, node) for count, node in zip(counts, stack.nodes, strict=True)]
+            return out._laid(torch.cat(found), padding).to(workspace.dtype)
+
+        if workspace.model.dropout:
+            out.dropout = each(draw_dropout, workspace.model.dropout, workspace.model.embedding_size, padding=1)
+        if work.augment:
+            out.changes = each(draw_augmentation, work.augment, min(workspace.x.shape[1:3]), padding=0)
+        return out
+
+    @classmethod
+    def one_pass(cls, workspace: Any, examples: Sequence[np.ndarray]) -> "Batches":
+        """Lay out one pass over each node's ``examples`` in their order, as many at a time as an evaluation takes."""
+        size = max(1, workspace.evaluation_batch // len(examples))
+        return cls(workspace, [[part[i : i + size] for i in range(0, len(part), size)] for part in examples])
+
+    @property
+    def repeat(self) -> bool:
+        """Whether some example is seen more than once, always as the same image."""
+        seen = [np.concatenate(row) for row in self.rows if row]
+        return self.changes is None and any(len(np.unique(examples)) < len(examples) for examples in seen)
+
+    def stretches(self) -> Iterator[tuple[range, int]]:
+        """Yield stretches of steps through which the same first nodes train; the others are done."""
+        alive = [sum(steps > step for steps in self.steps) for step in range(self.index.shape[1])]
+        for count, steps in groupby(range(len(alive)), alive.__getitem__):
+            found = list(steps)
+            yield range(found[0], found[-1] + 1), count
+
+    def at(self, step: int, nodes: int, inputs: "Table | None" = None) -> Batch:
+        """Return the batch of a step for the first ``nodes``; ``inputs`` stand in for its images."""
+        width = self.widths[step]
+        y, mask = self.workspace.labels(self.index[:nodes, step, :width]), self.mask[:nodes, step, :width]
+        dropout = mask.new_ones(nodes) if self.dropout is None else self.dropout[:nodes, step, :width]
+        x = self.images(range(step, step + 1), nodes) if inputs is None else inputs.at(step, nodes)
+        return Batch(x, y, mask, dropout)
+
+    def images(self, steps: range, nodes: int) -> Tensor:
+        """Return the images (nodes, n, C, H, W) of some steps, one step after another."""
+        each = [(slice(None, nodes), step, slice(None, self.widths[step])) for step in steps]
+        index = torch.cat([self.index[at] for at in each], 1)
+        changes = None if self.changes is None else torch.cat([self.changes[at] for at in each], 1)
+        return self.look_up(index, changes)
+
+    def look_up(self, index: Tensor, changes: Tensor | None) -> Tensor:
+        """Return the images of examples, augmented where changes are drawn for them."""
+        if changes is None:
+            return self.workspace.images(index)
+        return self.workspace.images(index, lambda raw: augmented(raw, changes.flatten(0, 1)))
+
+    def table(self, function: Callable[[Tensors, Tensor], Any], params: Tensors) -> "Table":
+        """Call one node's ``function`` of a model (B, ...) and images for every image of the phase, each once."""
+        known, where, changes = self._distinct()
+        size, pieces = max(1, self.workspace.evaluation_batch // len(known)), []
+        with torch.no_grad():
+            for first in range(0, known.shape[1], size):
+                some = slice(None), slice(first, first + size)
+                x = self.look_up(known[some], None if changes is None else changes[some])
+                pieces.append(each_image(function, params, x))
+        return Table(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
+
+    def _distinct(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the phase's distinct images: examples (B, n), each step's places among them (B, S, b), changes (B, n, 4)."""
+        if self.changes is not None:  # no two images are alike
+            where = torch.arange(self.index[0].numel(), device=self.index.device).view(1, *self.index.shape[1:])
+            return self.index.flatten(1), where.expand(self.index.shape), self.changes.flatten(1, 2)
+        mine = [np.unique(np.concatenate(row)) if row else np.zeros(1, np.int64) for row in self.rows]
+        places = [torch.from_numpy(np.searchsorted(own, b)) for own, row in zip(mine, self.rows, strict=True) for b in row]
+        known = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(own) for own in mine], batch_first=True)
+        return known.to(self.index.device), self._laid(torch.cat(places), 0), None
+
+    def _laid(self, values: Tensor, padding: float) -> Tensor:
+        """Lay out what belongs to the phase's examples, in the order in which each node sees them, as (B, S, b, ...)."""
+        out = values.new_full((*self.real.shape, *values.shape[1:]), padding)
+        out[self.real] = values
+        return out.to(self.workspace.device)
+
+
+class Table(NamedTuple):
+    """What a frozen model makes of every image of a phase."""
+
+    batches: Batches
+    rows: Any  # (B, n, ...)
+    where: Tensor  # (B, S, b)
+
+    def at(self, step: int, nodes: int) -> Any:
+        """Return the rows (nodes, b, ...) of a step's batch."""
+        where = self.where[:nodes, step, : self.batches.widths[step]]
+        node = torch.arange(nodes, device=where.device).unsqueeze(1)
+        return tree_map(lambda rows: rows[node, where], self.rows)
+
+
+def draw_batches(
+    work: LocalWork, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int
+) -> list[np.ndarray]:
+    """Return a node's batches of a round, a pure function of (seed, purpose, round, node)."""
+    if not work.steps(len(examples)):  # making a generator takes 40 us, a seventh of such a node
+        return []
+    return work.batches(examples, generator(seed, purpose, server_round, node))
+
+
+def draw_dropout(rate: float, width: int, count: int, seed: int, purpose: str, server_round: int, node: int) -> Tensor:
+    """Return dropout factors (count, width) for all examples that a node sees in a round, in the order it sees them."""
+    rng = torch_generator(seed, f"{purpose} dropout", server_round, node)
+    return (torch.rand(count, width, generator=rng) >= rate).float() / (1 - rate)

@@ -1,0 +1,171 @@
+"""The loop: gradients of every node at once, clipping and the optimiser's step, for the nodes that have steps left."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+
+from clients.training.batches import Batch, Batches
+from clients.training.optimizers import Optimizer
+from clients.training.stack import Stack, in_order
+from clients.training.work import LocalWork
+from core.tensors import Tensors, group
+
+Loss = Callable[[Tensors, Batch, Any], dict[str, Tensor]]
+Function = Callable[[Tensors, Tensor], Any]  # one node's, of a model and images
+Frozen = Mapping[str, tuple[Function, Tensors]]
+
+
+class Step(NamedTuple):
+    """A step that is about to be taken."""
+
+    stack: Stack  # the nodes that still train, as views
+    batch: Batch
+    frozen: dict[str, Any]  # what frozen models make of the batch
+    number: int  # from 0, within the phase
+    batches: Batches  # the whole phase's
+
+
+class Losses:
+    """Each node's losses at every step of a phase, and how many examples are behind them."""
+
+    def __init__(self, steps: list[int], counts: Tensor, rows: Sequence[dict[str, Tensor]]) -> None:
+        """``rows`` has a step's losses (b,) of the b nodes that took it; ``counts`` (B, S) the examples at each step."""
+        self.steps, self.counts = steps, counts
+        self.tables = {name: torch.zeros_like(counts) for row in rows[:1] for name in row}  # (B, S), 0 where a node had left
+        for step, row in enumerate(rows):
+            for name, values in row.items():
+                self.tables[name][: len(values), step] = values
+
+    def in_order(self, order: Sequence[int]) -> "Losses":
+        """Return the losses with the nodes in another order."""
+        found = Losses([self.steps[k] for k in order], self.counts[list(order)], ())
+        found.tables = in_order(self.tables, order)
+        return found
+
+    def sums(self) -> dict[str, Tensor]:
+        """Return, by name, each node's sum over examples, and last how many these are (2, B)."""
+        counts = self.counts.double()
+        return {name: torch.stack([(table.double() * counts).sum(1), counts.sum(1)]) for name, table in self.tables.items()}
+
+    def mean(self, name: str, last: Sequence[int] | None = None) -> Tensor:
+        """Return a loss's mean over the examples of each node's ``last`` steps (B,), or of all; 0 where there was none."""
+        number = torch.arange(self.counts.shape[1], device=self.counts.device)
+        first = [0] * len(self.steps) if last is None else [all_ - some for all_, some in zip(self.steps, last, strict=True)]
+        counts = self.counts * (number >= torch.tensor(first, device=number.device).unsqueeze(1))
+        return (self.tables.get(name, counts) * counts).sum(1) / counts.sum(1).clamp_min(1)
+
+
+def train(
+    client: Any,
+    stack: Stack,
+    work: LocalWork,
+    parts: tuple[str, ...],
+    loss: Loss,
+    constants: Tensors,
+    frozen: Frozen,
+    each_step: Callable[[Step], dict[str, Any]] | None,
+    purpose: str,
+) -> Losses:
+    """Train the ``parts`` of ``stack.params`` in place for one phase, the nodes sorted by its steps and put back after it."""
+    steps = [work.steps(size) for size in stack.sizes]
+    order = sorted(range(len(stack)), key=lambda k: -steps[k])
+    if order == list(range(len(stack))):
+        return _phase(client, stack, work, parts, loss, constants, frozen, each_step, purpose)
+    ordered = stack.ordered(order)
+    models = {name: (function, in_order(model, order)) for name, (function, model) in frozen.items()}
+    try:
+        losses = _phase(client, ordered, work, parts, loss, in_order(constants, order), models, each_step, purpose)
+    finally:
+        stack.step = ordered.step
+    stack.take_back(ordered, order)
+    return losses.in_order([order.index(k) for k in range(len(stack))])
+
+
+def _phase(
+    client: Any,
+    stack: Stack,
+    work: LocalWork,
+    parts: tuple[str, ...],
+    loss: Loss,
+    constants: Tensors,
+    frozen: Frozen,
+    each_step: Callable[[Step], dict[str, Any]] | None,
+    purpose: str,
+) -> Losses:
+    batches = Batches.drawn(client.workspace, work, stack, purpose)
+    learning, rows = [name for name in stack.params if part_of(name) in parts], list[dict[str, Tensor]]()
+    if not batches.index.numel() or not learning:
+        return Losses(batches.steps, batches.counts, rows)
+    # Where no gradient passes the encoder and images come again, its outputs stand in for them.
+    encoder = {n: v.detach() for n, v in stack.params.items() if part_of(n) == "encoder"}
+    inputs = batches.table(client.encode, encoder) if "encoder" not in parts and batches.repeat else None
+    tables = {name: batches.table(function, model) for name, (function, model) in frozen.items()}
+    kept = group(stack.memory, f"optimizer/{purpose}") if work.keep_optimizer else {}
+    optimizer = Optimizer(work, stack.server_round, stack.sizes, {n: stack.params[n] for n in learning}, kept)
+    for steps, alive in batches.stretches():
+        part = stack.first(alive)
+        # Leaves over the stack's storage: a step in place is a step of the stack.
+        part.params = {n: v.detach().requires_grad_(n in learning) for n, v in part.params.items()}
+        fixed = {n: v[:alive] for n, v in constants.items()}
+        for step in steps:
+            stack.check_deadline()
+            stack.step = part.step = step
+            batch = batches.at(step, alive, inputs)
+            given = {name: table.at(step, alive) for name, table in tables.items()}
+            if each_step is not None:
+                with torch.no_grad():
+                    given = each_step(Step(part, batch, given, step, batches))
+            rows.append(gradients(loss, part.params, batch, given | fixed))
+            with torch.no_grad():
+                take_step(work, optimizer, part, learning, step)
+    if work.keep_optimizer:
+        stack.memory |= {f"optimizer/{purpose}/{n}": v for n, v in optimizer.kept().items()}
+    return Losses(batches.steps, batches.counts, rows)
+
+
+def take_step(work: LocalWork, optimizer: Optimizer, stack: Stack, learning: list[str], step: int) -> None:
+    """Pull towards the received model, clip, move what is ``learning``, and forget its gradients."""
+    moving = {name: stack.params[name] for name in learning}
+    grads = {name: leaf.grad for name, leaf in moving.items() if leaf.grad is not None}
+    if work.proximal_weight:  # the gradient of mu/2 |w - W|^2
+        for name, grad in grads.items():
+            if (received := stack.received.get(f"model/{name}")) is not None:
+                grad.add_(moving[name] - received, alpha=work.proximal_weight)
+    if work.clip_norm is not None:
+        clip(list(grads.values()), work.clip_norm)
+    optimizer.step(moving, step)
+    for leaf in moving.values():
+        leaf.grad = None
+
+
+def part_of(name: str) -> str:
+    """Return the part of a tensor's name: ``encoder`` of ``encoder.conv.weight``, ``own`` of ``own/encoder.conv.weight``."""
+    return name.partition("/")[0] if "/" in name else name.partition(".")[0]
+
+
+def gradients(loss: Loss, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
+    """Give what requires one its gradient; returns each node's losses (B,)."""
+    if len(batch.y) > 1:
+        losses = vmap(loss)(params, batch, constants)
+        losses["loss"].sum().backward()
+        return {name: value.detach() for name, value in losses.items()}
+    # A lone node's leaves have no node axis: taking it off within the graph costs autograd a view a tensor.
+    leaves = {n: v.detach()[0].requires_grad_(v.requires_grad) for n, v in params.items()}
+    losses = loss(leaves, Batch(*(value[0] for value in batch)), tree_map(lambda v: v[0], constants))
+    losses["loss"].backward()
+    for name, leaf in leaves.items():
+        if leaf.requires_grad:
+            params[name].grad = None if leaf.grad is None else leaf.grad.unsqueeze(0)
+    return {name: value.detach().unsqueeze(0) for name, value in losses.items()}
+
+
+def clip(grads: list[Tensor], limit: float) -> None:
+    """Scale each node's gradient so that its norm over all tensors is at most ``limit``."""
+    square = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
+    factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
+    for grad in grads:
+        grad.mul_(factor.view(-1, *[1] * (grad.dim() - 1)))

@@ -1,0 +1,142 @@
+"""What a stack of nodes does when a round's messages have come: open, work or be judged, and take apart again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clients.losses import cross_entropies
+from clients.training.batches import Batch
+from clients.training.faults import named
+from clients.training.stack import Memory, Stack, joined, stacked, taken_apart, unstacked
+from core.tensors import Tensors
+
+
+@dataclass
+class Update:
+    """What one node's local work produced."""
+
+    tensors: Tensors  # the declared upload
+    num_examples: int
+    metrics: dict[str, float]  # means over the examples seen in training
+    memory: Tensors  # committed only if the update succeeded
+
+
+@dataclass
+class Judged:
+    """How one node's models score on a part of its data; zeros where it has no example."""
+
+    num_examples: int
+    metrics: dict[str, float]  # loss and accuracy of the model that counts, NAME/loss and NAME/accuracy of others
+    model: Tensors  # the one that counts
+
+
+def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
+    """Have a client's nodes do their local work; see ``Client.update``."""
+    sizes = [len(client.workspace.federation.partition.train(node)) for node in client.nodes]
+    order = sorted(range(len(sizes)), key=lambda k: -client.work_of(sizes[k]))  # longest first
+    client.losses, stacks = [], list[Stack]()
+    with named([client.nodes[k] for k in order], server_round, stacks):
+        rows = [_remembered(client, client.memories[k], received[k]) for k in order]
+        stack = _opened(client, [received[k] for k in order], server_round, order, rows)
+        stacks.append(stack)
+        stack.deadline = deadline
+        sent = unstacked(client.local_work(stack), len(stack))
+        stack.memory |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.travels(n)}
+        opened = taken_apart({n: v.detach() for n, v in stack.memory.opened.items()}, len(stack))
+        metrics = _means(client, len(stack))
+    updates: list[Update] = [None] * len(order)  # type: ignore[list-item]
+    for row, k in enumerate(order):
+        # What was never asked for is what it was; a copy where it came with the message, which may be written over.
+        rest = {n: v if client.memories[k] else v.clone() for n, v in rows[row].items() if n not in opened[row]}
+        memory = {n: v for n, v in (rest | opened[row]).items() if n in stack.memory}
+        updates[k] = Update(sent[row], sizes[k], metrics[row], memory)
+    return updates
+
+
+def judge(
+    client: Any,
+    received: Sequence[Tensors],
+    server_round: int,
+    split: str,
+    final: bool,
+    deadline: float | None,
+    models: Sequence[Tensors] | None,
+) -> list[Judged]:
+    """Score a client's nodes; see ``Client.judge``."""
+    client.losses, stacks = [], list[Stack]()
+    nodes, partition = client.nodes, client.workspace.federation.partition
+    examples = [partition.test(node) if split == "test" else partition.train(node) for node in nodes]
+    metrics: list[dict[str, float]] = [{"loss": 0.0, "accuracy": 0.0} for _ in nodes]
+    with named(nodes, server_round, stacks, ", evaluation"):
+        if models is None:
+            rows = [_remembered(client, *pair) for pair in zip(client.memories, received, strict=True)]
+        else:
+            rows = [{f"personal/{n}": v for n, v in model.items()} for model in models]
+            received = [{n: v for n, v in tensors.items() if not n.startswith("model/")} for tensors in received]
+        stack = _opened(client, received, server_round, range(len(nodes)), rows)
+        stacks.append(stack)
+        stack.final, stack.deadline = final, deadline
+        judged = client.judged(stack) if models is None else {"model": stack.params}
+        judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
+        for name, model in judged.items():
+            for key, totals in client.over_examples(stack, _scored(client), model, stack.received, examples).items():
+                for k, total in enumerate(totals.tolist()):
+                    metrics[k][key if name == "model" else f"{name}/{key}"] = total / max(len(examples[k]), 1)
+    own = unstacked(judged["model"], len(nodes))
+    return [Judged(len(index), found, model) for index, found, model in zip(examples, metrics, own, strict=True)]
+
+
+def _placed(client: Any) -> Callable[[Tensor], Tensor]:
+    device, dtype = client.workspace.device, client.workspace.dtype
+    return lambda tensor: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+
+def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
+    """Return what a node remembers, or what it begins with."""
+    if memory:
+        return memory
+    own = {f"personal/{n}": v for n, v in client.workspace.initial.items() if not client.travels(n)}
+    place = _placed(client)
+    begun: Tensors = client.fresh_memory({n: place(v) for n, v in received.items()})
+    return own | begun
+
+
+def _opened(client: Any, received: Sequence[Tensors], server_round: int, order: Sequence[int], rows: list[Tensors]) -> Stack:
+    """Stack what nodes received and remember, in this order."""
+    place, nodes = _placed(client), [client.nodes[k] for k in order]
+    constants = {n: joined([tensors[n] for tensors in received], place) for n in received[0]}
+    # Optimiser state of phases that some of the nodes have not been through starts at zero, as in a new optimiser.
+    kept = {n: v for row in rows for n, v in row.items() if n.startswith("optimizer/")}
+    rows[:] = [{n: torch.zeros_like(v) for n, v in kept.items()} | row for row in rows]
+    memory = Memory(rows[0], lambda name: stacked([row[name] for row in rows], place))
+    params = {}
+    for name in client.workspace.initial:
+        source = constants.get(f"model/{name}")
+        params[name] = (memory[f"personal/{name}"] if source is None else source).clone()
+    examples = [client.workspace.federation.partition.train(node) for node in nodes]
+    return Stack(nodes, examples, server_round, params, constants, memory)
+
+
+def _scored(client: Any) -> Callable[..., Tensors]:
+    """Return the function that sums one node's cross-entropy and right answers over a batch."""
+
+    def sums(params: Tensors, batch: Batch, received: Tensors) -> Tensors:
+        with client.model.holding(params) as model:
+            scores = client.scores(model(batch.x), received)
+        right = (scores.argmax(1) == batch.y).to(scores)
+        return {"loss": (cross_entropies(scores, batch.y) * batch.mask).sum(), "accuracy": (right * batch.mask).sum()}
+
+    return sums
+
+
+def _means(client: Any, nodes: int) -> list[dict[str, float]]:
+    """Return each node's mean losses over the examples that had them, over all phases."""
+    totals: Tensors = {}
+    for losses in client.losses:
+        for name, found in losses.sums().items():
+            totals[name] = totals[name] + found if name in totals else found
+    means = {name: (total[0] / total[1].clamp_min(1)).tolist() for name, total in totals.items()}
+    return [{name: values[k] for name, values in means.items()} for k in range(nodes)]
