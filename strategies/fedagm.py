@@ -19,7 +19,7 @@ class Config(FedAvgConfig):
 class FedAGM(FedAvg):
     """Nodes receive W + rho m;  W := mean w_k;  m := rho m + mean w_k - (W + rho m). Source: Kim et al. 2022 (FedACG).
 
-    The nodes' pull b |w - (W + rho m)|^2 is ``local.proximal_weight``. What is evaluated is W. A round without replies
+    The nodes' pull b |w - (W + rho m)|^2 is ``local.proximal_weight`` = 2 b. What is evaluated is W. A round without replies
     changes nothing.
     """
 

@@ -23,8 +23,8 @@ from rig import (
     work_of,
 )
 
-from clients.losses import contrast, cosine, cross_entropy, unit
 from clients.base import Batch, Stack
+from clients.losses import contrast, cosine, cross_entropy, unit
 from clients.training.batches import draw_batches
 from clients.training.workspace import Workspace
 from core.errors import UserError
@@ -655,7 +655,7 @@ def test_learning_rate_decays_per_local_epoch():
 
 def test_proximal_weight_by_hand():
     """w: 2 -> 1.8; then gradient 1.8 + 2 * 0.5 * (1.8 - 2) = 1.6, so 1.64."""
-    values = run_scalar("fedavg", [[0]], targets=(0,), local={"proximal_weight": 0.5})
+    values = run_scalar("fedavg", [[0]], targets=(0,), local={"proximal_weight": 1.0})
     assert values == pytest.approx([1.64], rel=1e-12)
 
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from rig import PERSONAL, Schedule, Vector, close, config_of, run_strategy, same, scalar_workspace, strategy_settings
 
-from clients.base import PARTS
-from clients.base import Batch, Stack
+from clients.base import PARTS, Batch, Stack
 from clients.training.workspace import Workspace, find_client, make_config_of_node
 from contrafed.experiment import run
 from core.errors import UserError
