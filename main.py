@@ -74,9 +74,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     made: list[Path] = []
     try:
-        for config in check_jobs(overrides, multirun):
+        for run in check_jobs(overrides, multirun):
             if not HYDRA_FLAGS.intersection(arguments):  # such flags show something and run nothing
-                made += make_folder(Path(str(config["output_dir"])))
+                made += make_folder(Path(run.output_dir))
         job()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

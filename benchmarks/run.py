@@ -79,12 +79,13 @@ def loop(setting: str, nodes: int) -> float:
     from omegaconf import OmegaConf
 
     from contrafed import compose
+    from core.run import choose
     from models.base import build_model
 
     torch.set_num_threads(1)
     _, _, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
-    settings = OmegaConf.to_container(compose(*COMMON).model)
+    settings = choose("model", OmegaConf.to_container(compose(*COMMON).model))
     model = build_model(settings, 3, (32, 32), 10, 0)
     frozen = [copy.deepcopy(model) for _ in range(steps)] if setting == "pmfl" else []
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -137,11 +138,12 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     from pfl.model.pytorch import PyTorchModel
 
     from contrafed import compose
+    from core.run import choose
     from models.base import build_model
 
     _, nodes, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
-    inner = build_model(OmegaConf.to_container(compose(*COMMON).model), 3, (32, 32), 10, 0)
+    inner = build_model(choose("model", OmegaConf.to_container(compose(*COMMON).model)), 3, (32, 32), 10, 0)
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -196,11 +198,12 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
     from omegaconf import OmegaConf
 
     from contrafed import compose
+    from core.run import choose
     from models.base import build_model
 
     _, nodes, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
-    settings = OmegaConf.to_container(compose(*COMMON).model)
+    settings = choose("model", OmegaConf.to_container(compose(*COMMON).model))
     file = folder / "images.npz"
     client, server, begun = ClientApp(), ServerApp(), []
 

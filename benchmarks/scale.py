@@ -84,6 +84,7 @@ def contrast(folder: Path, repeats: int, device: str) -> None:
     from omegaconf import OmegaConf
 
     from clients.training.workspace import Workspace
+    from core.run import node_run
     from simulation.worker import reuse_memory
 
     torch.set_num_threads(1)
@@ -103,7 +104,8 @@ def contrast(folder: Path, repeats: int, device: str) -> None:
             """Return a function that trains the nodes for one more round, their workspace, and their steps a round."""
             overrides = (f"strategy={method}", f"model={model}", f"strategy.local.batch_size={batch}", *more)
             common = ("strategy.local.lr=0.001", "num_nodes=250", "partition=iid")
-            workspace = Workspace(OmegaConf.to_container(compose_on(folder, *overrides, *common)), device=device)
+            config: Any = OmegaConf.to_container(compose_on(folder, *overrides, *common))
+            workspace = Workspace(node_run(config), device=device)
             received = [{f"model/{n}": v for n, v in workspace.initial.items()}] * len(nodes)
             memories: list[Any] = [{} for _ in nodes]
             rounds = iter(range(1, 10**6))
@@ -174,12 +176,13 @@ def node_times(nodes: list[tuple[int, int]], frozen: int, barrier: Any) -> list[
     from omegaconf import OmegaConf
 
     from contrafed import compose
+    from core.run import choose
     from models.base import build_model
     from simulation.worker import reuse_memory
 
     torch.set_num_threads(1)
     reuse_memory()
-    model = build_model(OmegaConf.to_container(compose("model=cnn5").model), 3, (32, 32), 10, 0)
+    model = build_model(choose("model", OmegaConf.to_container(compose("model=cnn5").model)), 3, (32, 32), 10, 0)
     others = [copy.deepcopy(model) for _ in range(frozen)]
     start = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.randn(32, 32, 32, 3).permute(0, 3, 1, 2)
@@ -209,6 +212,7 @@ def balance(folder: Path, repeats: int) -> None:
     from omegaconf import OmegaConf
 
     import contrafed.server_app as server
+    from core.run import node_run
     from partitions.federation import load_federation
 
     workers, skipped = os.cpu_count() or 1, 3
@@ -223,7 +227,7 @@ def balance(folder: Path, repeats: int) -> None:
     for method, frozen in (("fedavg", 0), ("pmfl", 7)):
         overrides = (f"strategy={method}", *nodes)
         config = OmegaConf.to_container(compose_on(folder, *overrides, data="few.npz"))
-        sizes = load_federation(config).partition.sizes
+        sizes = load_federation(node_run(config)).partition.sizes
         work = [(-(-n // 32), (n - 1) % 32 + 1) for n in sizes.tolist()]
         measured, least = [], []
         spawn = multiprocessing.get_context("spawn")
@@ -319,26 +323,28 @@ def aggregate(folder: Path, repeats: int) -> None:
     from omegaconf import OmegaConf
 
     from clients.training.workspace import Workspace
+    from contrafed.settings import resolve
     from core.combine import cores
     from partitions.participation.base import make_participation
     from simulation.worker import reuse_memory
-    from strategies.base import Population, Replies, Reply, Round, find_strategy, make_config
+    from strategies.base import Population, Replies, Reply, Round, strategy_class_of
     from strategies.replies import norm
 
     torch.set_num_threads(1)
     reuse_memory()
     pool = ThreadPoolExecutor(cores())
     config: Any = OmegaConf.to_container(compose_on(folder, "strategy=pmfl", "model=resnet18", "num_nodes=250"))
-    workspace = Workspace(config)
+    run = resolve(config)
+    workspace = Workspace(run.node)
     partition = workspace.federation.partition
-    strategy = find_strategy(config["strategy"])[0](
-        make_config(config["strategy"]),
+    strategy = strategy_class_of(run.server)(
+        run.server.config,
         client_class=workspace.client_class,
         node_config=workspace.config,
         model=workspace.model,
         population=Population(partition.sizes, np.arange(250)),
         participation=make_participation(
-            config["participation"], lambda: partition.class_counts() / partition.sizes[:, None], 250, 0
+            run.participation, lambda: partition.class_counts() / partition.sizes[:, None], 250, 0
         ),
         settings="",
         num_rounds=100,

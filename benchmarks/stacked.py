@@ -157,10 +157,12 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
     from omegaconf import OmegaConf
 
     from contrafed import compose
+    from core.run import choose
     from models.base import build_model
 
     name, nodes, batch, ahead, mixed = SETTINGS[title]
-    model = build_model(OmegaConf.to_container(compose(f"model={name}").model), 3, (32, 32), 10, 0)  # type: ignore[arg-type]
+    chosen = choose("model", OmegaConf.to_container(compose(f"model={name}").model))  # type: ignore[arg-type]
+    model = build_model(chosen, 3, (32, 32), 10, 0)
     works: dict[str, Work] = {}
     failed: dict[str, str] = {}
     expected: tuple[Any, Any] | None = None

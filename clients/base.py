@@ -23,8 +23,9 @@ from clients.training.loop import Function, Loss, Losses, Step
 from clients.training.one_round import Judged, Update
 from clients.training.stack import Stack, each_node, per_node
 from clients.training.work import LocalWork
-from clients.training.workspace import Workspace, find_client, make_config_of_node
+from clients.training.workspace import Workspace, client_class_of
 from core import codec
+from core.run import Choice
 from core.tensors import Tensors
 from models.base import Features, SplitModel
 
@@ -310,10 +311,9 @@ class Client(NumPyClient):
         return judged.metrics["loss"], judged.num_examples, {n: v for n, v in judged.metrics.items() if n != "loss"}
 
 
-def keeps_parts(settings: Mapping[str, Any]) -> bool:
+def keeps_parts(strategy: Choice) -> bool:
     """Whether nodes of ``strategy=NAME`` have models of their own."""
-    client_class, _ = find_client(settings)
-    return bool(client_class.is_personal(make_config_of_node(settings)))
+    return bool(client_class_of(strategy).is_personal(strategy.config))
 
 
 def score(workspace: Workspace, model: Callable[[Tensor], Features], index: np.ndarray) -> tuple[float, float, int]:

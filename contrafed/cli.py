@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from contrafed.settings import EVALUATION_KEYS, GROUPS, check, for_evaluation
+from contrafed.settings import EVALUATION_KEYS, GROUPS, Run, resolve
 from core import registry
 from core.errors import UserError, unknown
 
@@ -44,19 +44,18 @@ def jobs(overrides: list[str], multirun: bool) -> list[list[str]]:
     return [list(row) for row in itertools.product(*columns)]
 
 
-def check_jobs(overrides: list[str], multirun: bool) -> list[dict[str, Any]]:
-    """Check every job and return their configurations; raises ``UserError`` for the first fault, naming the job."""
-    expanded, configs = jobs(overrides, multirun), list[dict[str, Any]]()
+def check_jobs(overrides: list[str], multirun: bool) -> list[Run]:
+    """Check every job and return them as runs; raises ``UserError`` for the first fault, naming the job."""
+    expanded, runs = jobs(overrides, multirun), list[Run]()
     for number, job in enumerate(expanded):
         try:
             composed: Any = OmegaConf.to_container(compose_job(job), resolve=True)
-            configs.append(for_evaluation(composed))
-            check(configs[-1])
+            runs.append(resolve(composed))
         except UserError as error:
             if len(expanded) == 1:
                 raise
             raise UserError(f"job {number} ({' '.join(job)}): {error}") from error
-    return configs
+    return runs
 
 
 def compose_job(overrides: list[str]) -> DictConfig:

@@ -1,22 +1,24 @@
 """One run from a composed configuration: ``run(cfg) -> summary``, for notebooks and for ``main.py``."""
 
 import json
+import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from contrafed.prepare import checked, with_folder
-from contrafed.settings import engine_config
-from core import registry
+from contrafed.cli import compose_job
+from contrafed.reporting import claim_folder, quiet_libraries
+from contrafed.settings import Run, read_config, resolve
 from core.errors import UserError
+
+LATEST = "latest"
 
 
 def compose(*overrides: str) -> DictConfig:
     """Compose a configuration as the command line does: ``compose("strategy=moon", "num_rounds=10")``."""
-    from contrafed.cli import compose_job
-
     return compose_job(list(overrides))
 
 
@@ -26,20 +28,68 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
     ``unique``: when ``output_dir`` already holds a run, take ``output_dir-2`` and so on; otherwise that is an error.
     Raises ``UserError`` for anything wrong with the configuration or the data, before a folder is made where it can.
     """
-    config = checked(cfg)
-    if config["partition"]["name"] == "own":
+    wanted = checked(cfg)
+    if wanted.node.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
     # After checked(), which sets what Flower and Ray read when they are imported.
-    from clients.training.workspace import node_settings
-    from contrafed.server_app import app as server_app
+    from contrafed import server_app
     from partitions.federation import load_federation
     from simulation.engine import Job
 
-    federation = load_federation(config)  # before a folder is made: a mistake in the data leaves none behind
-    ready = with_folder(config, unique)
-    job = Job(server_app, config, node_settings(config), json.dumps(ready), federation)
-    folder = Path(ready["folder"])
-    engine = registry.find("simulation", "engine", config["engine"])
-    engine.run(engine_config(config["engine"]), job)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return {**summary, "folder": str(folder)}
+    federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data leaves none behind
+    ready = with_folder(wanted, unique)
+    server_app.hosted = server_app.Hosted(ready)
+    try:
+        ready.engine.module.run(ready.engine.config, Job(server_app.app, ready.node, federation, ready.verbose))
+    finally:
+        server_app.hosted = None
+    assert ready.folder is not None
+    summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))
+    return {**summary, "folder": str(ready.folder)}
+
+
+def deployed(overrides: str) -> Run:
+    """Return a run on real devices from one string of Hydra overrides, its folder made. Raises ``UserError``."""
+    wanted = checked(compose_job(shlex.split(overrides)))
+    if wanted.checkpoint_every is not None or wanted.resume is not None:
+        raise UserError("checkpoint_every and resume go with simulation: devices keep what they remember to themselves")
+    return with_folder(wanted, unique=True)
+
+
+def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
+    """Return the run that a configuration describes, with libraries quiet. Raises ``UserError``."""
+    composed: Any = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else dict(cfg)
+    quiet_libraries(bool(composed.get("verbose", False)))
+    return resolve(composed)
+
+
+def with_folder(wanted: Run, unique: bool) -> Run:
+    """Return the run with its folder, made here, and with the checkpoint that it goes on from."""
+    start = starting_point(wanted)
+    folder = Path(wanted.output_dir)
+    if wanted.resume != LATEST or not (folder / "config.yaml").exists():
+        folder = claim_folder(folder, unique=unique)
+    return replace(wanted, resume=start, folder=folder)
+
+
+def starting_point(wanted: Run) -> str | None:
+    """Return the path of the checkpoint that ``resume`` means, None to begin. Raises ``UserError`` where it does not fit."""
+    from contrafed import checkpoint
+
+    if wanted.resume is None:
+        return None
+    latest = wanted.resume == LATEST
+    found = checkpoint.find(wanted.output_dir if latest else wanted.resume)
+    if found is not None:
+        checkpoint.check_same(found.path, found.config, wanted.composed)
+        checkpoint.check_logs(found)
+        return str(found.path)
+    if not latest:
+        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}")
+    folder = Path(wanted.output_dir)
+    if (folder / "config.yaml").exists():  # a run that stopped before its first checkpoint is begun anew, no other
+        if (folder / "summary.json").exists() and '"finished"' in (folder / "summary.json").read_text(encoding="utf-8"):
+            raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
+        checkpoint.check_same(folder, read_config(folder), wanted.composed)
+    print(f"no checkpoint in {folder}: beginning with round 1", flush=True)
+    return None

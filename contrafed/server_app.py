@@ -6,9 +6,9 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 
 from clients.base import Tensors, keeps_parts, score
 from clients.node.files import personal_file, shapes_in
-from clients.training.workspace import Workspace, node_settings, workspace_for
+from clients.training.workspace import Workspace, workspace_for
 from contrafed import checkpoint
 from contrafed.devices import DeviceGrid, Register, Roll
 from contrafed.reporting import LOGS, Progress, RunRecorder, versions
-from contrafed.settings import engine_config
+from contrafed.settings import Run
 from core import codec
 from core.combine import cores
 from core.errors import UserError
@@ -32,7 +32,7 @@ from models.base import SplitModel
 from partitions.federation import Federation
 from partitions.own import facts_of
 from partitions.participation.base import make_participation
-from strategies.base import FederatedStrategy, Population, Round, find_strategy, make_config
+from strategies.base import FederatedStrategy, Population, Round, strategy_class_of
 
 # Seconds between two looks at the inbox of Flower's simulation runtime.
 POLL = 0.05
@@ -45,9 +45,9 @@ app = ServerApp()
 
 @dataclass
 class Hosted:
-    """A run inside Flower's simulation runtime, which calls the ServerApp in a thread and without a run config."""
+    """A run of this process, whose engine calls the ServerApp; Flower's does so in a thread."""
 
-    config: str
+    run: Run
     stop: threading.Event = field(default_factory=threading.Event)  # set to end the run as Ctrl-C does
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -57,21 +57,18 @@ hosted: Hosted | None = None
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment whose composed configuration is ``run_config["config"]`` (JSON).
-
-    ``flwr run`` gives ``run_config["overrides"]`` instead, Hydra overrides in one string, which are composed here.
-    """
-    if hosted is None and "config" in context.run_config:
-        serve(grid, json.loads(str(context.run_config["config"])))
-        return
+    """Run what this process hosts; ``flwr run`` gives ``run_config["overrides"]``, Hydra overrides in one string, instead."""
     if hosted is None:
-        from contrafed.prepare import deployed
+        from contrafed.experiment import deployed
 
         mistakes_in_one_line()
         serve(DeviceGrid(grid, context.run_id), deployed(str(context.run_config["overrides"])))
         return
+    if hasattr(grid, "node_ids"):  # our own Grid, in the thread that receives Ctrl-C
+        serve(grid, hosted.run)
+        return
     try:
-        serve(StoppableGrid(grid, hosted.stop), json.loads(hosted.config))
+        serve(StoppableGrid(grid, hosted.stop), hosted.run)
     except KeyboardInterrupt:
         pass  # the thread that received Ctrl-C raises it
     finally:
@@ -107,32 +104,32 @@ class StoppableGrid:
             raise KeyboardInterrupt
 
 
-def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) -> None:
-    """Train for ``num_rounds`` rounds and leave the run folder ``config["folder"]`` complete.
+def serve(grid: Grid | StoppableGrid | DeviceGrid, run: Run) -> None:
+    """Train for ``num_rounds`` rounds and leave the run's folder complete.
 
     Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again.
     """
-    folder = Path(config["folder"])
-    settings = node_settings(config)
+    folder, node = run.folder, run.node
+    assert folder is not None
+    settings = node.to_json()
     workspace = workspace_for(settings)
-    saved, personal = config["evaluate_only"], keeps_parts(config["strategy"])
-    folders = personal_folders(grid, config, folder, personal)
+    saved, personal = run.evaluate_only, keeps_parts(node.strategy)
+    folders = personal_folders(grid, run, folder, personal)
     register: Register | None = None
     if hasattr(grid, "node_ids"):  # our own Grid knows its nodes
         partition = workspace.federation.partition
         roll = Roll(Population(partition.sizes, grid.node_ids), workspace.federation, partition.class_counts(), None)
     else:
         if isinstance(grid, DeviceGrid):
-            settings = node_settings({**config, "images": facts_of(workspace.federation.data)})
+            settings = replace(node, images=facts_of(workspace.federation.data)).to_json()
         register = Register(grid, workspace.federation, settings, **folders)
         roll = register.call()
     population, federation = roll.population, roll.federation
-    participation = make_participation(config["participation"], roll.class_proportions, config["num_nodes"], config["seed"])
-    engine = engine_config(config["engine"])
-    rounds = 0 if saved else config["num_rounds"]
-    strategy_class, _ = find_strategy(config["strategy"])
-    strategy = strategy_class(
-        make_config(config["strategy"]),
+    participation = make_participation(run.participation, roll.class_proportions, run.num_nodes, run.seed)
+    engine = run.engine.config
+    rounds = 0 if saved else run.num_rounds
+    strategy = strategy_class_of(run.server)(
+        run.server.config,
         client_class=workspace.client_class,
         node_config=workspace.config,
         model=workspace.model,
@@ -140,28 +137,28 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
         participation=participation,
         settings=settings,
         num_rounds=rounds,
-        seed=config["seed"],
+        seed=run.seed,
         max_norm=engine.max_norm,
-        min_replies=config["min_replies"],
+        min_replies=run.min_replies,
         work_of=workspace.client_class(workspace, []).work_of,
     )
     if isinstance(grid, DeviceGrid):
         grid.limit_replies(strategy.largest_reply)
     elif folders["load"]:
         check_saved(workspace, folders["load"])
-    initial = initial_model(workspace, str(Path(saved) / MODEL_FILE) if saved else config["init_from"])
-    resumed = checkpoint.find(config["resume"]) if config["resume"] else None
-    recorder = open_recorder(folder, config, resumed, 0 if saved else 1)
+    initial = initial_model(workspace, str(Path(saved) / MODEL_FILE) if saved else run.init_from)
+    resumed = checkpoint.find(run.resume) if run.resume else None
+    recorder = open_recorder(folder, run, resumed, 0 if saved else 1)
     recorder.partition(roll.class_counts)
     if resumed is not None:
         initial = go_on(resumed, grid, strategy, recorder, folder)
-    keeper = checkpoint.Checkpoints(folder, config, resumed) if config["checkpoint_every"] else None
+    keeper = checkpoint.Checkpoints(folder, run.composed, resumed) if run.checkpoint_every else None
     began, status, last = time.perf_counter(), "failed", initial
-    title = f"{config['strategy']['name']} on {config['dataset']['name']}, {config['participation']['name']} participation"
+    title = f"{node.strategy.name} on {node.dataset.name}, {run.participation.name} participation"
     try:
         with Progress(rounds, title) as progress:
             cost = getattr(grid, "memory_cost", lambda: None)
-            log = Log(recorder, progress, strategy, config, cost, every_failure=isinstance(grid, DeviceGrid))
+            log = Log(recorder, progress, strategy, cost, every_failure=isinstance(grid, DeviceGrid))
 
             def on_round(done: Round, arrays: ArrayRecord) -> None:
                 nonlocal last
@@ -171,10 +168,10 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
                     for line in register.again():
                         progress.note(line)
                 t = done.server_round
-                if keeper is not None and t and t % config["checkpoint_every"] == 0:
+                if keeper is not None and run.checkpoint_every and t and t % run.checkpoint_every == 0:
                     keeper.save(t, last, strategy.state, grid.take_changed(), recorder.sizes())  # type: ignore[union-attr]
 
-            wanted = strategy.personal if config["eval_nodes"] is None else config["eval_nodes"]
+            wanted = strategy.personal if run.eval_nodes is None else run.eval_nodes
             asked = range(population.num_nodes) if wanted else ()
             scored = ConfigRecord({"nodes": [n for n in asked if roll.has_test(n)], **folders})
             first = 0 if resumed is None else resumed.server_round + 1
@@ -185,7 +182,7 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
                 timeout=engine.round_timeout,
                 evaluate_config=scored,
                 evaluate_fn=lambda r, arrays: evaluate(
-                    workspace, federation, config, r, codec.from_record(arrays), strategy.whole
+                    workspace, federation, run, r, codec.from_record(arrays), strategy.whole
                 ),
                 on_round=on_round,
                 first_round=first,
@@ -200,27 +197,25 @@ def serve(grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any]) ->
         status = "interrupted"
         raise
     finally:
-        recorder.save_model(last, {"strategy": config["strategy"]["name"], "seed": str(config["seed"])})
+        recorder.save_model(last, {"strategy": node.strategy.name, "seed": str(run.seed)})
         named = {"run_id": grid.run_id} if isinstance(grid, DeviceGrid) else {}
-        recorder.finish(status, {**facts(config, workspace), **named, "seconds": time.perf_counter() - began})
+        recorder.finish(status, {**facts(run, workspace), **named, "seconds": time.perf_counter() - began})
         recorder.close()
         if keeper is not None:
             keeper.close()
 
 
-def personal_folders(
-    grid: Grid | StoppableGrid | DeviceGrid, config: Mapping[str, Any], folder: Path, personal: bool
-) -> dict[str, str]:
+def personal_folders(grid: Grid | StoppableGrid | DeviceGrid, run: Run, folder: Path, personal: bool) -> dict[str, str]:
     """Return where nodes save and load their personal models, "" for not at all.
 
     A folder of this machine in simulation; devices have places of their own and are told a run's id. Raises ``UserError``.
     """
-    saved = Path(config["evaluate_only"]) if config["evaluate_only"] and personal else None
+    saved = Path(run.evaluate_only) if run.evaluate_only and personal else None
     if not isinstance(grid, DeviceGrid):
         save, load = str(folder.resolve() / PERSONAL), "" if saved is None else str((saved / PERSONAL).resolve())
     else:
         save, load = grid.run_id, "" if saved is None else run_of_devices(saved)
-    return {"save": save if config["save_personal"] else "", "load": load}
+    return {"save": save if run.save_personal else "", "load": load}
 
 
 def run_of_devices(folder: Path) -> str:
@@ -243,17 +238,15 @@ def mistakes_in_one_line() -> None:
     logging.getLogger("flwr").addFilter(shorten)
 
 
-def open_recorder(
-    folder: Path, config: Mapping[str, Any], resumed: checkpoint.Checkpoint | None, first_round: int
-) -> RunRecorder:
+def open_recorder(folder: Path, run: Run, resumed: checkpoint.Checkpoint | None, first_round: int) -> RunRecorder:
     """Return the run's recorder; a run that goes on elsewhere brings its logs along."""
     if resumed is None:
-        return RunRecorder(folder, config["text"], first_round)
+        return RunRecorder(folder, run.text, first_round)
     source = resumed.path.parent.parent
     if source.resolve() != folder.resolve():
         for name in LOGS:
             shutil.copyfile(source / f"{name}.csv", folder / f"{name}.csv")
-    return RunRecorder(folder, config["text"], first_round, resumed.logs)
+    return RunRecorder(folder, run.text, first_round, resumed.logs)
 
 
 def go_on(
@@ -281,14 +274,13 @@ class Log:
         recorder: RunRecorder,
         progress: Progress,
         strategy: FederatedStrategy,
-        config: Mapping[str, Any],
         memory_cost: Callable[[], tuple[float, int, int, int] | None],
         every_failure: bool = False,
     ) -> None:
         """``every_failure``: every round says which replies did not count, not only the first such round."""
         self.memory_cost, self.every_failure = memory_cost, every_failure
         self.recorder, self.progress, self.strategy = recorder, progress, strategy
-        self.num_nodes: int = config["num_nodes"]
+        self.num_nodes = strategy.population.num_nodes
         self.warned = False
         self.participants = 0  # over all rounds
 
@@ -361,7 +353,7 @@ def initial_model(workspace: Workspace, path: str | None) -> Tensors:
 
 
 def evaluate(
-    workspace: Workspace, federation: Federation, config: Mapping[str, Any], server_round: int, model: Tensors, whole: bool
+    workspace: Workspace, federation: Federation, run: Run, server_round: int, model: Tensors, whole: bool
 ) -> MetricRecord | None:
     """Score the global model on the central test set and, if asked for, on all training examples.
 
@@ -369,7 +361,7 @@ def evaluate(
     (merged splits) the union of the nodes' test parts stands in. A server without any images scores nothing. None between
     evaluations.
     """
-    if server_round % config["eval_every"] and server_round != config["num_rounds"]:
+    if server_round % run.eval_every and server_round != run.num_rounds:
         return None
     if not whole:
         return MetricRecord({})
@@ -377,7 +369,7 @@ def evaluate(
     if not len(index):
         index = np.concatenate([federation.partition.test(n) for n in range(federation.num_nodes)])
     parts = {"test": index}
-    if config["eval_train"]:
+    if run.eval_train:
         parts["train"] = np.concatenate([federation.partition.train(n) for n in range(federation.num_nodes)])
     scores: dict[str, int | float | list[int] | list[float]] = {}
     judged = copy.deepcopy(workspace.model)
@@ -404,20 +396,20 @@ def evaluate_in_parallel(workspace: Workspace, model: SplitModel, index: np.ndar
     return sum(loss * n for loss, _, n in results) / total, sum(round(acc * n) for _, acc, n in results) / total
 
 
-def facts(config: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
+def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
     """Return what identifies a run, for its summary."""
     return {
-        "method": config["strategy"]["name"],
-        "dataset": config["dataset"]["name"],
-        "partition": config["partition"]["name"],
-        "participation": config["participation"]["name"],
-        "model": config["model"]["name"],
-        "engine": config["engine"]["name"],
-        "seed": config["seed"],
-        "num_nodes": config["num_nodes"],
-        "num_rounds": config["num_rounds"],
-        **({"resumed_from": config["resume"]} if config["resume"] else {}),
-        **({"evaluate_only": config["evaluate_only"]} if config["evaluate_only"] else {}),
+        "method": run.node.strategy.name,
+        "dataset": run.node.dataset.name,
+        "partition": run.node.partition.name,
+        "participation": run.participation.name,
+        "model": run.node.model.name,
+        "engine": run.engine.name,
+        "seed": run.seed,
+        "num_nodes": run.num_nodes,
+        "num_rounds": run.num_rounds,
+        **({"resumed_from": run.resume} if run.resume else {}),
+        **({"evaluate_only": run.evaluate_only} if run.evaluate_only else {}),
         "parameters": sum(value.numel() for value in workspace.initial.values()),
         "device": str(workspace.device),
         "versions": versions(),

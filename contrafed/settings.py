@@ -1,7 +1,7 @@
-"""The composed configuration, checked as a whole before anything is loaded."""
+"""From a composed configuration to a typed ``Run``: parsed once, checked as a whole before anything is loaded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from yaml import YAMLError
 from core import registry
 from core.config import Range, build
 from core.errors import UserError, unknown
+from core.run import Choice, NodeRun, choice_of, choose, half, node_run
 
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine")
 
@@ -37,40 +38,83 @@ class Top:
     verbose: bool
 
 
-def check(config: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` for the first thing that is wrong with a composed configuration; loads no data."""
-    import clients.base
-    import models.base
-    import partitions.images
-    import partitions.participation.base
-    import partitions.partition
-    import strategies.base
+@dataclass(frozen=True)
+class Run(Top):
+    """One run, as everything on the server's side takes it."""
 
-    build(Top, config, "", ignore=frozenset(GROUPS))
+    node: NodeRun
+    server: Choice  # the server rule
+    participation: Choice
+    engine: Choice
+    composed: Mapping[str, Any]  # the configuration that this is made of, as ``config.yaml`` has it
+    folder: Path | None = None  # the run's own, once it has one; ``resume`` is then the path of a checkpoint or None
+
+    @property
+    def text(self) -> str:
+        """The configuration as YAML."""
+        return OmegaConf.to_yaml(OmegaConf.create(dict(self.composed)))
+
+
+def resolve(composed: Mapping[str, Any]) -> Run:
+    """Return the run that a composed configuration describes; loads no data. Raises ``UserError`` for the first mistake."""
+    import clients.base
+    import partitions.images
+    import partitions.partition
+
+    config = for_evaluation(composed)
+    top = check_top(config)
+    node, server = node_run(config), server_of(config["strategy"])
+    _check_keys(config["strategy"], node.strategy.module.Config, server.module.Config)
+    participation, engine = choose("participation", config["participation"]), choose("engine", config["engine"])
+    partitions.images.check(node.dataset)
+    partitions.partition.check(node.partition, node.num_nodes)
+    participation.config.count(node.num_nodes)
+    if top.save_personal and not clients.base.keeps_parts(node.strategy):
+        raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
+    return Run(**vars(top), node=node, server=server, participation=participation, engine=engine, composed=config)
+
+
+def check_top(config: Mapping[str, Any]) -> Top:
+    """Return the top-level keys, checked, and raise ``UserError`` for what can be seen without any group's code."""
+    top = build(Top, config, "", ignore=frozenset(GROUPS))
     for group in GROUPS:
         settings = config.get(group)
         if not isinstance(settings, Mapping):
             raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
         if settings.get("name") not in registry.choices(group):
             raise unknown(group, str(settings.get("name")), registry.choices(group))
-    if config["min_replies"] > config["num_nodes"]:
-        raise UserError(f"min_replies={config['min_replies']} is more than num_nodes={config['num_nodes']}")
+    if top.min_replies > top.num_nodes:
+        raise UserError(f"min_replies={top.min_replies} is more than num_nodes={top.num_nodes}")
     if config["dataset"]["name"] == "own" and config["partition"]["name"] != "own":
         raise UserError("dataset=own has no images to deal out; it goes with partition=own")
-    strategies.base.make_config(config["strategy"])
-    partitions.images.check_settings(config["dataset"])
-    partitions.partition.check_settings(config["partition"], config["num_nodes"])
-    partitions.participation.base.check_settings(config["participation"], config["num_nodes"])
-    models.base.check_settings(config["model"])
-    engine_config(config["engine"])
-    if config["engine"]["name"] == "flower" and (config["checkpoint_every"] is not None or config["resume"] is not None):
+    if config["engine"]["name"] == "flower" and (top.checkpoint_every is not None or top.resume is not None):
         raise UserError("engine=flower keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
-    if config["resume"] is not None and config["evaluate_only"] is not None:
+    if top.resume is not None and top.evaluate_only is not None:
         raise UserError("resume and evaluate_only exclude each other")
-    if config["save_personal"] and not clients.base.keeps_parts(config["strategy"]):
-        raise UserError(f"save_personal: strategy={config['strategy']['name']} has no personal models, only the global one")
-    if config["init_from"] is not None and not Path(config["init_from"]).is_file():
-        raise UserError(f"init_from: there is no file {config['init_from']}")
+    if top.init_from is not None and not Path(top.init_from).is_file():
+        raise UserError(f"init_from: there is no file {top.init_from}")
+    return top
+
+
+def server_of(strategy: Mapping[str, Any]) -> Choice:
+    """Return the server rule of a composed ``strategy`` group. Raises ``UserError``.
+
+    From the file that ``strategy.server`` names, or ``strategies/NAME.py`` of a method that has a rule of its own.
+    """
+    named = strategy.get("server")
+    if named is not None:
+        module = registry.find("strategies", "strategy/server", {"name": named})
+    else:
+        module = registry.find("strategies", "strategy", strategy)
+    return replace(choice_of(module, "strategy", half(module, strategy)), name=str(named or strategy["name"]))
+
+
+def _check_keys(strategy: Mapping[str, Any], *halves: Any) -> None:
+    """Raise ``UserError`` for a key of the ``strategy`` group that neither half has settings for."""
+    known = {name for config in halves for name in config.__dataclass_fields__}
+    for key in strategy:
+        if key not in known and key not in (*registry.COMMON_KEYS, "server"):
+            raise unknown("strategy key", str(key), known)
 
 
 # What may differ between a run and the evaluation of its saved models.
@@ -103,9 +147,3 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
     return {str(key): value for key, value in stored.items()}
-
-
-def engine_config(settings: Mapping[str, Any]) -> Any:
-    """Return the checked config of ``engine=NAME``."""
-    module = registry.find("simulation", "engine", settings)
-    return build(module.Config, settings, "engine", ignore=registry.COMMON_KEYS)

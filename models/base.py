@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from core import registry
-from core.config import build
 from core.errors import UserError
 from core.randomness import torch_generator
+from core.run import Choice
 
 SMALLEST = 8  # pixels a side
 
@@ -118,34 +117,21 @@ def features_of(encoder: nn.Module, in_channels: int, image_size: tuple[int, int
         return int(encoder(torch.zeros(1, in_channels, *image_size)).shape[1])
 
 
-def build_model(
-    settings: Mapping[str, Any], in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int
-) -> SplitModel:
-    """Build ``model=NAME`` for images of a size; the initial weights are a pure function of ``seed``.
+def build_model(choice: Choice, in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int) -> SplitModel:
+    """Build the model that was chosen for images of a size; the initial weights are a pure function of ``seed``.
 
     Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels.
     """
     if min(image_size) < SMALLEST or in_channels not in (1, 3):
         raise UserError(
-            f"model={settings['name']} takes images of at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, "
+            f"model={choice.name} takes images of at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, "
             f"got {image_size[0]}x{image_size[1]} with {in_channels}"
         )
-    module, config = _configured(settings)
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would reseed the accelerators too, which fork_rng does not restore here.
         torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
-        model: SplitModel = module.build(config, in_channels, image_size, num_classes)
+        model: SplitModel = choice.module.build(choice.config, in_channels, image_size, num_classes)
     return model
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` for a wrong key, type or value; builds nothing."""
-    _configured(settings)
-
-
-def _configured(settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    module = registry.find("models", "model", settings)
-    return module, build(module.Config, settings, "model", ignore=registry.COMMON_KEYS)
 
 
 def hidden_layers(

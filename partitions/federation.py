@@ -1,12 +1,11 @@
 """A data set and who holds which part of it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from core.errors import UserError
+from core.run import NodeRun
 from partitions.images import ImageData, load_images
 from partitions.own import fitted, own_images
 from partitions.partition import Partition, make_partition
@@ -30,17 +29,17 @@ class Federation:
         return np.flatnonzero(self.data.test.numpy())
 
 
-def load_federation(settings: Mapping[str, Any], own: tuple[int, str] | None = None) -> Federation:
-    """Load and partition what ``settings`` (keys dataset, partition, num_nodes, seed) describe. Raises ``UserError``.
+def load_federation(run: NodeRun, own: tuple[int, str] | None = None) -> Federation:
+    """Load and partition the data of a run. Raises ``UserError``.
 
-    On a device ``settings["images"]`` says what the run's model takes, and ``own`` which node has data of its own, and where.
+    On a device ``run.images`` says what the run's model takes, and ``own`` which node has data of its own, and where.
     """
     if own is not None:
-        return Federation(*own_images(settings, *own))
-    if "images" in settings and settings["partition"]["name"] == "own":
+        return Federation(*own_images(run, *own))
+    if run.images is not None and run.partition.name == "own":
         raise UserError("this run has partition=own: every --node-config needs data=PATH")
-    data = load_images(settings["dataset"])
-    if "images" in settings:
-        data = fitted(data, settings["images"], f"dataset={settings['dataset']['name']} on this node")
-    merged = bool(settings["dataset"]["merge_splits"])
-    return Federation(data, make_partition(settings["partition"], data, settings["num_nodes"], settings["seed"], merged))
+    data = load_images(run.dataset)
+    if run.images is not None:
+        data = fitted(data, run.images, f"dataset={run.dataset.name} on this node")
+    merged = run.dataset.config.merge_splits
+    return Federation(data, make_partition(run.partition, data, run.num_nodes, run.seed, merged))

@@ -1,32 +1,26 @@
 """Image data as tensors: the whole data set sits on a worker's device as uint8; nodes are index arrays into it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from core import registry
-from core.config import build
 from core.errors import UserError
 from core.randomness import generator
+from core.run import Choice
 
 SMALLEST = 8  # pixels a side; the smallest image that every model takes
 
 
 @dataclass(frozen=True)
 class Common:
-    """Settings that every data set has."""
+    """What the ``Config`` of every data set inherits."""
 
     merge_splits: bool
     normalize: Literal["moments", "half"]
-
-
-# Keys that every data set has beside its own.
-SHARED_KEYS = registry.COMMON_KEYS | set(Common.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -112,38 +106,33 @@ def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarr
     return test
 
 
-def load_images(settings: Mapping[str, Any]) -> ImageData:
-    """Load the data set of the ``dataset`` group; ``merge_splits`` leaves no central test split (FedCRL's protocol).
+def load_images(dataset: Choice) -> ImageData:
+    """Load the data set that was chosen; ``merge_splits`` leaves no central test split (FedCRL's protocol).
 
     ``normalize: half`` maps pixels to [-1, 1] whatever their distribution. Else mean and standard deviation stay those of
     the published training part: the merged images are the nodes' tests too.
-    Raises ``UserError`` for wrong settings, and for data that are missing or damaged.
+    Raises ``UserError`` for data that are missing or damaged.
     """
-    module, config = _configured(settings)
-    data: ImageData = module.load(config, str(settings["name"]))
-    if settings["merge_splits"]:
+    _check_path(dataset)
+    data: ImageData = dataset.module.load(dataset.config, dataset.name)
+    if dataset.config.merge_splits:
         data = replace(data, test=torch.zeros_like(data.test))
-    if settings["normalize"] == "half":
+    if dataset.config.normalize == "half":
         halves = (0.5,) * len(data.mean)
         data = replace(data, mean=halves, std=halves)
     return data
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` for a wrong key, type or value, or a file that is not there; loads no data."""
-    module, config = _configured(settings)
-    if hasattr(module, "check"):
-        module.check(config, str(settings["name"]))
+def check(dataset: Choice) -> None:
+    """Raise ``UserError`` for settings that do not go together, or a file that is not there; loads no data."""
+    _check_path(dataset)
+    if hasattr(dataset.module, "check"):
+        dataset.module.check(dataset.config, dataset.name)
 
 
-def _configured(settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the module and the checked config of a data set, its ``path`` (where it has one) known to exist."""
-    module = registry.find("partitions.datasets", "dataset", settings)
-    build(Common, {k: v for k, v in settings.items() if k in Common.__dataclass_fields__}, "dataset")
-    config = build(module.Config, settings, "dataset", ignore=SHARED_KEYS)
-    if hasattr(config, "path"):
-        if config.path is None:
-            raise UserError(f"dataset={settings['name']} needs dataset.path")
-        if not Path(config.path).expanduser().exists():
-            raise UserError(f"dataset.path: there is nothing at {config.path}")
-    return module, config
+def _check_path(dataset: Choice) -> None:
+    if hasattr(dataset.config, "path"):
+        if dataset.config.path is None:
+            raise UserError(f"dataset={dataset.name} needs dataset.path")
+        if not Path(dataset.config.path).expanduser().exists():
+            raise UserError(f"dataset.path: there is nothing at {dataset.config.path}")

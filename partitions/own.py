@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import UserError
+from core.run import NodeRun
 from partitions.datasets import folder, npz
 from partitions.images import ImageData
 from partitions.partition import Partition, held_out_fraction
@@ -29,28 +30,31 @@ def fitted(data: ImageData, facts: Mapping[str, Any], where: str) -> ImageData:
     return replace(data, mean=tuple(facts["mean"]), std=tuple(facts["std"]))
 
 
-def own_images(settings: Mapping[str, Any], node: int, place: str) -> tuple[ImageData, Partition]:
+def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partition]:
     """Return the images at ``place``, a file as dataset=npz or a folder as dataset=folder takes it, all of them ``node``'s.
 
     The test part is the file's own, or the share of each class that ``partition.test_fraction`` says. A folder has one
     folder per class of the run, an empty one for a class that the node does not hold.
     Raises ``UserError`` where there is nothing to read, or something that this run's model does not take.
     """
-    facts, path = settings["images"], Path(place).expanduser()
-    fraction, seed = held_out_fraction(settings["partition"], bool(settings["dataset"]["merge_splits"])), settings["seed"]
+    facts, path = run.images, Path(place).expanduser()
+    assert facts is not None
+    merged, normalize = run.dataset.config.merge_splits, run.dataset.config.normalize
+    shared: dict[str, Any] = {"path": str(path), "merge_splits": merged, "normalize": normalize, "split_seed": run.seed}
+    shared["test_fraction"] = held_out_fraction(run.partition.config, merged)
     channels, height, width = facts["shape"]
     if not path.is_absolute() or not path.exists():  # Flower chooses the folder that a message's process runs in
         raise UserError(f"--node-config data must be the absolute path of a file or folder on this node, got {place}")
     if path.is_dir():
         if height != width:
             raise UserError(f"{path} is a folder, whose images become squares; this run's model takes {_size(facts['shape'])}")
-        config = folder.Config(str(path), height, channels == 1, fraction, seed)
+        config = folder.Config(**shared, image_size=height, grayscale=channels == 1)
         data = folder.load(config, "folder", allow_empty=True)
     else:
-        data = npz.load(npz.Config(str(path), facts["num_classes"], fraction, seed), "npz")
+        data = npz.load(npz.Config(**shared, num_classes=facts["num_classes"]), "npz")
     data = fitted(data, facts, str(path))
     mine = [np.flatnonzero(data.test.numpy() == held) for held in (False, True)]
-    parts = [[part if k == node else part[:0] for k in range(settings["num_nodes"])] for part in mine]
+    parts = [[part if k == node else part[:0] for k in range(run.num_nodes)] for part in mine]
     return data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes)
 
 

@@ -1,23 +1,23 @@
 """Who holds which examples: every node an index array into the data set, a pure function of the seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from core import registry
-from core.config import Range, build
+from core.config import Range
 from core.errors import UserError
 from core.randomness import generator
+from core.run import Choice
 from partitions.images import ImageData
 
 
 @dataclass(frozen=True)
 class Common:
-    """Settings that every partition has."""
+    """What the ``Config`` of every partition inherits."""
 
     min_node_size: Annotated[int, Range(ge=0)]
     max_redraws: Annotated[int, Range(ge=0)]
@@ -28,9 +28,6 @@ class Common:
     scarce_nodes: Annotated[int, Range(ge=0)]
     scarce_fraction: Annotated[float, Range(gt=0, le=1)]
     cut_test: bool
-
-
-COMMON_KEYS = registry.COMMON_KEYS | set(Common.__dataclass_fields__)
 
 
 class Partition:
@@ -94,8 +91,8 @@ class Draw:
         return [self.rng.permutation(np.flatnonzero(self.y == c)) for c in range(self.num_classes)]
 
 
-def make_partition(settings: Mapping[str, Any], data: ImageData, num_nodes: int, seed: int, merged: bool = False) -> Partition:
-    """Draw the partition of the ``partition`` group over the training examples of ``data`` (METHODS section 42.2).
+def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, merged: bool = False) -> Partition:
+    """Draw the partition that was chosen over the training examples of ``data`` (METHODS section 42.2).
 
     Redraws until every node has ``min_node_size`` examples, at most ``max_redraws`` times; then ``on_small`` treats the
     draw whose smallest node is largest. Then each node holds out its own test part (``merged``: train and test were merged,
@@ -103,38 +100,39 @@ def make_partition(settings: Mapping[str, Any], data: ImageData, num_nodes: int,
     node has a batch: the default asks for fewer examples and moves what is missing.
     Raises ``UserError`` for what cannot be, with the numbers.
     """
-    module, config, common = _configured(settings, num_nodes)
-    if common.deal_test and not data.test.any():
+    _check_common(choice, num_nodes)
+    module, config = choice.module, choice.config
+    if config.deal_test and not data.test.any():
         raise UserError("partition.deal_test needs a central test split; set dataset.merge_splits=false")
     pool = np.flatnonzero(~data.test.numpy())
     y = data.y.numpy()
     if hasattr(module, "lazy"):
         if merged:
-            raise UserError(f"partition={settings['name']} has no test parts of its own; set dataset.merge_splits=false")
+            raise UserError(f"partition={choice.name} has no test parts of its own; set dataset.merge_splits=false")
         lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
         return lazy
     if hasattr(module, "explicit"):
         train, own_test = module.explicit(config, data.test.numpy(), num_nodes)
         if own_test is None:
-            train, own_test = _hold_out(train, _test_fraction(common, merged), generator(seed, "partition file test"))
-        train = _enough(train, None, common, generator(seed, "partition file small"))
-        if common.cut_test:
-            own_test = _scarce(own_test, y, common, generator(seed, "partition file scarce test"))
-        return Partition(_scarce(train, y, common, generator(seed, "partition file scarce")), own_test, y, data.num_classes)
+            train, own_test = _hold_out(train, held_out_fraction(config, merged), generator(seed, "partition file test"))
+        train = _enough(train, None, config, generator(seed, "partition file small"))
+        if config.cut_test:
+            own_test = _scarce(own_test, y, config, generator(seed, "partition file scarce test"))
+        return Partition(_scarce(train, y, config, generator(seed, "partition file scarce")), own_test, y, data.num_classes)
     if num_nodes > len(pool):
         raise UserError(
             f"{num_nodes} nodes cannot share {len(pool)} training examples; lower num_nodes, or use partition=sampled"
         )
     owner = data.owner[pool] if data.owner is not None else None
-    needed = common.min_node_size
-    if needed * num_nodes > len(pool) and common.on_small != "drop":
+    needed = config.min_node_size
+    if needed * num_nodes > len(pool) and config.on_small != "drop":
         raise UserError(
             f"{num_nodes} nodes of at least {needed} examples need {needed * num_nodes}, the training split has {len(pool)}; "
             "lower num_nodes or partition.min_node_size"
         )
-    name = str(settings["name"])
+    name = choice.name
     best: list[np.ndarray] | None = None
-    for attempt in range(common.max_redraws + 1):
+    for attempt in range(config.max_redraws + 1):
         rng = generator(seed, f"partition {name}", attempt)
         parts = module.split(config, Draw(y[pool], data.num_classes, num_nodes, rng, owner))
         if best is None or min(map(len, parts)) > min(map(len, best)):
@@ -144,31 +142,31 @@ def make_partition(settings: Mapping[str, Any], data: ImageData, num_nodes: int,
     assert best is not None
     rng = generator(seed, f"partition {name} small")
     limits = y[pool] if getattr(module, "FIXED_CLASSES", False) else None
-    parts = [pool[part] for part in _enough(best, limits, common, rng)]
+    parts = [pool[part] for part in _enough(best, limits, config, rng)]
     rng = generator(seed, f"partition {name} test")
-    if common.deal_test:
+    if config.deal_test:
         train, test = parts, _dealt(parts, np.flatnonzero(data.test.numpy()), y, data.num_classes, rng)
     else:
-        train, test = _hold_out(parts, _test_fraction(common, merged), rng)
-    train = _scarce(train, y, common, generator(seed, f"partition {name} scarce"))
-    if common.cut_test:
-        test = _scarce(test, y, common, generator(seed, f"partition {name} scarce test"))
+        train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
+    train = _scarce(train, y, config, generator(seed, f"partition {name} scarce"))
+    if config.cut_test:
+        test = _scarce(test, y, config, generator(seed, f"partition {name} scarce test"))
     return Partition(train, test, y, data.num_classes)
 
 
-def check_settings(settings: Mapping[str, Any], num_nodes: int) -> None:
-    """Raise ``UserError`` for a wrong key, type or value, or a file that is not there; loads no data."""
-    _, config, _ = _configured(settings, num_nodes)
-    if hasattr(config, "path"):
-        if config.path is None:
-            raise UserError(f"partition={settings['name']} needs partition.path")
-        if not Path(config.path).expanduser().is_file():
-            raise UserError(f"partition.path: there is no file {config.path}")
+def check(choice: Choice, num_nodes: int) -> None:
+    """Raise ``UserError`` for settings that do not go together, or a file that is not there; loads no data."""
+    _check_common(choice, num_nodes)
+    if hasattr(choice.config, "path"):
+        if choice.config.path is None:
+            raise UserError(f"partition={choice.name} needs partition.path")
+        if not Path(choice.config.path).expanduser().is_file():
+            raise UserError(f"partition.path: there is no file {choice.config.path}")
 
 
-def _configured(settings: Mapping[str, Any], num_nodes: int) -> tuple[Any, Any, Common]:
-    module = registry.find("partitions.partitioners", "partition", settings)
-    common = _common(settings)
+def _check_common(choice: Choice, num_nodes: int) -> None:
+    """Raise ``UserError`` for what every partition has settings for and this one, or so many nodes, cannot do."""
+    module, common = choice.module, choice.config
     if common.scarce_nodes > num_nodes:
         raise UserError(f"partition.scarce_nodes={common.scarce_nodes} is more than num_nodes={num_nodes}")
     if hasattr(module, "lazy") or hasattr(module, "OWN"):
@@ -181,11 +179,10 @@ def _configured(settings: Mapping[str, Any], num_nodes: int) -> tuple[Any, Any, 
         unused["keep_fraction"] = 1 - common.keep_fraction
         if any(unused.values()):
             key = next(key for key, value in unused.items() if value)
-            raise UserError(f"partition={settings['name']} has no partition.{key}: its nodes hold what they draw, no more")
+            raise UserError(f"partition={choice.name} has no partition.{key}: its nodes hold what they draw, no more")
     if common.deal_test and (hasattr(module, "explicit") or common.test_fraction is not None):
         other = "partition=file" if hasattr(module, "explicit") else "partition.test_fraction"
         raise UserError(f"partition.deal_test and {other} both say what a node's test part is: set one of them")
-    return module, build(module.Config, settings, "partition", ignore=COMMON_KEYS), common
 
 
 def _enough(parts: list[np.ndarray], limits: np.ndarray | None, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
@@ -240,17 +237,8 @@ def _moved(parts: list[np.ndarray], needed: int, limits: np.ndarray | None, rng:
     return parts
 
 
-def held_out_fraction(settings: Mapping[str, Any], merged: bool) -> float:
-    """Return the share of a node's examples that is its own test part under the ``partition`` group's settings."""
-    return _test_fraction(_common(settings), merged)
-
-
-def _common(settings: Mapping[str, Any]) -> Common:
-    """Return what every partition has settings for, checked."""
-    return build(Common, {key: value for key, value in settings.items() if key in Common.__dataclass_fields__}, "partition")
-
-
-def _test_fraction(common: Common, merged: bool) -> float:
+def held_out_fraction(common: Common, merged: bool) -> float:
+    """Return the share of a node's examples that is its own test part."""
     if common.test_fraction is not None:
         return common.test_fraction
     return 0.25 if merged else 0.0

@@ -1,12 +1,11 @@
 """What the engines share."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from core.run import NodeRun
 from partitions.federation import Federation
 from simulation.worker import RUN_ID
 
@@ -16,19 +15,18 @@ class Job:
     """One run, as an engine receives it."""
 
     server_app: ServerApp
-    settings: Mapping[str, Any]  # the composed configuration
-    node_settings: str  # the part of it that nodes receive, as JSON
-    run_config: str  # all of it as JSON, for the ServerApp's run config
+    node: NodeRun  # what nodes need to know of it
     federation: Federation
+    verbose: bool  # whether the logs of Flower and Ray are shown
 
     @property
     def num_nodes(self) -> int:
         """How many nodes there are."""
-        return int(self.settings["num_nodes"])
+        return self.node.num_nodes
 
     def serve(self, grid: Grid) -> None:
-        """Call the ServerApp as Flower would, with the composed configuration in its run config."""
-        context = Context(RUN_ID, 0, node_config={}, state=RecordDict(), run_config={"config": self.run_config})
+        """Call the ServerApp as Flower would."""
+        context = Context(RUN_ID, 0, node_config={}, state=RecordDict(), run_config={})
         self.server_app(grid, context)
 
 

@@ -32,9 +32,9 @@ def run(config: Config, job: Job) -> None:
     from simulation.ray import stop_ray
 
     stop_ray()  # Flower starts its own with its own resources
-    install(job.node_settings, Workspace(job.settings, device=default_device(), federation=job.federation))
-    server.hosted = hosted = server.Hosted(job.run_config)
-    verbose = bool(job.settings["verbose"])
+    install(job.node.to_json(), Workspace(job.node, device=default_device(), federation=job.federation))
+    hosted, verbose = server.hosted, job.verbose
+    assert hosted is not None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -55,5 +55,4 @@ def run(config: Config, job: Job) -> None:
         hosted.done.wait(FAREWELL)
         raise
     finally:
-        server.hosted = None
         uninstall()

@@ -35,7 +35,7 @@ def run(config: Config, job: Job) -> None:
     reuse_memory()
     grid = None
     try:
-        install(job.node_settings, Workspace(job.settings, device=device, federation=job.federation))
+        install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation))
         on_device, in_ram = default_budgets(device)
         memory = NodeMemory(
             on_device if config.memory_device_bytes is None else config.memory_device_bytes,

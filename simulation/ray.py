@@ -66,10 +66,10 @@ def run(config: Config, job: Job) -> None:
     reuse_memory()
     grid = None
     try:
-        workspace = Workspace(job.settings, device=default_device(), federation=job.federation)
-        install(job.node_settings, workspace)
-        start_ray(config.address, bool(job.settings["verbose"]), config.memory_host_bytes, config.memory_folder)
-        grid = RayGrid(config, workspace, job.node_settings)
+        workspace = Workspace(job.node, device=default_device(), federation=job.federation)
+        install(job.node.to_json(), workspace)
+        start_ray(config.address, job.verbose, config.memory_host_bytes, config.memory_folder)
+        grid = RayGrid(config, workspace)
         job.serve(grid)
     finally:
         if grid is not None:
@@ -109,10 +109,10 @@ def stop_ray() -> None:
 class RayGrid(VirtualGrid):
     """The grid over Ray workers."""
 
-    def __init__(self, config: Config, workspace: Workspace, node_settings: str) -> None:
+    def __init__(self, config: Config, workspace: Workspace) -> None:
         import ray
 
-        super().__init__(workspace.settings["num_nodes"])
+        super().__init__(workspace.run.num_nodes)
         self.ray = ray
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
@@ -129,7 +129,7 @@ class RayGrid(VirtualGrid):
         nothing: dict[str, Any] = dict.fromkeys(tensors)
         empty = replace(data, **nothing)
         data_set = {"data": empty, "tensors": tensors, "partition": workspace.federation.partition}
-        self._arguments = (ray.put(data_set), node_settings, dict(workspace.settings), config.stack_size)
+        self._arguments = (ray.put(data_set), workspace.run.to_json(), config.stack_size)
         self._actor: Any = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
         self.stateful = workspace.client_class.remembers(workspace.model, workspace.config)
         self.memory: dict[int, Any] = {}  # node id -> reference to its state

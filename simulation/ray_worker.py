@@ -13,6 +13,7 @@ from flwr.app.metadata import Metadata
 from clients.node.app import MEMORY
 from clients.training.workspace import Workspace, default_device, install
 from core import codec
+from core.run import NodeRun
 from core.tensors import on_host, size_of
 from partitions.federation import Federation
 from simulation import shared
@@ -63,9 +64,7 @@ def unpacked(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[Unpac
 class Worker:
     """One persistent worker process: the data set on its device and a ``BatchRunner``."""
 
-    def __init__(
-        self, data_set: Mapping[str, Any], node_settings: str, settings: Mapping[str, Any], stack_size: int | None
-    ) -> None:
+    def __init__(self, data_set: Mapping[str, Any], node_run: str, stack_size: int | None) -> None:
         torch.set_num_threads(1)
         identify()
         reuse_memory()
@@ -74,8 +73,9 @@ class Worker:
         data = replace(data_set["data"], **tensors)
         federation = Federation(data, data_set["partition"])
         device = default_device()
-        install(node_settings, Workspace(settings, device=device, federation=federation))
-        self.runner = BatchRunner(settings["num_nodes"], stack_size_for(stack_size, device, settings["num_nodes"]))
+        run = NodeRun.from_json(node_run)
+        install(node_run, Workspace(run, device=device, federation=federation))
+        self.runner = BatchRunner(run.num_nodes, stack_size_for(stack_size, device, run.num_nodes))
 
         self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
         self.broadcasts: dict[str, Any] = {}  # and to read broadcasts

@@ -20,16 +20,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from clients.base import Client
-from clients.training.workspace import find_client
 from core import codec, registry
-from core.config import build
+from core.run import Choice
 from core.tensors import Tensors, named, size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
 from strategies.replies import Replies, Reply, largest, read_reply
 from strategies.scores import Score, read_score, summarise
 
-__all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tensors", "find_strategy", "make_config"]
+__all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tensors", "strategy_class_of"]
 
 
 @dataclass
@@ -360,26 +359,6 @@ class FederatedStrategy(Strategy):
         self.state |= tree_map(moved, self.state)
 
 
-def find_strategy(settings: Mapping[str, Any]) -> tuple[type[FederatedStrategy], Any]:
-    """Return the strategy class and config dataclass of ``strategy=NAME``.
-
-    From ``strategies/NAME.py``, or from the file that ``strategy.server`` names where the method leaves the rule open.
-    """
-    if settings.get("server") is not None:
-        module = registry.find("strategies", "strategy/server", {"name": settings["server"]})
-    else:
-        module = registry.find("strategies", "strategy", settings)
-    return registry.only_subclass(module, FederatedStrategy), module.Config
-
-
-def make_config(settings: Mapping[str, Any]) -> Any:
-    """Check the whole ``strategy`` group and return the server half's config.
-
-    Its keys are those of the node half and of the server half together; anything else is an error.
-    """
-    _, client_config = find_client(settings)
-    _, server_config = find_strategy(settings)
-    client_fields, server_fields = set(client_config.__dataclass_fields__), set(server_config.__dataclass_fields__)
-    ignore = registry.COMMON_KEYS | {"server"}
-    build(client_config, settings, "strategy", ignore=ignore | server_fields)
-    return build(server_config, settings, "strategy", ignore=ignore | client_fields)
+def strategy_class_of(server: Choice) -> type[FederatedStrategy]:
+    """Return the ``FederatedStrategy`` class of a server rule."""
+    return registry.only_subclass(server.module, FederatedStrategy)

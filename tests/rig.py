@@ -6,15 +6,17 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from clients.training.work import LocalWork
-from clients.training.workspace import Workspace, install, node_settings, uninstall
+from clients.training.workspace import Workspace, install, uninstall
 from contrafed.cli import compose_job
+from contrafed.settings import server_of
 from core import codec, registry
+from core.run import node_run
 from models.base import Features, SplitModel
 from partitions.federation import Federation
 from partitions.images import ImageData
 from partitions.partition import Partition
 from simulation.grid import LocalGrid
-from strategies.base import Population, find_strategy, make_config
+from strategies.base import Population, strategy_class_of
 
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
 PERSONAL = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")
@@ -23,6 +25,11 @@ PERSONAL = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fe
 def config_of(*overrides):
     """The composed configuration as plain containers."""
     return OmegaConf.to_container(compose_job(list(overrides)), resolve=True)
+
+
+def workspace_of(config, **options):
+    """The Workspace of a composed configuration."""
+    return Workspace(node_run(config), **options)
 
 
 def strategy_settings(name, **changes):
@@ -91,7 +98,7 @@ def scalar_workspace(settings, model, targets=(0, 6, 3)):
     data = ImageData(x, y, torch.zeros(len(targets), dtype=torch.bool), (0.0,), (1 / 255,), 2, None)
     parts = [np.array([k]) for k in range(len(targets))]
     federation = Federation(data, Partition(parts, [p[:0] for p in parts], y.numpy(), 2))
-    workspace = Workspace(settings, dtype=torch.float64, federation=federation, model=model)
+    workspace = workspace_of(settings, dtype=torch.float64, federation=federation, model=model)
 
     class OnTargets(workspace.client_class):
         def task_loss(self, features, batch):
@@ -106,7 +113,7 @@ def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), **changes):
     local = changes.pop("local", {})
     strategy = strategy_settings(name, **changes)
     strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | local
-    settings = {"seed": 0, "num_nodes": len(targets), "strategy": strategy, "dataset": {}, "partition": {}, "model": {}}
+    settings = config_of(f"num_nodes={len(targets)}") | {"strategy": strategy}
     workspace = scalar_workspace(settings, Scalar(start), targets)
     models, _ = run_strategy(workspace, settings, Schedule(rounds), len(rounds))
     return [float(model["classifier.w"]) for model in models[1:]]
@@ -119,13 +126,12 @@ def run_strategy(
 
     ``rule``: a class for the server half instead of the method's own.
     """
-    identity = node_settings(settings)
+    identity, server = node_run(settings).to_json(), server_of(settings["strategy"])
     install(identity, workspace)
     try:
         grid = grid or LocalGrid(settings["num_nodes"], stack_size)
-        strategy_class, _ = find_strategy(settings["strategy"])
-        strategy = (rule or strategy_class)(
-            make_config(settings["strategy"]),
+        strategy = (rule or strategy_class_of(server))(
+            server.config,
             client_class=workspace.client_class,
             node_config=workspace.config,
             model=workspace.model,
@@ -172,7 +178,7 @@ def digits_run(
     if model == "mlp":
         config["model"]["hidden"] = [16]
     config["strategy"] = strategy_settings(name, **changes)
-    workspace = Workspace(config, dtype=dtype)
+    workspace = workspace_of(config, dtype=dtype)
     workspace.client_class = client_class or workspace.client_class
     participation = Schedule(schedule or [range(nodes)] * num_rounds)
     return run_strategy(workspace, config, participation, num_rounds, stack_size=stack_size, may_fail=may_fail, rule=rule)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from accelerator import NAME, There, accelerator, crossings
-from rig import METHODS, PERSONAL, close, config_of, digits_run, same, with_images
+from rig import METHODS, PERSONAL, close, config_of, digits_run, same, with_images, workspace_of
 from test_devices import Wire, plain, run_devices
 from test_engines import run_tiny
 
@@ -15,7 +15,7 @@ import clients.training.workspace
 import simulation.ray
 import simulation.ray_worker
 from clients.pmfl import PMFLClient
-from clients.training.workspace import Workspace, uninstall
+from clients.training.workspace import uninstall
 from contrafed.reporting import RunRecorder
 from core import codec
 from core.tensors import on_host
@@ -77,7 +77,7 @@ def test_no_step_waits_for_the_accelerator(method):
         local = ("strategy.local.iterations=null", f"strategy.local.epochs={epochs}", "strategy.local.batch_size=16")
         config = config_of(f"strategy={method}", *local, "num_nodes=20", "model=cnn", "model.hidden=8", "model.dropout=0.1")
         with accelerator():
-            workspace = Workspace(config, device=NAME)
+            workspace = workspace_of(config, device=NAME)
             down, _ = workspace.client_class.messages(workspace.model, workspace.config)
             initial = {f"model/{name}": value for name, value in workspace.initial.items()}
             received = [{name: initial.get(name, torch.zeros(shape)) for name, shape in down.items()}] * 3
@@ -117,7 +117,7 @@ def test_a_stack_evaluates_its_stored_models_in_one_call():
     config = config_of("strategy=pmfl", "num_nodes=4", "model=mlp", "model.hidden=[8]", "strategy.local.batch_size=8")
     calls = []
     with accelerator():
-        workspace = Workspace(config, device=NAME)
+        workspace = workspace_of(config, device=NAME)
 
         class Counted(workspace.client_class):
             def _represent(self, params, x):
@@ -214,7 +214,8 @@ def test_what_nodes_remember_comes_from_the_host_as_a_stack():
     counts = []
     for nodes in (3, 5):
         with accelerator():
-            workspace = Workspace(config_of("strategy=pmfl", "num_nodes=20", "model=cnn_pmfl", "model.hidden=[8]"), device=NAME)
+            config = config_of("strategy=pmfl", "num_nodes=20", "model=cnn_pmfl", "model.hidden=[8]")
+            workspace = workspace_of(config, device=NAME)
             received = [{f"model/{name}": value for name, value in workspace.initial.items()}] * nodes
             updates = workspace.client_class(workspace, range(nodes)).update(received, 1)
             memories = [on_host(update.memory) for update in updates]
@@ -245,7 +246,7 @@ def test_an_evaluation_takes_fewer_large_images_at_a_time():
         images = with_images(torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.tensor([0, 1]))
         federation = Federation(images, Partition([np.arange(2)], [np.arange(0)], images.y.numpy(), 2))
         with accelerator():
-            return Workspace(
+            return workspace_of(
                 config_of("strategy=fedavg", "num_nodes=1", "model=cnn"), device=device, federation=federation
             ).evaluation_batch
 

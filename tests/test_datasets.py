@@ -18,12 +18,13 @@ from PIL import Image
 from rig import config_of
 
 from core.errors import UserError
+from core.run import choose
 from partitions.datasets import hub_sets, network, torchvision_sets
-from partitions.images import check_settings, load_images, make_images, stratified_split
+from partitions.images import check, load_images, make_images, stratified_split
 
 
 def settings_of(name, **changes):
-    return config_of(f"dataset={name}")["dataset"] | changes
+    return choose("dataset", config_of(f"dataset={name}")["dataset"] | changes)
 
 
 def test_digits():
@@ -137,22 +138,22 @@ def test_files_that_are_no_npz(tmp_path):
 
 
 def test_paths_are_checked_before_anything_is_loaded(tmp_path):
-    for verb in (check_settings, load_images):
+    for verb in (check, load_images):
         with pytest.raises(UserError, match="dataset=npz needs dataset.path"):
             verb(settings_of("npz"))
         with pytest.raises(UserError, match="nothing at /nowhere"):
             verb(settings_of("npz", path="/nowhere"))
     for name in ("mnist", "cinic10"):
-        check_settings(settings_of(name, root=str(tmp_path)))
+        check(settings_of(name, root=str(tmp_path)))
         with pytest.raises(UserError, match=f"dataset={name}: not found"):
-            check_settings(settings_of(name, root=str(tmp_path), download=False))
-    check_settings(settings_of("npz", path=npz(tmp_path, x=np.zeros(1))))
+            check(settings_of(name, root=str(tmp_path), download=False))
+    check(settings_of("npz", path=npz(tmp_path, x=np.zeros(1))))
     with pytest.raises(UserError, match="nothing at /nowhere"):
-        check_settings(settings_of("folder", path="/nowhere"))
+        check(settings_of("folder", path="/nowhere"))
     with pytest.raises(UserError, match="merge_splits must be true or false"):
-        check_settings(settings_of("digits", merge_splits=3))
+        check(settings_of("digits", merge_splits=3))
     with pytest.raises(UserError, match="did you mean 'root'"):
-        check_settings(settings_of("mnist", roots="x"))
+        check(settings_of("mnist", roots="x"))
 
 
 def images_in(folder, colours):
@@ -357,7 +358,7 @@ def test_a_cached_hub_set_is_read_without_asking_the_hub(tmp_path, monkeypatch, 
     monkeypatch.setattr(hub_sets, "reachable", asked)
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     settings = settings_of("tiny_imagenet", root=str(tmp_path / "root"), download=False)
-    check_settings(settings)
+    check(settings)
     data = load_images(settings)
     assert data.x.shape == (12, 3, 64, 64)
     assert data.x[:, 0, 0, 0].tolist() == list(range(12))
@@ -369,10 +370,7 @@ def test_a_cached_hub_set_is_read_without_asking_the_hub(tmp_path, monkeypatch, 
 def test_writers_own_their_characters():
     import datasets
 
-    from core.config import build
-    from partitions.images import SHARED_KEYS
-
-    config = build(hub_sets.Config, settings_of("femnist"), "dataset", ignore=SHARED_KEYS)
+    config = settings_of("femnist").config
     table = datasets.Dataset.from_dict(
         {
             "image": [Image.new("L", (28, 28), i) for i in range(40)],

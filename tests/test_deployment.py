@@ -19,8 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from contrafed import keys
-from contrafed.experiment import run
-from contrafed.prepare import deployed
+from contrafed.experiment import deployed, run
 from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -270,8 +269,8 @@ def test_the_fab_holds_what_a_node_needs_and_nothing_else(tmp_path):
 
 
 def test_overrides_of_a_deployment_are_checked(tmp_path):
-    config = deployed(f"strategy=fedcrl num_nodes=3 output_dir={tmp_path}/run")
-    assert (config["strategy"]["name"], config["num_nodes"], config["folder"]) == ("fedcrl", 3, f"{tmp_path}/run")
+    ready = deployed(f"strategy=fedcrl num_nodes=3 output_dir={tmp_path}/run")
+    assert (ready.node.strategy.name, ready.num_nodes, ready.folder) == ("fedcrl", 3, tmp_path / "run")
     with pytest.raises(UserError, match="unknown strategy 'fedcrll', did you mean 'fedcrl'"):
         deployed("strategy=fedcrll")
     with pytest.raises(UserError, match="checkpoint_every and resume go with simulation"):

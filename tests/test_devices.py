@@ -24,15 +24,15 @@ from safetensors.torch import load_file, save_file
 
 import clients.node.app
 from clients.node.files import MemoryFileError, StateDir
-from clients.training.workspace import node_settings, uninstall
+from clients.training.workspace import uninstall
 from contrafed import keys
 from contrafed.devices import DeviceGrid, Roll
-from contrafed.experiment import run
-from contrafed.prepare import deployed
+from contrafed.experiment import deployed, run
 from contrafed.reporting import RunRecorder
 from contrafed.server_app import serve
 from core import codec
 from core.errors import UserError
+from core.run import node_run
 from partitions.federation import load_federation
 from simulation.worker import identify
 from strategies.base import Population
@@ -494,7 +494,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 import clients.node.app
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-content = RecordDict({{"config": ConfigRecord({{"settings": {json.dumps(node_settings(settings))}}})}})
+content = RecordDict({{"config": ConfigRecord({{"settings": {json.dumps(node_run(settings).to_json())}}})}})
 context = Context(1, 10, {{"partition-id": 1}}, RecordDict(), {{}})
 reply = clients.node.app.app(Message(content, 10, MessageType.QUERY), context)
 assert reply.content["metrics"]["partition-id"] == 1
@@ -660,7 +660,7 @@ def test_keys_are_made_once_and_fit_together(tmp_path, capsys):
 
 def test_the_partition_itself_says_its_proportions_unless_nodes_bring_their_own_data():
     """A sampled partition's are what nodes draw from, not what they happened to draw."""
-    federation = load_federation(config_of("partition=sampled", "partition.alpha=0.1", "num_nodes=4"))
+    federation = load_federation(node_run(config_of("partition=sampled", "partition.alpha=0.1", "num_nodes=4")))
     counts = federation.partition.class_counts()
     population = Population(counts.sum(1), np.arange(4))
     dealt = Roll(population, federation, counts, None).class_proportions()

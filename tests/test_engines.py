@@ -12,15 +12,16 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from rig import METHODS, PERSONAL, Schedule, config_of, digits_run, run_strategy, same
+from rig import METHODS, PERSONAL, Schedule, config_of, digits_run, run_strategy, same, workspace_of
 from safetensors.torch import load_file
 
 import clients.node.app
 import simulation.ray
-from clients.training.workspace import Workspace, install, node_settings, uninstall
+from clients.training.workspace import install, uninstall
 from contrafed.experiment import run
 from core import codec
 from core.errors import UserError
+from core.run import node_run
 from simulation import shared
 from simulation.grid import LocalGrid
 from simulation.scheduling import balanced, guided
@@ -254,8 +255,8 @@ def test_a_local_run_imports_no_ray():
 
 def tiny_workspace(*overrides):
     config = config_of(*TINY, *overrides)
-    workspace = Workspace(config)
-    return config, workspace, node_settings(config)
+    workspace = workspace_of(config)
+    return config, workspace, node_run(config).to_json()
 
 
 def train_message(workspace, settings, node=0, server_round=1):
@@ -503,7 +504,7 @@ def test_a_malformed_reply_is_counted_by_cause_and_left_out(kind, cause):
     config, workspace, _ = tiny_workspace("strategy=fedavg")
     models, strategy = run_strategy(workspace, config, Schedule([[0, 1, 2]]), 1, wrap=poisoned(kind), may_fail=True)
     assert dict(strategy.round.rejected) == {cause: 1}
-    without, _ = run_strategy(Workspace(config), config, Schedule([[0, 2]]), 1)
+    without, _ = run_strategy(workspace_of(config), config, Schedule([[0, 2]]), 1)
     assert same(models[-1], without[-1])
 
 
@@ -593,7 +594,7 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
 
     config = config_of("engine=local", "model=cnn_pmfl", "eval_train=true", "num_rounds=3", f"output_dir={tmp_path}/run")
     folder = run(config)["folder"]
-    workspace = Workspace(config)
+    workspace = workspace_of(config)
     index = torch.from_numpy(
         np.concatenate([workspace.federation.partition.train(n) for n in range(workspace.federation.num_nodes)])
     )

@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings
+from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
 
 from clients.fedrcl import Config, _all, _hard
 from clients.training.augment import augmented, draw_augmentation
-from clients.training.workspace import Workspace
+from contrafed.settings import server_of
 from core.config import build
-from strategies.base import Replies, Reply, find_strategy, make_config
+from core.run import choose
+from strategies.base import Replies, Reply, strategy_class_of
 
 
 def settings(**changes):
@@ -191,7 +192,7 @@ def test_equal_sizes_make_uniform_and_samples_the_same():
             "strategy=fedrcl", f"strategy.weights={weights}", "num_nodes=6", "model=mlp", "partition=balanced_dirichlet"
         )
         config["strategy"]["local"] |= PLAIN
-        results.append(run_strategy(Workspace(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2)[0][-1])
+        results.append(run_strategy(workspace_of(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2)[0][-1])
     close(*results)
 
 
@@ -202,7 +203,7 @@ def test_stacked_equals_one_by_one_on_convolutions(pairs, augment):
     for stack_size in (1, 3):
         config = config_of("strategy=fedrcl", "num_nodes=6", "model=resnet18", "model.width=4", f"strategy.pairs={pairs}")
         config["strategy"]["local"] |= {"epochs": 2, "batch_size": 0.5, "augment": augment}
-        workspace = Workspace(config, dtype=torch.float64)
+        workspace = workspace_of(config, dtype=torch.float64)
         runs.append(run_strategy(workspace, config, Schedule([range(3)] * 2), 2, stack_size=stack_size)[0][-1])
     close(*runs, 1e-8)
 
@@ -211,14 +212,14 @@ def test_levels_of_the_resnet():
     """F8: five levels of 64, 64, 128, 256 and 512 channels for 32x32 images."""
     from models.base import build_model
 
-    model = build_model(config_of("model=resnet18")["model"], 3, (32, 32), 10, 0)
+    model = build_model(choose("model", config_of("model=resnet18")["model"]), 3, (32, 32), 10, 0)
     with torch.no_grad():
         levels = model(torch.zeros(2, 3, 32, 32), None, True).levels
     assert [tuple(level.shape) for level in levels] == [(2, c) for c in (64, 64, 128, 256, 512)]
 
 
 def test_it_remembers_nothing():
-    workspace = Workspace(config_of("strategy=fedrcl", "num_nodes=4", "model=mlp"))
+    workspace = workspace_of(config_of("strategy=fedrcl", "num_nodes=4", "model=mlp"))
     assert not workspace.client_class.remembers(workspace.model, workspace.config)
 
 
@@ -226,10 +227,10 @@ def test_it_remembers_nothing():
 
 
 def rule(name, **changes):
-    values = strategy_settings("fedrcl", server=name, **changes)
-    cls, _ = find_strategy(values)
+    server = server_of(strategy_settings("fedrcl", server=name, **changes))
+    cls = strategy_class_of(server)
     strategy = cls.__new__(cls)
-    strategy.config, strategy.state, strategy.travelling = make_config(values), {}, ["w"]
+    strategy.config, strategy.state, strategy.travelling = server.config, {}, ["w"]
     return strategy
 
 
@@ -336,8 +337,8 @@ def test_training_is_augmented_and_evaluation_is_not():
         close(plain[-1], changed[-1])
     config = config_of("strategy=fedrcl", "num_nodes=4", "model=mlp")
     workspace, bare = (
-        Workspace(config),
-        Workspace(config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | PLAIN}}),
+        workspace_of(config),
+        workspace_of(config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | PLAIN}}),
     )
     clients = [s.client_class(s, [0]) for s in (workspace, bare)]
     scores = [client.evaluate(client.get_parameters({}), {"split": "train"}) for client in clients]

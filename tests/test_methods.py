@@ -21,12 +21,13 @@ from rig import (
     scalar_workspace,
     strategy_settings,
     work_of,
+    workspace_of,
 )
 
 from clients.base import Batch, Stack
 from clients.losses import contrast, cosine, cross_entropy, unit
 from clients.training.batches import draw_batches
-from clients.training.workspace import Workspace
+from contrafed.settings import server_of
 from core.errors import UserError
 from simulation.grid import LocalGrid
 from strategies.base import Population, Replies, Reply, Round
@@ -78,7 +79,7 @@ def test_padding_never_touches_a_loss():
 
 def vector_client(name, w, **changes):
     """A client whose representation of every image is its two parameters."""
-    settings = {"seed": 0, "num_nodes": 1, "strategy": strategy_settings(name, **changes)}
+    settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, **changes)}
     workspace = scalar_workspace(settings, Vector(w), targets=(1,))
     return workspace.client_class(workspace, [0])
 
@@ -216,7 +217,7 @@ def test_pmfl_buffer_holds_the_last_iterates_across_rounds():
 def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(stack_size):
     """Autograd may return one tensor for two parameters, a broadcast one or one in another layout; clipping writes in place."""
     config = config_of("strategy=fedavg", "num_nodes=3", "model=cnn_pmfl", "model.hidden=[8]", "strategy.local.clip_norm=0.01")
-    workspace, seen = Workspace(config, dtype=torch.float64), []
+    workspace, seen = workspace_of(config, dtype=torch.float64), []
 
     class Shared(workspace.client_class):
         def loss(self, params, batch, constants):
@@ -257,7 +258,7 @@ def test_pmfl_compares_with_what_its_buffer_holds(scope, size, local, stack_size
     config = config_of("strategy=pmfl", "num_nodes=3", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
     config["strategy"] |= {"buffer_size": size}
     config["strategy"]["local"] |= local
-    workspace, steps, pairs = Workspace(config, dtype=torch.float64), [], []
+    workspace, steps, pairs = workspace_of(config, dtype=torch.float64), [], []
 
     class Watched(workspace.client_class):
         def constants(self, stack, batch):
@@ -289,7 +290,7 @@ def test_pmfl_compares_with_what_its_buffer_holds(scope, size, local, stack_size
 def test_pmfl_asks_each_frozen_model_once_for_all_steps_that_need_it():
     """Five steps and five iterates: 5 old ones, 3 new ones, the received and the previous model, instead of 31 passes."""
     config = config_of("strategy=pmfl", "num_nodes=1", "model=mlp", "model.hidden=[8]", "strategy.local.iterations=5")
-    workspace = Workspace(config)
+    workspace = workspace_of(config)
     calls, held = [], []
 
     class Counted(workspace.client_class):
@@ -320,7 +321,7 @@ def test_moon_represents_an_example_once_a_round_and_means_the_same(stack_size):
     """Three epochs with looked-up representations, against embedding every batch anew."""
     config = config_of("strategy=moon", "num_nodes=3", "model=mlp", "model.hidden=[8]", "partition.min_node_size=5")
     config["strategy"]["local"] |= {"iterations": None, "epochs": 3}
-    workspace, calls = Workspace(config, dtype=torch.float64), {"often": 0, "once": 0}
+    workspace, calls = workspace_of(config, dtype=torch.float64), {"often": 0, "once": 0}
     once = workspace.client_class
 
     class Counted(once):
@@ -391,9 +392,7 @@ def test_interval_weights_approach_one_over_p():
 
 def server(config_changes, num_nodes=4, num_rounds=5, name="pmfl"):
     """A PMFL server half without a network around it."""
-    from strategies.base import make_config
-
-    config = make_config(strategy_settings(name, **config_changes))
+    config = server_of(strategy_settings(name, **config_changes)).config
     model = torch.nn.Module()
     client_class = SimpleNamespace(messages=lambda model, config: ({}, {}), is_personal=lambda config: False)
     population = Population(np.ones(num_nodes, dtype=np.int64), np.arange(1000, 1000 + num_nodes))
@@ -596,12 +595,12 @@ def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
         config = config_of("strategy=fedavg", "num_nodes=4", "model=cnn", "model.hidden=16", "model.dropout=0.3")
         config["strategy"]["local"] |= {"iterations": None, "epochs": 1, "batch_size": 9}
         models, _ = run_strategy(
-            Workspace(config, dtype=torch.float64), config, Schedule([range(4)] * 2), 2, stack_size=stack_size
+            workspace_of(config, dtype=torch.float64), config, Schedule([range(4)] * 2), 2, stack_size=stack_size
         )
         results.append(models[-1])
     close(*results)
     config["model"]["dropout"] = 0.0
-    models, _ = run_strategy(Workspace(config, dtype=torch.float64), config, Schedule([range(4)] * 2), 2)
+    models, _ = run_strategy(workspace_of(config, dtype=torch.float64), config, Schedule([range(4)] * 2), 2)
     with pytest.raises(AssertionError):
         close(models[-1], results[0])
 
@@ -711,7 +710,7 @@ def test_messages_hold_what_is_declared_and_nothing_else(name):
             return replies
 
     config = config_of(f"strategy={name}", "num_nodes=3", "model=mlp")
-    workspace = Workspace(config)
+    workspace = workspace_of(config)
     run_strategy(workspace, config, Schedule([range(3)] * 2), 2, wrap=Spy)
     shapes = {n: tuple(p.shape) for n, p in workspace.initial.items()}
     group = "delta" if name in ("fedau", "pmfl") else "model"
@@ -730,7 +729,7 @@ def test_messages_hold_what_is_declared_and_nothing_else(name):
 def test_only_declared_memory_is_kept(name, stateless):
     config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp")
     grid = LocalGrid(4, 1)
-    workspace = Workspace(config)
+    workspace = workspace_of(config)
     run_strategy(workspace, config, Schedule([[0, 2], [2]]), 2, grid=grid)
     assert set(grid.memory) == (set() if stateless else {1000, 1002})
     assert workspace.client_class.remembers(workspace.model, workspace.config) == (not stateless)
@@ -739,8 +738,8 @@ def test_only_declared_memory_is_kept(name, stateless):
 def test_a_node_that_sat_out_has_the_memory_it_left_with():
     config = config_of("strategy=pmfl", "num_nodes=3", "model=mlp")
     first, later = LocalGrid(3, 1), LocalGrid(3, 1)
-    run_strategy(Workspace(config), config, Schedule([[0, 1]]), 1, grid=first)
-    run_strategy(Workspace(config), config, Schedule([[0, 1]] + [[1, 2]] * 10), 11, grid=later)
+    run_strategy(workspace_of(config), config, Schedule([[0, 1]]), 1, grid=first)
+    run_strategy(workspace_of(config), config, Schedule([[0, 1]] + [[1, 2]] * 10), 11, grid=later)
     left, kept = (grid.memory.get(1000) for grid in (first, later))
     assert set(left) == set(kept)
     assert all(np.array_equal(left[n].numpy(), kept[n].numpy()) for n in left)

@@ -9,14 +9,15 @@ from torch.func import functional_call, vmap
 
 from core import registry
 from core.errors import UserError
-from models.base import HalvingPool, build_model, check_settings, group_norm
+from core.run import choose
+from models.base import HalvingPool, build_model, group_norm
 
 MODELS = sorted(registry.choices("model"))
 SMALL = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
 
 
 def settings_of(name, **changes):
-    return {**OmegaConf.to_container(OmegaConf.load(registry.CONF / "model" / f"{name}.yaml")), **changes}
+    return choose("model", {**OmegaConf.to_container(OmegaConf.load(registry.CONF / "model" / f"{name}.yaml")), **changes})
 
 
 def make(name, channels=3, size=32, classes=10, seed=0, **changes):
@@ -175,13 +176,13 @@ def test_faults_are_one_line():
     with pytest.raises(UserError, match="with 4"):
         make("cnn", 4, 32)
     with pytest.raises(UserError, match="unknown model key .hiden., did you mean 'hidden'"):
-        check_settings(settings_of("cnn", hiden=3))
+        settings_of("cnn", hiden=3)
     with pytest.raises(UserError, match="model.dropout must be >= 0 and < 1"):
-        check_settings(settings_of("cnn", dropout=1.0))
+        settings_of("cnn", dropout=1.0)
     with pytest.raises(UserError, match="4 convolutions of kernel 5, .* leave nothing of images of 8x8"):
         build_model(settings_of("cnn", channels=[8] * 4), 1, (8, 8), 10, 0)
     with pytest.raises(UserError, match="model.channels must name at least one convolution"):
-        check_settings(settings_of("cnn", channels=[]))
+        settings_of("cnn", channels=[])
 
 
 def test_group_norm_computes_in_full_precision_whatever_comes_in():

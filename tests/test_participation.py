@@ -9,8 +9,9 @@ from rig import config_of
 
 from core.errors import UserError
 from core.randomness import generator
+from core.run import choose
 from partitions.participation import markovian
-from partitions.participation.base import Heterogeneous, check_settings, make_participation, probabilities
+from partitions.participation.base import Heterogeneous, make_participation, probabilities
 from partitions.participation.markovian import transitions
 
 
@@ -20,7 +21,7 @@ def composed(name):
 
 
 def settings_of(name, **changes):
-    return composed(name) | changes
+    return choose("participation", composed(name) | changes)
 
 
 def heterogeneous(beta, mean_probability, floor, scaling):
@@ -353,15 +354,15 @@ def test_faulty_traces_are_one_line(tmp_path, text, message):
 )
 def test_faulty_settings_are_one_line(name, changes, message):
     with pytest.raises(UserError, match=message) as error:
-        settings = {"name": name, **changes} if name == "fulll" else settings_of(name, **changes)
-        check_settings(settings, 10)
+        chosen = choose("participation", {"name": name, **changes}) if name == "fulll" else settings_of(name, **changes)
+        chosen.config.count(10)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic"])
 def test_no_default_is_hidden_in_the_code(name):
-    settings = settings_of(name)
-    check_settings(settings, 10)
+    settings = composed(name)
+    choose("participation", settings)
     for key in set(settings) - {"name"}:
         with pytest.raises(UserError, match=f"participation.{key} is missing"):
-            check_settings({k: v for k, v in settings.items() if k != key}, 10)
+            choose("participation", {k: v for k, v in settings.items() if k != key})

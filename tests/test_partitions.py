@@ -7,7 +7,8 @@ import pytest
 from rig import config_of, with_images
 
 from core.errors import UserError
-from partitions.partition import check_settings, keep_stratified, make_partition
+from core.run import choose
+from partitions.partition import check, keep_stratified, make_partition
 
 
 def data_of(count=2000, classes=10, test=0, owner=None, seed=0):
@@ -24,7 +25,7 @@ def data_with_a_gap():
 
 
 def settings_of(name, **changes):
-    return config_of(f"partition={name}")["partition"] | changes
+    return choose("partition", config_of(f"partition={name}")["partition"] | changes)
 
 
 def make(name, nodes=20, seed=0, data=None, merged=False, **changes):
@@ -106,12 +107,12 @@ def test_balanced_dirichlet_draws_by_the_weights_of_the_classes():
     """The first node of many with q known: its class counts are a weighted draw, here against its expectation."""
     from core.randomness import generator
     from partitions.partition import Draw
-    from partitions.partitioners.balanced_dirichlet import Config, split
+    from partitions.partitioners.balanced_dirichlet import split
 
     y = np.repeat(np.arange(4), 10_000)
     rng = generator(0, "x")
     q = generator(0, "x").dirichlet(np.full(4, 1.0))
-    first = split(Config(1.0), Draw(y, 4, 400, rng, None))[0]
+    first = split(settings_of("balanced_dirichlet", alpha=1.0).config, Draw(y, 4, 400, rng, None))[0]
     assert np.bincount(y[first], minlength=4) / len(first) == pytest.approx(q, abs=0.12)
 
 
@@ -296,7 +297,7 @@ def test_redraws_until_large_enough():
 )
 def test_impossible_requests_are_refused_with_the_numbers(name, nodes, changes, message):
     with pytest.raises(UserError, match=message) as error:
-        check_settings(settings_of(name, **changes), nodes)
+        check(settings_of(name, **changes), nodes)
         make(name, nodes, **changes)
     assert "\n" not in str(error.value)
 

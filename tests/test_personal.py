@@ -9,12 +9,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from rig import PERSONAL, Schedule, Vector, close, config_of, run_strategy, same, scalar_workspace, strategy_settings
+from rig import (
+    PERSONAL,
+    Schedule,
+    Vector,
+    close,
+    config_of,
+    run_strategy,
+    same,
+    scalar_workspace,
+    strategy_settings,
+    workspace_of,
+)
 
 from clients.base import PARTS, Batch, Stack
-from clients.training.workspace import Workspace, find_client, make_config_of_node
+from clients.training.workspace import client_class_of
 from contrafed.experiment import run
 from core.errors import UserError
+from core.run import choose, node_run
 from simulation.grid import LocalGrid
 from strategies.base import Replies, Reply
 from strategies.prototypes import Prototypes
@@ -24,7 +36,7 @@ TWO = torch.eye(2, dtype=torch.float64)
 
 def client_of(name, **changes):
     """A client whose representation of every image is its two parameters."""
-    settings = {"seed": 0, "num_nodes": 1, "strategy": strategy_settings(name, **changes)}
+    settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, **changes)}
     workspace = scalar_workspace(settings, Vector([1.0, 0.0]), targets=(1,))
     return workspace.client_class(workspace, [0])
 
@@ -143,7 +155,7 @@ def test_a_class_that_nobody_held_keeps_its_prototype():
 
 def test_prototypes_are_class_means_over_the_whole_training_part():
     config = config_of("strategy=fedproto", "num_nodes=5", "model=mlp", "model.hidden=[6]")
-    workspace = Workspace(config, dtype=torch.float64)
+    workspace = workspace_of(config, dtype=torch.float64)
     for nodes in ([2], [0, 1, 3]):
         client = workspace.client_class(workspace, nodes)
         stack = Stack(
@@ -230,7 +242,7 @@ def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
     config["strategy"] = strategy_settings(name, **{**EPOCH, **changes})
     grid = LocalGrid(nodes, stack_size)
     models, strategy = run_strategy(
-        Workspace(config, dtype=torch.float64), config, Schedule(schedule), len(schedule), grid=grid
+        workspace_of(config, dtype=torch.float64), config, Schedule(schedule), len(schedule), grid=grid
     )
     memory = {f"{node}/{name}": tensor for node in grid.memory for name, tensor in grid.memory.get(node).items()}
     return models[-1], memory, strategy
@@ -292,7 +304,7 @@ def test_a_loss_is_averaged_over_the_examples_that_had_it():
     """MpFedcon's contrast exists in the body phase alone: the mean must not be thinned by ten head epochs."""
     config = config_of("strategy=mpfedcon", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"] |= {"invalid_centre": "zero_vector", "head_epochs": 3}
-    workspace = Workspace(config, dtype=torch.float64)
+    workspace = workspace_of(config, dtype=torch.float64)
     seen = []
 
     class Watched(workspace.client_class):
@@ -333,7 +345,7 @@ def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
         config["strategy"] |= {"head": head, "head_epochs": 3}
         config["strategy"]["local"] |= {"batch_size": 7}
         grid = LocalGrid(6, stack_size)
-        run_strategy(Workspace(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2, grid=grid)
+        run_strategy(workspace_of(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2, grid=grid)
         return {n: v.numpy() for k in range(6) for n, v in grid.memory.get(1000 + k).items()}
 
     once, stacked = trained(1), trained(3)
@@ -378,7 +390,7 @@ def test_the_label_rule_of_gradient_leakage_finds_no_input():
     for name in ("fedavg", "mpfedcon"):
         config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp")
         config["strategy"]["local"] |= {"epochs": None, "iterations": 1, "batch_size": 1, "momentum": 0.0}
-        workspace = Workspace(config, dtype=torch.float64)
+        workspace = workspace_of(config, dtype=torch.float64)
         workspace.federation.partition.train = lambda node: np.array([17])
         client = workspace.client_class(workspace, [0])
         received = client.get_parameters({})
@@ -395,7 +407,7 @@ def test_the_label_rule_of_gradient_leakage_finds_no_input():
 def test_pooled_prototypes_are_those_of_the_pooled_data():
     """I7: with one shared body, Equation 6 over nodes is the mean over all their examples."""
     config = config_of("strategy=fedcrl", "num_nodes=4", "model=mlp")
-    workspace = Workspace(config, dtype=torch.float64)
+    workspace = workspace_of(config, dtype=torch.float64)
     partition = workspace.federation.partition
     rows = []
     for node in range(4):
@@ -478,7 +490,7 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
             return replies
 
     config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
-    workspace = Workspace(config)
+    workspace = workspace_of(config)
     _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
     sizes = {part: sum(v.numel() for n, v in workspace.initial.items() if n.startswith(part)) for part in PARTS}
@@ -500,11 +512,11 @@ def test_the_papers_network_sends_what_the_paper_counts():
     """FedCRL on CIFAR-10: 519,808 scalars both ways, 2 C fewer than FedAvg; beside 2 C of counts and validity."""
     from models.base import build_model
 
-    model = build_model(config_of("model=cnn")["model"], 3, (32, 32), 10, 0)
+    model = build_model(choose("model", config_of("model=cnn")["model"]), 3, (32, 32), 10, 0)
     counts = {}
     for name in ("fedavg", "fedcrl"):
-        settings = config_of(f"strategy={name}")["strategy"]
-        messages = find_client(settings)[0].messages(model, make_config_of_node(settings))
+        strategy = node_run(config_of(f"strategy={name}")).strategy
+        messages = client_class_of(strategy).messages(model, strategy.config)
         counts[name] = sum(math.prod(shape) for shapes in messages for shape in shapes.values())
     assert counts == {"fedavg": 519_828, "fedcrl": 519_808 + 2 * 10}
 
@@ -532,7 +544,7 @@ def test_the_last_evaluation_refits_every_head(tmp_path):
     assert all(scores[True][1, n] == scores[False][1, n] for n in range(6))
     assert sum(scores[True][2, n] for n in range(6)) > sum(scores[False][2, n] for n in range(6)) + 0.5
     config = config_of("strategy=fedrep", "num_nodes=4", "model=mlp")
-    workspace = Workspace(config)
+    workspace = workspace_of(config)
     client = workspace.client_class(workspace, [0])
     received = {f"model/{n}": v for n, v in workspace.initial.items() if not n.startswith("classifier")}
     memory = client.train_alone(received, {}, 3, client._head_phase("final head batches"))

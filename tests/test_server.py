@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from rig import Scalar, Schedule, digits_run, run_strategy, same, scalar_workspace, strategy_settings
+from rig import Scalar, Schedule, config_of, digits_run, run_strategy, same, scalar_workspace, strategy_settings
 
 from clients.fedavg import FedAvgClient
 from core import codec
@@ -93,7 +93,7 @@ class Shifted(FedAvg):
 def scalar_run(rule, rounds, **changes):
     strategy = strategy_settings("fedavg")
     strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes
-    settings = {"seed": 0, "num_nodes": 3, "strategy": strategy, "dataset": {}, "partition": {}, "model": {}}
+    settings = config_of("num_nodes=3") | {"strategy": strategy}
     grids = []
 
     def wrap(grid):

@@ -4,7 +4,6 @@ Flower calls ``app(message, context)`` for one node. Our engines call ``run_stac
 end in the same ``Client.update`` and ``Client.judge``. What a node remembers is the record ``memory`` of ``Context.state``.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from clients.node.files import MemoryFileError, StateDir, read_personal, write_p
 from clients.training.workspace import Workspace, workspace_for
 from core import codec
 from core.errors import UserError, unknown
+from core.run import NodeRun
 from partitions.own import class_names
 
 MEMORY = "memory"
@@ -60,7 +60,7 @@ def query(message: Message, context: Context) -> Message:
     """Tell the server which partition this node holds and how many examples of which class, or why it cannot take part."""
     config = codec.config_of(message)
     try:
-        node, nodes = _node(context), json.loads(str(config["settings"]))["num_nodes"]
+        node, nodes = _node(context), NodeRun.from_json(str(config["settings"])).num_nodes
         if not 0 <= node < nodes:
             raise UserError(f"partition-id={node} of --node-config is not in 0..{nodes - 1}: this run has num_nodes={nodes}")
         workspace = workspace_for(str(config["settings"]), own_data(context))
@@ -158,7 +158,7 @@ def _state(context: Context, workspace: Workspace) -> StateDir | None:
     folder = Path(str(place)).expanduser()
     if not folder.is_absolute():  # Flower chooses the folder that a message's process runs in
         raise UserError(f"--node-config state-dir must be an absolute path, got {place}")
-    return StateDir(folder, str(context.run_id), _node(context), str(workspace.settings["strategy"]["name"]))
+    return StateDir(folder, str(context.run_id), _node(context), workspace.run.strategy.name)
 
 
 def _places(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """What a process holds to run nodes of one experiment: the data, the model's shape, and the method's node half."""
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +9,7 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from core import registry
-from core.config import build
+from core.run import Choice, NodeRun
 from models.base import SplitModel, build_model
 from partitions.federation import Federation, load_federation
 
@@ -18,32 +17,10 @@ from partitions.federation import Federation, load_federation
 # accelerator is not kept busy by so few: there it is as many as have so many numbers, 1,024 of CIFAR's images at the most.
 EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2**22
 
-# What a node needs to know of the configuration; the rest stays on the server.
-NODE_KEYS = ("seed", "num_nodes", "strategy", "dataset", "partition", "model")
 
-
-def node_settings(config: Mapping[str, Any]) -> str:
-    """Return the part of the composed configuration that nodes receive, as JSON.
-
-    Devices also receive ``images``: what their data must be like.
-    """
-    known = {key: config[key] for key in NODE_KEYS}
-    if "images" in config:
-        known["images"] = config["images"]
-    return json.dumps(known, sort_keys=True)
-
-
-def find_client(settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the ``Client`` class and the config dataclass of ``strategy=NAME``, from ``clients/NAME.py``."""
-    module = registry.find("clients", "strategy", settings)
-    return registry.only_subclass(module, NumPyClient), module.Config
-
-
-def make_config_of_node(settings: Mapping[str, Any]) -> Any:
-    """Return the node half's part of the ``strategy`` group, checked."""
-    _, config_class = find_client(settings)
-    own = {key: value for key, value in settings.items() if key in config_class.__dataclass_fields__}
-    return build(config_class, own, "strategy")
+def client_class_of(strategy: Choice) -> Any:
+    """Return the ``Client`` class of a node half."""
+    return registry.only_subclass(strategy.module, NumPyClient)
 
 
 class Workspace:
@@ -55,22 +32,22 @@ class Workspace:
 
     def __init__(
         self,
-        settings: Mapping[str, Any],
+        run: NodeRun,
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         federation: Federation | None = None,
         model: SplitModel | None = None,
     ) -> None:
-        self.settings = settings
-        self.seed: int = settings["seed"]
+        self.run = run
+        self.seed = run.seed
         self.device = torch.device(device)
         self.dtype = dtype
-        self.federation = federation or load_federation(settings)
-        self.client_class, _ = find_client(settings["strategy"])
-        self.config = make_config_of_node(settings["strategy"])
+        self.federation = federation or load_federation(run)
+        self.client_class = client_class_of(run.strategy)
+        self.config = run.strategy.config
         data = self.federation.data
-        self.model = model or make_model(settings, self.federation)
+        self.model = model or make_model(run, self.federation)
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
         self.initial: dict[str, Tensor] = dict(self.model.named_parameters())
         # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
@@ -100,11 +77,11 @@ class Workspace:
         return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
 
 
-def make_model(settings: Mapping[str, Any], federation: Federation) -> SplitModel:
+def make_model(run: NodeRun, federation: Federation) -> SplitModel:
     """Build the model for a federation's images, its initial weights drawn from the seed."""
     data = federation.data
     _, channels, height, width = data.x.shape
-    return build_model(settings["model"], channels, (height, width), data.num_classes, settings["seed"])
+    return build_model(run.model, channels, (height, width), data.num_classes, run.seed)
 
 
 def default_device() -> str:
@@ -120,8 +97,8 @@ def workspace_for(settings: str, own: tuple[int, str] | None = None) -> Workspac
     """
     if settings in _installed:
         return _installed[settings]
-    known = json.loads(settings)
-    return Workspace(known, device=default_device(), federation=load_federation(known, own))
+    run = NodeRun.from_json(settings)
+    return Workspace(run, device=default_device(), federation=load_federation(run, own))
 
 
 _installed: dict[str, Workspace] = {}

@@ -6,11 +6,11 @@ from typing import Annotated
 import numpy as np
 
 from core.config import Range
-from partitions.images import ImageData, make_images, stratified_split
+from partitions.images import Common, ImageData, make_images, stratified_split
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Common):
     """Settings of the data set."""
 
     test_fraction: Annotated[float, Range(gt=0, lt=1)]

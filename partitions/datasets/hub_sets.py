@@ -11,11 +11,11 @@ import numpy as np
 from core.config import Range
 from core.errors import UserError
 from partitions.datasets.network import reachable
-from partitions.images import ImageData, make_images, stratified_split
+from partitions.images import Common, ImageData, make_images, stratified_split
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Common):
     """Settings of the data set."""
 
     repository: str

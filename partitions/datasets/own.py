@@ -8,11 +8,11 @@ import torch
 
 from core.config import Range
 from core.errors import UserError
-from partitions.images import SMALLEST, ImageData
+from partitions.images import SMALLEST, Common, ImageData
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Common):
     """Settings of the data set."""
 
     channels: Annotated[int, Range(ge=1, le=3)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from core.errors import UserError
 from partitions.datasets.network import reachable
-from partitions.images import ImageData, make_images
+from partitions.images import Common, ImageData, make_images
 
 # What torchvision looks for below dataset.root.
 PLACES = {
@@ -28,7 +28,7 @@ PATIENCE = 20.0
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Common):
     """Settings of the data set."""
 
     root: str

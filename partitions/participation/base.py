@@ -1,15 +1,16 @@
 """Who shows up: the availability of nodes, and apart from it the server's selection."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from core import registry
-from core.config import Range, build
+from core.config import Range
 from core.errors import UserError
 from core.randomness import generator
+from core.run import Choice
 
 
 @dataclass(frozen=True)
@@ -82,19 +83,9 @@ class Participation:
         return np.flatnonzero(here) if chosen is None else chosen[here[chosen]]
 
 
-def make_participation(
-    settings: Mapping[str, Any], class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int
-) -> Participation:
-    """Return the pattern of the ``participation`` group. Raises ``UserError``."""
-    module = registry.find("partitions.participation", "participation", settings)
-    config = build(module.Config, settings, "participation", ignore=registry.COMMON_KEYS)
-    return registry.only_subclass(module, Participation)(config, class_proportions, num_nodes, seed)
-
-
-def check_settings(settings: Mapping[str, Any], num_nodes: int) -> None:
-    """Raise ``UserError`` for a wrong key, type or value, or a file that is not there."""
-    module = registry.find("partitions.participation", "participation", settings)
-    build(module.Config, settings, "participation", ignore=registry.COMMON_KEYS).count(num_nodes)
+def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> Participation:
+    """Return the pattern that was chosen. Raises ``UserError``."""
+    return registry.only_subclass(choice.module, Participation)(choice.config, class_proportions, num_nodes, seed)
 
 
 @dataclass(frozen=True)

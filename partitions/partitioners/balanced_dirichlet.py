@@ -6,11 +6,11 @@ from typing import Annotated
 import numpy as np
 
 from core.config import Range
-from partitions.partition import Draw
+from partitions.partition import Common, Draw
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Common):
     """Settings of the partition."""
 
     alpha: Annotated[float, Range(gt=0)]

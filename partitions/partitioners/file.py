@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from core.errors import UserError
+from partitions.partition import Common
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Common):
     """Settings of the partition."""
 
     path: str | None

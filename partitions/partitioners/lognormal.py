@@ -7,11 +7,11 @@ import numpy as np
 
 from core.config import Range
 from core.errors import UserError
-from partitions.partition import Draw
+from partitions.partition import Common, Draw
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Common):
     """Settings of the partition."""
 
     classes_per_node: Annotated[int, Range(ge=1)]

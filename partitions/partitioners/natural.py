@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.errors import UserError
-from partitions.partition import Draw
+from partitions.partition import Common, Draw
 
 
 @dataclass(frozen=True)
-class Config:
-    """No settings of its own."""
+class Config(Common):
+    """Settings of the partition: those that all have."""
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partitions.partition import Common
+
 
 @dataclass(frozen=True)
-class Config:
-    """Settings of the partition: none."""
+class Config(Common):
+    """Settings of the partition: those that all have."""
 
 
 # Data are read on the nodes (partitions/own.py): settings that would change them are refused.

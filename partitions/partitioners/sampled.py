@@ -8,14 +8,14 @@ import numpy as np
 
 from core.config import Range
 from core.randomness import generator
-from partitions.partition import Partition
+from partitions.partition import Common, Partition
 
 # Class distributions are drawn for so many nodes at a time: a generator a node would be slow for a million.
 CHUNK = 256
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Common):
     """Settings of the partition."""
 
     examples_per_node: Annotated[int, Range(ge=1)]

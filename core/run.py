@@ -1,0 +1,88 @@
+"""What was chosen for a run, typed: a module and its checked settings for each group, and what of all that a node needs.
+
+``NodeRun`` travels to workers and devices as JSON and is rebuilt there by ``node_run``, which built it in the first place.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from core import registry
+from core.config import build
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen in a group of the configuration."""
+
+    name: str
+    module: ModuleType  # its code
+    config: Any  # the module's ``Config``, checked
+    values: Mapping[str, Any]  # the composed values behind ``config``, with ``name`` and ``module``
+
+
+# Where the code behind a group's choices is; of ``strategy`` the node half.
+PACKAGES = {
+    "strategy": "clients",
+    "dataset": "partitions.datasets",
+    "partition": "partitions.partitioners",
+    "participation": "partitions.participation",
+    "model": "models",
+    "engine": "simulation",
+}
+
+
+def choose(group: str, values: Mapping[str, Any]) -> Choice:
+    """Return what ``values``, a group's composed YAML, describe. Raises ``UserError`` for a wrong name, key, type or value."""
+    return choice_of(registry.find(PACKAGES[group], group, values), group, values)
+
+
+def choice_of(module: ModuleType, group: str, values: Mapping[str, Any]) -> Choice:
+    """Return the choice whose code is ``module``. Raises ``UserError`` for a wrong key, type or value."""
+    config = build(module.Config, values, group, ignore=registry.COMMON_KEYS)
+    return Choice(str(values.get("name")), module, config, dict(values))
+
+
+def half(module: ModuleType, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the ``strategy`` group's values that the node half or server rule in ``module`` has settings for."""
+    known = registry.COMMON_KEYS | set(module.Config.__dataclass_fields__)
+    return {key: value for key, value in values.items() if key in known}
+
+
+@dataclass(frozen=True)
+class NodeRun:
+    """What a node needs to know of a run; the rest stays on the server."""
+
+    seed: int
+    num_nodes: int
+    strategy: Choice  # the node half
+    dataset: Choice
+    partition: Choice
+    model: Choice
+    images: Mapping[str, Any] | None = None  # on devices: what their data must be like (partitions.own.facts_of)
+
+    def to_json(self) -> str:
+        """Return the run as JSON, the same text for the same run."""
+        groups = {name: dict(getattr(self, name).values) for name in NODE_GROUPS}
+        return json.dumps({"seed": self.seed, "num_nodes": self.num_nodes, "images": self.images, **groups}, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> "NodeRun":
+        """Return the run that ``to_json`` described. Raises ``UserError`` where this machine lacks what it needs."""
+        return node_run(json.loads(text))
+
+
+NODE_GROUPS = ("strategy", "dataset", "partition", "model")
+
+
+def node_run(values: Mapping[str, Any]) -> NodeRun:
+    """Return the node's part of a composed configuration. Raises ``UserError`` for a wrong name, key, type or value.
+
+    What the ``strategy`` group holds for the server half is left out.
+    """
+    module = registry.find(PACKAGES["strategy"], "strategy", values["strategy"])
+    strategy = choice_of(module, "strategy", half(module, values["strategy"]))
+    others = {name: choose(name, values[name]) for name in NODE_GROUPS[1:]}
+    return NodeRun(values["seed"], values["num_nodes"], strategy, **others, images=values.get("images"))
