@@ -211,7 +211,7 @@ def balance(folder: Path, repeats: int) -> None:
     import numpy as np
     from omegaconf import OmegaConf
 
-    import contrafed.server_app as server
+    from contrafed.reporting import RoundLog
     from core.run import node_run
     from partitions.federation import load_federation
 
@@ -223,7 +223,7 @@ def balance(folder: Path, repeats: int) -> None:
         f"num_rounds={skipped + 2 * repeats}",
     )  # fmt: skip
     print("| method | s / round | least | ratio | examples of the nodes |\n| --- | --- | --- | --- | --- |")
-    write = server.Log.write
+    write = RoundLog.write
     for method, frozen in (("fedavg", 0), ("pmfl", 7)):
         overrides = (f"strategy={method}", *nodes)
         config = OmegaConf.to_container(compose_on(folder, *overrides, data="few.npz"))
@@ -241,11 +241,11 @@ def balance(folder: Path, repeats: int) -> None:
                     measured.append(done.seconds)
                     least.append(max(times.sum() / workers, times.max()))
 
-            server.Log.write = bare  # type: ignore[method-assign]
+            RoundLog.write = bare  # type: ignore[method-assign]
             try:
                 run_logged(folder, *overrides, "engine=ray", data="few.npz")
             finally:
-                server.Log.write = write  # type: ignore[method-assign]
+                RoundLog.write = write  # type: ignore[method-assign]
         ratios = [a / b for a, b in zip(measured[1:], least[1:], strict=True)]
         a, b, c = (statistics.median(values) for values in (measured[1:], least[1:], ratios))
         print(f"| {method} | {a:.2f} | {b:.2f} | {c:.2f} | {sizes.min()} to {sizes.max()}, {sizes.sum()} in all |")
@@ -270,10 +270,10 @@ def population(folder: Path, repeats: int) -> None:
 
 def one_population(count: int, folder: Path) -> None:
     """Print the seconds of a round, the seconds until round 1 began, and the memory then."""
-    import contrafed.server_app as server
+    from contrafed.reporting import RoundLog
 
     began, ready = time.perf_counter(), []
-    write = server.Log.write
+    write = RoundLog.write
 
     def note(self, done):
         if done.server_round == 0:
@@ -282,7 +282,7 @@ def one_population(count: int, folder: Path) -> None:
             ready.append((time.perf_counter() - began, int(status[status.index("VmHWM:") + 1]) / 1024))
         write(self, done)
 
-    server.Log.write = note  # type: ignore[method-assign]
+    RoundLog.write = note  # type: ignore[method-assign]
     rows, _ = run_logged(
         folder, "strategy=pmfl", "model=mlp", "model.hidden=[16]", f"num_nodes={count}", "partition=sampled", "engine=local",
         "participation=uniform", "participation.select=100", "num_rounds=8", "eval_every=1000000",

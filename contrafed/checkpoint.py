@@ -30,7 +30,9 @@ FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.saf
 
 # Keys that may differ between a run and its continuation: they change no number. But for those of the engine's that say which
 # replies count.
-FREE_KEYS = ("output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "verbose", "save_personal")
+FREE_KEYS = (
+    "output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "verbose", "save_personal", "wait_for_nodes",
+)  # fmt: skip
 RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
 
 

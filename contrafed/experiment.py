@@ -32,25 +32,32 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
     if wanted.node.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
     # After checked(), which sets what Flower and Ray read when they are imported.
-    from contrafed import server_app
+    from contrafed.server_app import app_for
     from partitions.federation import load_federation
     from simulation.engine import Job
 
     federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data leaves none behind
     ready = with_folder(wanted, unique)
-    server_app.hosted = server_app.Hosted(ready)
-    try:
-        ready.engine.module.run(ready.engine.config, Job(server_app.app, ready.node, federation, ready.verbose))
-    finally:
-        server_app.hosted = None
+    ready.engine.module.run(ready.engine.config, Job(app_for(ready), ready.node, federation, ready.verbose))
     assert ready.folder is not None
     summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))
     return {**summary, "folder": str(ready.folder)}
 
 
-def deployed(overrides: str) -> Run:
-    """Return a run on real devices from one string of Hydra overrides, its folder made. Raises ``UserError``."""
-    wanted = checked(compose_job(shlex.split(overrides)))
+def deployed(overrides: str, num_nodes: int | None = None) -> Run:
+    """Return a run that ``flwr run`` began, from one string of Hydra overrides, its folder made. Raises ``UserError``.
+
+    ``num_nodes``: how many nodes there are, where that is known; the run takes as many unless the overrides say otherwise.
+    """
+    words = shlex.split(overrides)
+    if num_nodes is not None and not any(word.startswith(("num_nodes=", "experiment=")) for word in words):
+        words.append(f"num_nodes={num_nodes}")
+    wanted = checked(compose_job(words))
+    if num_nodes is not None and wanted.num_nodes != num_nodes:
+        raise UserError(
+            f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
+            f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
+        )
     if wanted.checkpoint_every is not None or wanted.resume is not None:
         raise UserError("checkpoint_every and resume go with simulation: devices keep what they remember to themselves")
     return with_folder(wanted, unique=True)

@@ -34,6 +34,7 @@ class Top:
     resume: str | None
     save_personal: bool
     evaluate_only: str | None
+    wait_for_nodes: Annotated[float, Range(gt=0)] | None
     output_dir: str
     verbose: bool
 
@@ -119,7 +120,7 @@ def _check_keys(strategy: Mapping[str, Any], *halves: Any) -> None:
 
 # What may differ between a run and the evaluation of its saved models.
 NO_TRAINING = {"min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None}
-EVALUATION_KEYS = ("evaluate_only", "engine", "output_dir", "verbose", "eval_train", "eval_nodes")
+EVALUATION_KEYS = ("evaluate_only", "engine", "output_dir", "verbose", "eval_train", "eval_nodes", "wait_for_nodes")
 
 
 def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:

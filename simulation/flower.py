@@ -1,17 +1,31 @@
 """engine=flower: Flower's own simulation runtime, unmodified; the proof that nothing depends on our Grid."""
 
 import logging
+import threading
+import time
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
+
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from clients.node.app import app
 from clients.training.workspace import Workspace, default_device, install, uninstall
 from core.config import Range
+from core.errors import UserError
+from core.run import NodeRun
+from partitions.federation import Federation
 from simulation.engine import Job
+from simulation.grid import SimulatedGrid
+from simulation.members import Members, Registry
 
+# Seconds between two looks at the runtime's inbox.
+POLL = 0.05
 # Seconds that an interrupted run has to write what it holds.
-FAREWELL = 60.0
+LAST_WRITES = 60.0
 
 
 @dataclass(frozen=True)
@@ -24,35 +38,100 @@ class Config:
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
 
 
+class FlowerGrid(SimulatedGrid):
+    """Around the Grid of Flower's simulation runtime; waiting ends with ``KeyboardInterrupt`` when ``stop`` is set.
+
+    The runtime calls a ServerApp in a thread, which receives no Ctrl-C.
+    """
+
+    def __init__(
+        self, grid: Grid, engine: str = "flower", *, stop: threading.Event | None = None, patience: float | None = None
+    ) -> None:
+        """``engine`` is what the summary says, ``patience`` how many seconds the nodes may take to be there."""
+        self.grid, self.engine, self.patience = grid, engine, patience
+        self.stop = stop or threading.Event()
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there."""
+        self._check()
+        return self.grid.get_node_ids()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for their replies, up to ``timeout`` seconds."""
+        waiting, replies = set(self.grid.push_messages(messages)), []
+        ends = None if timeout is None else time.monotonic() + timeout
+        while waiting and (ends is None or time.monotonic() < ends):
+            self._check()
+            found = list(self.grid.pull_messages(waiting))
+            replies += found
+            waiting -= {reply.metadata.reply_to_message_id for reply in found}
+            if waiting:
+                time.sleep(POLL)
+        return replies
+
+    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+        """Ask every node which partition it holds."""
+        return Registry(self, federation, run.to_json(), places, self.patience).wait()
+
+    def memory_cost(self) -> None:
+        """Flower does not say."""
+
+    def take_changed(self) -> dict[int, dict[str, Tensor]]:
+        """Raise ``UserError``: Flower keeps what nodes remember to itself."""
+        raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
+
+    def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
+        """Raise ``UserError``, likewise."""
+        self.take_changed()
+
+    def _check(self) -> None:
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+
+
 def run(config: Config, job: Job) -> None:
     """Run a job in Flower's simulation runtime, one CPU per ClientApp by default."""
     from flwr.simulation import run_simulation
 
-    import contrafed.server_app as server
     from simulation.ray import stop_ray
 
     stop_ray()  # Flower starts its own with its own resources
     install(job.node.to_json(), Workspace(job.node, device=default_device(), federation=job.federation))
-    hosted, verbose = server.hosted, job.verbose
-    assert hosted is not None
+    stop, done = threading.Event(), threading.Event()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             run_simulation(
-                server_app=job.server_app,
+                server_app=_in_thread(job, stop, done),
                 client_app=app,
                 num_supernodes=job.num_nodes,
                 backend_config={
                     "client_resources": {"num_cpus": config.cpus_per_node, "num_gpus": config.gpus_per_node},
-                    "init_args": {"include_dashboard": False, "log_to_driver": verbose},
+                    "init_args": {"include_dashboard": False, "log_to_driver": job.verbose},
                 },
-                verbose_logging=verbose,
+                verbose_logging=job.verbose,
             )
     except KeyboardInterrupt:
-        if not verbose:  # Flower's threads complain about the workers that go away
+        if not job.verbose:  # Flower's threads complain about the workers that go away
             logging.getLogger("flwr").setLevel(logging.CRITICAL)
-        hosted.stop.set()
-        hosted.done.wait(FAREWELL)
+        stop.set()
+        done.wait(LAST_WRITES)
         raise
     finally:
         uninstall()
+
+
+def _in_thread(job: Job, stop: threading.Event, done: threading.Event) -> ServerApp:
+    """Return a ServerApp that runs the job's own around Flower's Grid until ``stop`` is set, and then sets ``done``."""
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            job.server_app(FlowerGrid(grid, stop=stop), context)  # type: ignore[arg-type]
+        except KeyboardInterrupt:
+            pass  # the thread that received Ctrl-C raises it
+        finally:
+            done.set()
+
+    return server_app

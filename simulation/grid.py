@@ -1,10 +1,11 @@
-"""A ``flwr.serverapp.Grid`` whose nodes are virtual: node k has the id 1000 + k, always the same and always online."""
+"""What a run asks of its Grid, and Grids of virtual nodes: node k has the id 1000 + k, always the same and always online."""
 
 import itertools
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -15,12 +16,83 @@ from flwr.supercore.run import Run
 from torch import Tensor
 
 from clients.node.app import MEMORY
+from clients.training.workspace import Workspace
 from core import codec
+from core.run import NodeRun
+from partitions.federation import Federation
+from simulation.members import Members
 from simulation.memory import Cost, NodeMemory
+from simulation.personal import check_saved, place_in
 from simulation.worker import FIRST_NODE_ID, RUN_ID, BatchRunner, identify
 
 
-class VirtualGrid(Grid):
+class RunGrid(Protocol):
+    """What a run asks of its Grid: one of ours, or what stands around one of Flower's."""
+
+    every_failure: bool  # whether every round says which replies did not count, not only the first such round
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return the replies that came within ``timeout`` seconds."""
+
+    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+        """Return who the nodes are; ``places`` is what they are told of ``save`` and ``load``. Raises ``UserError``."""
+
+    def newcomers(self) -> list[str]:
+        """Take in nodes that came since the last round; returns a line on each."""
+
+    def limit_replies(self, size: int) -> None:
+        """Fetch no reply of more than ``size`` bytes."""
+
+    def save_place(self, folder: Path) -> str:
+        """Return what nodes are told of where to keep personal models of the run in ``folder``."""
+
+    def load_place(self, folder: Path, workspace: Workspace) -> str:
+        """Return what they are told of where the run in ``folder`` kept them. Raises ``UserError`` where it kept none."""
+
+    def memory_cost(self) -> Cost | None:
+        """Return what nodes' memories took since the last call; None where the grid does not know."""
+
+    def take_changed(self) -> dict[int, dict[str, Tensor]]:
+        """Return, by partition id, what nodes remember whose memory changed since the last call."""
+
+    def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
+        """Give nodes, by partition id, what they remember; ``changed``: the next ``take_changed`` returns it again."""
+
+    def about(self) -> dict[str, str]:
+        """Return what a run's summary says of the grid."""
+
+
+class SimulatedGrid:
+    """What all grids answer alike whose nodes are simulated: they have this machine's disk and never change."""
+
+    engine: str  # as a run's summary names it
+    every_failure = False
+
+    def newcomers(self) -> list[str]:
+        """No node is new."""
+        return []
+
+    def limit_replies(self, size: int) -> None:
+        """Replies are our own."""
+
+    def save_place(self, folder: Path) -> str:
+        """Return the folder of personal models in a run's folder."""
+        return place_in(folder)
+
+    def load_place(self, folder: Path, workspace: Workspace) -> str:
+        """Return it where every node has its model there. Raises ``UserError``."""
+        check_saved(workspace, place_in(folder))
+        return place_in(folder)
+
+    def about(self) -> dict[str, str]:
+        """Return the engine's name."""
+        return {"engine": self.engine}
+
+
+class VirtualGrid(SimulatedGrid, Grid):
     """What the engines of ours share: ids, validation, and replies in request order whoever answers first.
 
     ``push_messages`` queues, ``pull_messages`` runs what is queued; ``send_and_receive`` does both. Replies never raise:
@@ -37,8 +109,12 @@ class VirtualGrid(Grid):
 
     @property
     def node_ids(self) -> np.ndarray:
-        """Flower's node id of every partition (K,): the shortcut that saves a query message per node."""
+        """Flower's node id of every partition (K,)."""
         return np.arange(FIRST_NODE_ID, FIRST_NODE_ID + self.num_nodes)
+
+    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+        """Return who the nodes are; none needs to be asked."""
+        return Members(self.node_ids, federation, federation.partition.class_counts(), run.to_json())
 
     @abstractmethod
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
@@ -128,6 +204,8 @@ class VirtualGrid(Grid):
 
 class LocalGrid(VirtualGrid):
     """The grid in this process: no Ray, one node (or one stack) after another."""
+
+    engine = "local"
 
     def __init__(self, num_nodes: int, stack_size: int, memory: NodeMemory | None = None) -> None:
         super().__init__(num_nodes)

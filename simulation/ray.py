@@ -109,6 +109,8 @@ def stop_ray() -> None:
 class RayGrid(VirtualGrid):
     """The grid over Ray workers."""
 
+    engine = "ray"
+
     def __init__(self, config: Config, workspace: Workspace) -> None:
         import ray
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from contrafed import checkpoint
 from contrafed.experiment import run
-from contrafed.server_app import Log
+from contrafed.reporting import RoundLog
 from core.errors import UserError
 from core.randomness import generator
 from strategies.fedavg import FedAvg
@@ -50,14 +50,14 @@ def equal(a, b):
 
 def stop_in(server_round, monkeypatch):
     """Have the next run die in the middle of a round's bookkeeping."""
-    write = Log.write
+    write = RoundLog.write
 
     def fatal(self, done):
         if done.server_round == server_round:
             raise RuntimeError("stopped here")
         write(self, done)
 
-    monkeypatch.setattr(Log, "write", fatal)
+    monkeypatch.setattr(RoundLog, "write", fatal)
 
 
 @pytest.fixture

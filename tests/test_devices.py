@@ -23,10 +23,12 @@ from rig import config_of, same
 from safetensors.torch import load_file, save_file
 
 import clients.node.app
+import contrafed.devices
+import simulation.members
 from clients.node.files import MemoryFileError, StateDir
 from clients.training.workspace import uninstall
 from contrafed import keys
-from contrafed.devices import DeviceGrid, Roll
+from contrafed.devices import DeviceGrid
 from contrafed.experiment import deployed, run
 from contrafed.reporting import RunRecorder
 from contrafed.server_app import serve
@@ -34,8 +36,8 @@ from core import codec
 from core.errors import UserError
 from core.run import node_run
 from partitions.federation import load_federation
+from simulation.members import Members
 from simulation.worker import identify
-from strategies.base import Population
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = 4242
@@ -104,9 +106,8 @@ def plain(**more):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    import contrafed.devices
-
     monkeypatch.setattr(contrafed.devices, "POLL", 0.01)
+    monkeypatch.setattr(simulation.members, "POLL", 0.01)
     monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)  # figures take longer than these runs
     yield
     uninstall()
@@ -485,6 +486,9 @@ def test_a_node_whose_data_set_is_not_the_servers_is_refused(tmp_path):
         run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
 
 
+ON_NO_DEVICE = ("ray", "hydra", "omegaconf", "matplotlib", "pandas", "tensorboard", "contrafed", "strategies", "simulation")
+
+
 def test_a_node_imports_none_of_what_only_servers_and_simulations_need():
     """As Flower does it: the ClientApp by its name, here with the query that makes a node's Workspace."""
     settings = {**config_of(*SMALL), "images": {"shape": [1, 8, 8], "num_classes": 10, "mean": [0.5], "std": [0.5]}}
@@ -493,12 +497,14 @@ import json, sys
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 import clients.node.app
+assert not [name for name in {ON_NO_DEVICE} if name in sys.modules]
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 content = RecordDict({{"config": ConfigRecord({{"settings": {json.dumps(node_run(settings).to_json())}}})}})
 context = Context(1, 10, {{"partition-id": 1}}, RecordDict(), {{}})
 reply = clients.node.app.app(Message(content, 10, MessageType.QUERY), context)
 assert reply.content["metrics"]["partition-id"] == 1
-print([name for name in ("ray", "hydra", "omegaconf", "matplotlib", "tensorboard") if name in sys.modules])
+# scikit-learn, which has the digits, takes pandas.
+print([name for name in {ON_NO_DEVICE} if name in sys.modules and name != "pandas"])
 """
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
@@ -662,9 +668,8 @@ def test_the_partition_itself_says_its_proportions_unless_nodes_bring_their_own_
     """A sampled partition's are what nodes draw from, not what they happened to draw."""
     federation = load_federation(node_run(config_of("partition=sampled", "partition.alpha=0.1", "num_nodes=4")))
     counts = federation.partition.class_counts()
-    population = Population(counts.sum(1), np.arange(4))
-    dealt = Roll(population, federation, counts, None).class_proportions()
+    dealt = Members(np.arange(4), federation, counts, "").class_proportions()
     assert np.array_equal(dealt, federation.partition.class_proportions())
-    brought = Roll(population, federation, counts, counts.sum(1), own_data=True).class_proportions()
+    brought = Members(np.arange(4), federation, counts, "", counts.sum(1), own_data=True).class_proportions()
     assert np.array_equal(brought, counts / 50)
     assert not np.array_equal(dealt, brought)

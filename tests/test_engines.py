@@ -319,14 +319,14 @@ def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
     """In a stack of four, node 2 raises in round 2: the other three count, node 2 keeps the memory of round 1."""
     config, workspace, settings = tiny_workspace("strategy=moon")
     grid = LocalGrid(6, 4)
-    original = workspace.client_class.start
+    original = workspace.client_class.local_work
 
-    def start(client, stack):
+    def local_work(client, stack):
         if stack.server_round == 2 and 2 in stack.nodes:
             raise RuntimeError("broken sensor")
-        original(client, stack)
+        return original(client, stack)
 
-    monkeypatch.setattr(workspace.client_class, "start", start)
+    monkeypatch.setattr(workspace.client_class, "local_work", local_work)
     held = []
 
     class Spy:
@@ -571,8 +571,8 @@ def test_ctrl_c_leaves_everything_written(tmp_path, engine):
 
 def test_evaluation_in_parallel_shards_equals_one_pass():
     """Shards run in threads: each must see the model that is judged, and the sums must not depend on the cores."""
-    import contrafed.server_app as server
     from clients.base import score
+    from contrafed.evaluation import evaluate_in_parallel
 
     config, workspace, _ = tiny_workspace("model=cnn_pmfl")
     index = np.arange(len(workspace.federation.data.y)).repeat(4)  # 7 shards
@@ -581,7 +581,7 @@ def test_evaluation_in_parallel_shards_equals_one_pass():
     ).item()
     config = {**config, "eval_train": False}
     for _ in range(5):
-        loss, accuracy = server.evaluate_in_parallel(workspace, workspace.model, index)
+        loss, accuracy = evaluate_in_parallel(workspace, workspace.model, index)
         assert loss == pytest.approx(expected, rel=1e-5)
         assert accuracy == score(workspace, workspace.model, index)[1]
 

@@ -1,0 +1,77 @@
+"""The global model: where it begins, and how the server scores it."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from flwr.app import MetricRecord
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from clients.base import score
+from clients.training.workspace import Workspace
+from contrafed.settings import Run
+from core.combine import cores
+from core.errors import UserError
+from core.tensors import Tensors
+from models.base import SplitModel
+from partitions.federation import Federation
+
+
+def initial_model(workspace: Workspace, path: str | None) -> Tensors:
+    """Return the initial global model: drawn from the seed, or read from a safetensors file of the same shapes."""
+    if path is None:
+        return {name: value.detach().cpu() for name, value in workspace.initial.items()}
+    try:
+        loaded = load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"init_from: {path} is no safetensors file ({error})") from error
+    for name, value in workspace.initial.items():
+        if name not in loaded or loaded[name].shape != value.shape:
+            found = f"shape {tuple(loaded[name].shape)}" if name in loaded else "none"
+            raise UserError(f"init_from: {path} does not fit: {name} needs shape {tuple(value.shape)}, found {found}")
+    return {name: loaded[name] for name in workspace.initial}
+
+
+def evaluate(
+    workspace: Workspace, federation: Federation, run: Run, server_round: int, model: Tensors, whole: bool
+) -> MetricRecord | None:
+    """Score the global model on the central test set and, if asked for, on all training examples.
+
+    Where not the ``whole`` model travels there is no global one to score: the result is empty. Without a central test set
+    (merged splits) the union of the nodes' test parts stands in. A server without any images scores nothing. None between
+    evaluations.
+    """
+    if server_round % run.eval_every and server_round != run.num_rounds:
+        return None
+    if not whole:
+        return MetricRecord({})
+    index = federation.central_test
+    if not len(index):
+        index = np.concatenate([federation.partition.test(n) for n in range(federation.num_nodes)])
+    parts = {"test": index}
+    if run.eval_train:
+        parts["train"] = np.concatenate([federation.partition.train(n) for n in range(federation.num_nodes)])
+    scores: dict[str, int | float | list[int] | list[float]] = {}
+    judged = copy.deepcopy(workspace.model)
+    judged.load_state_dict(model)
+    for split, rows in parts.items():
+        if not len(rows):
+            continue
+        loss, accuracy = evaluate_in_parallel(workspace, judged, rows)
+        scores[f"{split}/accuracy"], scores[f"{split}/loss"] = accuracy, loss
+    return MetricRecord(scores)
+
+
+def evaluate_in_parallel(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[float, float]:
+    """Return (mean loss, accuracy) over ``index``, in fixed shards so that the result does not depend on the cores.
+
+    ``model`` has its own parameters: threads that share a module would see each other's ``holding``.
+    """
+    if workspace.device.type != "cpu":
+        return score(workspace, model, index)[:2]
+    shards = [index[i : i + workspace.evaluation_batch] for i in range(0, len(index), workspace.evaluation_batch)]
+    with ThreadPoolExecutor(cores()) as pool:
+        results = list(pool.map(lambda rows: score(workspace, model, rows), shards))
+    total = max(len(index), 1)
+    return sum(loss * n for loss, _, n in results) / total, sum(round(acc * n) for _, acc, n in results) / total

@@ -1,0 +1,64 @@
+"""What is recorded and shown of each round."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from contrafed.reporting.console import Progress
+from contrafed.reporting.recorder import RunRecorder
+
+if TYPE_CHECKING:  # importing torch takes longer than the command line's help
+    from simulation.memory import Cost
+    from strategies.base import FederatedStrategy, Round
+
+
+class RoundLog:
+    """Turns each finished round into rows of the run folder and a step of the progress bar."""
+
+    def __init__(
+        self,
+        recorder: RunRecorder,
+        progress: Progress,
+        strategy: "FederatedStrategy",
+        memory_cost: Callable[[], "Cost | None"],
+        every_failure: bool = False,
+    ) -> None:
+        """``every_failure``: every round says which replies did not count, not only the first such round."""
+        self.memory_cost, self.every_failure = memory_cost, every_failure
+        self.recorder, self.progress, self.strategy = recorder, progress, strategy
+        self.num_nodes = strategy.population.num_nodes
+        self.warned = False
+        self.participants = 0  # over all rounds
+
+    def write(self, done: "Round") -> None:
+        """Record one round and flush."""
+        put, t = self.recorder.metric, done.server_round
+        for name, value in (done.evaluation or {}).items():
+            split, metric = name.split("/")
+            put(t, "global", split, metric, value)
+        for name, value in (done.node_evaluation or {}).items():
+            put(t, *(("personal", "test") if self.strategy.personal else ("global", "nodes")), name, value)
+        for name, (ids, values) in done.node_metrics.items():
+            self.recorder.nodes(t, ids, name, values)
+        if t > 0:
+            for name, value in done.metrics.items():
+                put(t, "global", "fit", name, value)
+            self.participants += len(done.participants)
+            self.recorder.participants(t, done.participants, self.num_nodes)
+            failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
+            put(t, "global", "system", "bytes_down", done.bytes_down)
+            put(t, "global", "system", "bytes_up", done.bytes_up)
+            put(t, "global", "system", "failures", failed)
+            put(t, "global", "system", "replies_rejected", done.rejected.total() - failed)
+            if done.memory_lost:
+                put(t, "global", "system", "memory_lost", done.memory_lost)
+            self.recorder.time(t, done.seconds, self.memory_cost())
+        self.recorder.flush()
+        scores = done.evaluation or {}
+        if self.strategy.personal and done.node_evaluation:
+            scores = {f"test/{name}": value for name, value in done.node_evaluation.items()}
+        self.progress.update(t, len(done.participants), scores.get("test/accuracy"), scores.get("test/loss"))
+        for line in done.notes:
+            self.progress.note(f"round {t}: {line}")
+        if done.failures and (self.every_failure or not self.warned):
+            self.warned = True
+            self.progress.note(f"round {t}: {len(done.failures)} replies did not count; the first: {done.failures[0]}")

@@ -1,0 +1,176 @@
+"""A run under way: what its rounds need, and what is written after each of them and at its end."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord
+
+from clients.training.workspace import Workspace, workspace_for
+from contrafed import checkpoint
+from contrafed.evaluation import evaluate, initial_model
+from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, versions
+from contrafed.settings import Run
+from core import codec
+from partitions.participation.base import make_participation
+from simulation.grid import RunGrid
+from simulation.members import Members
+from strategies.base import FederatedStrategy, Population, Round, strategy_class_of
+
+# In a run's folder.
+MODEL_FILE = "model.safetensors"
+
+
+class Session:
+    """One run on one Grid."""
+
+    def __init__(self, grid: RunGrid, run: Run) -> None:
+        """Prepare everything up to the first round. Raises ``UserError``."""
+        assert run.folder is not None
+        self.grid, self.run, self.folder = grid, run, run.folder
+        self.workspace = workspace_for(run.node.to_json())
+        self.places = self._places()
+        self.members = grid.members(run.node, self.workspace.federation, self.places)
+        self.rounds = 0 if run.evaluate_only else run.num_rounds
+        self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
+        grid.limit_replies(self.strategy.largest_reply)
+        self.model = initial_model(self.workspace, self._initial_file())
+        self.resumed = checkpoint.find(run.resume) if run.resume else None
+        self.recorder = open_recorder(run, self.folder, self.resumed)
+        self.recorder.partition(self.members.class_counts)
+        if self.resumed is not None:
+            self._go_on(self.resumed)
+        self.checkpoints = None
+        if run.checkpoint_every:
+            self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed)
+        self.began = time.perf_counter()
+
+    def train(self) -> None:
+        """Run every round that is left."""
+        run, strategy = self.run, self.strategy
+        title = f"{run.node.strategy.name} on {run.node.dataset.name}, {run.participation.name} participation"
+        first = 0 if self.resumed is None else self.resumed.server_round + 1
+        scored = ConfigRecord({"nodes": self._scored(), **self.places})
+        with Progress(self.rounds, title) as progress:
+            log = RoundLog(self.recorder, progress, strategy, self.grid.memory_cost, self.grid.every_failure)
+
+            def after(done: Round, arrays: ArrayRecord) -> None:
+                self.model = codec.from_record(arrays)
+                log.write(done)
+                for line in self.grid.newcomers():
+                    progress.note(line)
+                self._save(done.server_round)
+
+            strategy.start(
+                self.grid,  # type: ignore[arg-type]
+                codec.to_record(self.model),
+                num_rounds=self.rounds,
+                timeout=run.engine.config.round_timeout,
+                evaluate_config=scored,
+                evaluate_fn=lambda server_round, arrays: evaluate(
+                    self.workspace, self.members.federation, run, server_round, codec.from_record(arrays), strategy.whole
+                ),
+                on_round=after,
+                first_round=first,
+            )
+            if first > self.rounds and self.places["save"]:  # a finished run whose personal models are wanted after all
+                record = codec.to_record(self.model)
+                self.grid.send_and_receive(
+                    strategy.configure_evaluate(self.rounds, record, scored, self.grid)  # type: ignore[arg-type]
+                )
+            if self.resumed is None and self.rounds and not log.participants:
+                progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
+
+    def finish(self, status: str) -> None:
+        """Write the model, the summary and the figures of what there is, and close every file."""
+        run = self.run
+        self.recorder.save_model(self.model, {"strategy": run.node.strategy.name, "seed": str(run.seed)})
+        seconds = time.perf_counter() - self.began
+        self.recorder.finish(status, {**facts(run, self.workspace), **self.grid.about(), "seconds": seconds})
+        self.recorder.close()
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+
+    def _places(self) -> dict[str, str]:
+        """Return what nodes are told of where to save and load their personal models, "" for not at all."""
+        run, load = self.run, ""
+        personal = self.workspace.client_class.is_personal(self.workspace.config)
+        if run.evaluate_only and personal:
+            load = self.grid.load_place(Path(run.evaluate_only), self.workspace)
+        return {"save": self.grid.save_place(self.folder) if run.save_personal else "", "load": load}
+
+    def _initial_file(self) -> str | None:
+        saved = self.run.evaluate_only
+        return str(Path(saved) / MODEL_FILE) if saved else self.run.init_from
+
+    def _go_on(self, resumed: checkpoint.Checkpoint) -> None:
+        """Put server, nodes and figures back to where a checkpoint left them."""
+        self.model, state = resumed.server()
+        self.strategy.state.update(state)
+        elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
+        self.grid.restore(resumed.memories(), changed=elsewhere)
+        for nodes in self.recorder.past_participants(resumed.server_round):
+            self.recorder.draw_participants(nodes, self.run.num_nodes)
+
+    def _scored(self) -> list[int]:
+        """Return the nodes that are asked to score their models."""
+        wanted = self.strategy.personal if self.run.eval_nodes is None else self.run.eval_nodes
+        return [node for node in range(self.run.num_nodes) if self.members.has_test(node)] if wanted else []
+
+    def _save(self, server_round: int) -> None:
+        """Write a checkpoint after every ``checkpoint_every`` rounds."""
+        every = self.run.checkpoint_every
+        if self.checkpoints is not None and every and server_round and server_round % every == 0:
+            changed = self.grid.take_changed()
+            self.checkpoints.save(server_round, self.model, self.strategy.state, changed, self.recorder.sizes())
+
+
+def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:
+    """Return the server half of a run of so many rounds."""
+    return strategy_class_of(run.server)(
+        run.server.config,
+        client_class=workspace.client_class,
+        node_config=workspace.config,
+        model=workspace.model,
+        population=Population(members.sizes, members.node_ids),
+        participation=make_participation(run.participation, members.class_proportions, run.num_nodes, run.seed),
+        settings=members.settings,
+        num_rounds=rounds,
+        seed=run.seed,
+        max_norm=run.engine.config.max_norm,
+        min_replies=run.min_replies,
+        work_of=workspace.client_class(workspace, []).work_of,
+    )
+
+
+def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None) -> RunRecorder:
+    """Return the run's recorder; a run that goes on elsewhere brings its logs along."""
+    first_round = 0 if run.evaluate_only else 1
+    if resumed is None:
+        return RunRecorder(folder, run.text, first_round)
+    source = resumed.path.parent.parent
+    if source.resolve() != folder.resolve():
+        for name in LOGS:
+            shutil.copyfile(source / f"{name}.csv", folder / f"{name}.csv")
+    return RunRecorder(folder, run.text, first_round, resumed.logs)
+
+
+def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
+    """Return what identifies a run, for its summary."""
+    return {
+        "method": run.node.strategy.name,
+        "dataset": run.node.dataset.name,
+        "partition": run.node.partition.name,
+        "participation": run.participation.name,
+        "model": run.node.model.name,
+        "engine": run.engine.name,
+        "seed": run.seed,
+        "num_nodes": run.num_nodes,
+        "num_rounds": run.num_rounds,
+        **({"resumed_from": run.resume} if run.resume else {}),
+        **({"evaluate_only": run.evaluate_only} if run.evaluate_only else {}),
+        "parameters": sum(value.numel() for value in workspace.initial.values()),
+        "device": str(workspace.device),
+        "versions": versions(),
+    }

@@ -1,0 +1,198 @@
+"""Who the nodes of a run are. Flower's ids are random, so nodes that it knows are asked which partition each holds."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+
+from core import codec
+from core.errors import UserError
+from partitions.federation import Federation
+from partitions.partition import Partition
+
+# Seconds between two looks at Flower's list of nodes.
+POLL = 1.0
+# Of partitions without a node, so many are named.
+NAMED = 20
+
+
+@dataclass
+class Members:
+    """Who the nodes of a run are; a node's row in these arrays is its partition id."""
+
+    node_ids: np.ndarray  # (K,) Flower's node ids; one that comes back under another id is changed here
+    federation: Federation  # as the server sees it: of nodes with data of their own it holds nothing
+    class_counts: np.ndarray  # (K, C) training examples
+    settings: str  # the JSON that every message to them brings
+    num_test: np.ndarray | None = None  # (K,) examples in the nodes' own test parts; None: the federation knows
+    own_data: bool = False  # whether any node brought data of its own
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training examples by node (K,)."""
+        return self.class_counts.sum(1)  # type: ignore[no-any-return]
+
+    def has_test(self, node: int) -> bool:
+        """Return whether a node has a test part of its own."""
+        return bool(len(self.federation.partition.test(node)) if self.num_test is None else self.num_test[node])
+
+    def class_proportions(self) -> np.ndarray:
+        """Return each node's class proportions (K, C), rows summing to 1; zeros for an empty node."""
+        if not self.own_data:
+            return self.federation.partition.class_proportions()
+        return self.class_counts / np.maximum(self.class_counts.sum(1, keepdims=True), 1)
+
+
+class Asked(Protocol):
+    """What asking nodes takes of a Grid."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return the replies."""
+
+
+@dataclass
+class _Answer:
+    """What a node said to a query; raises ``UserError`` for what no node of this run can say."""
+
+    node_id: int
+    partition: int
+    class_counts: np.ndarray
+    num_test: int
+    own_data: bool
+    classes: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def read(node_id: int, content: RecordDict, num_nodes: int, num_classes: int) -> "_Answer":
+        """Return the answer in ``content``, checked."""
+        metrics, about = content.get(codec.METRICS, MetricRecord()), content.get(codec.CONFIG, ConfigRecord())
+        assert isinstance(metrics, MetricRecord)
+        assert isinstance(about, ConfigRecord)
+        if "refused" in about:
+            raise UserError(f"node {node_id} cannot take part: {about['refused']!s}")
+        values: dict[str, Any] = dict(metrics)
+        try:
+            partition, counts = int(values["partition-id"]), np.array(values["class-counts"], dtype=np.int64)
+            answer = _Answer(node_id, partition, counts, int(values["num-test-examples"]), bool(about["own-data"]))
+            answer.classes = [str(name) for name in about["classes"]]  # type: ignore[union-attr]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"node {node_id} gave no answer that can be read; is it of another version?") from error
+        if not 0 <= partition < num_nodes:
+            raise UserError(f"node {node_id} says partition-id={partition}, which is not in 0..{num_nodes - 1}")
+        if counts.shape != (num_classes,) or counts.min() < 0 or answer.num_test < 0:
+            raise UserError(f"node {node_id} (partition {partition}) has counts of {len(counts)} classes, not {num_classes}")
+        return answer
+
+
+class Registry:
+    """The nodes that answered, by partition. Nodes are asked once, and again where they come back under other ids."""
+
+    def __init__(
+        self, grid: Asked, federation: Federation, settings: str, places: Mapping[str, str], patience: float | None = None
+    ) -> None:
+        """``settings`` is the JSON that nodes receive, ``places`` where they save and load, ``patience`` seconds of waiting."""
+        self.grid, self.federation, self.settings, self.patience = grid, federation, settings, patience
+        self.content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings, **places})})
+        self.answers: dict[int, _Answer] = {}  # by partition
+        self.known: set[int] = set()  # node ids that need not be asked
+        self.node_ids = np.zeros(0, dtype=object)
+
+    def wait(self) -> Members:
+        """Wait until a node is there for every partition. Raises ``UserError`` for one that cannot take part or is missing."""
+        wanted, shown = self.federation.num_nodes, -1
+        ends = None if self.patience is None else time.monotonic() + self.patience
+        while len(self.answers) < wanted:
+            online = set(self.grid.get_node_ids())
+            for answer in self._ask(sorted(online - self.known), None if ends is None else max(ends - time.monotonic(), POLL)):
+                self._enter(answer, online)
+            if len(self.answers) == wanted:
+                break
+            if ends is not None and time.monotonic() >= ends:
+                raise UserError(self._missing())
+            if len(self.answers) != shown:
+                shown = len(self.answers)
+                print(f"waiting for nodes: {shown} of {wanted} are here", flush=True)
+            time.sleep(POLL)
+        return self._members()
+
+    def newcomers(self) -> list[str]:
+        """Ask nodes that are new: one without a key comes back under another id. Returns a line on each.
+
+        A node that cannot take part, or that claims the partition of a node still online, stays out.
+        """
+        online, lines = set(self.grid.get_node_ids()), []
+        for node_id in sorted(online - self.known):
+            try:
+                for answer in self._ask([node_id], self.patience):
+                    k, before = answer.partition, self.answers[answer.partition]
+                    if before.node_id in online:
+                        self.known.discard(node_id)  # Flower takes a minute to notice that a node is gone
+                    elif (answer.class_counts != before.class_counts).any() or answer.num_test != before.num_test:
+                        raise UserError(f"node {node_id} (partition {k}) holds other examples than the node it stands in for")
+                    else:
+                        self.answers[k], self.node_ids[k] = answer, node_id
+                        lines.append(f"partition {k} is back as node {node_id}")
+            except UserError as error:
+                lines.append(str(error))
+        return lines
+
+    def _ask(self, ids: list[int], timeout: float | None) -> list[_Answer]:
+        if not ids:
+            return []
+        self.known |= set(ids)
+        messages = [Message(self.content, node_id, MessageType.QUERY) for node_id in ids]
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        answers = []
+        for reply in replies:
+            node_id = asked.pop(reply.metadata.reply_to_message_id)
+            if not reply.has_error():
+                classes = self.federation.data.num_classes
+                answers.append(_Answer.read(node_id, reply.content, self.federation.num_nodes, classes))
+            elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+                self.known.discard(node_id)  # it is asked once it is back
+            else:
+                raise UserError(f"node {node_id} could not be asked for its partition: {reply.error.reason}")
+        self.known -= set(asked.values())  # those that did not answer in time
+        return answers
+
+    def _enter(self, answer: _Answer, online: set[int]) -> None:
+        k, other = answer.partition, self.answers.get(answer.partition)
+        if other is not None and other.node_id in online:
+            raise UserError(f"nodes {other.node_id} and {answer.node_id} both say partition-id={k}; every node has its own")
+        who = f"node {answer.node_id} (partition {k})"
+        if not answer.own_data and (answer.class_counts != self.federation.partition.class_counts()[k]).any():
+            raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")
+        for earlier in self.answers.values():
+            if answer.classes and earlier.classes and answer.classes != earlier.classes:
+                raise UserError(f"{who} has classes {answer.classes}, node {earlier.node_id} has {earlier.classes}")
+        self.answers[k] = answer
+
+    def _missing(self) -> str:
+        wanted = self.federation.num_nodes
+        missing = [str(k) for k in range(wanted) if k not in self.answers]
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        names = ", ".join(missing[:NAMED]) + more
+        return (
+            f"after {self.patience:g} s {len(self.answers)} of {wanted} nodes are here; missing: partition {names}. "
+            "Start them, or set num_nodes or wait_for_nodes"
+        )
+
+    def _members(self) -> Members:
+        rows = [self.answers[k] for k in range(self.federation.num_nodes)]
+        counts = np.stack([row.class_counts for row in rows])
+        self.node_ids = np.array([row.node_id for row in rows], dtype=object)
+        federation, own_data = self.federation, any(row.own_data for row in rows)
+        if own_data:
+            data, dealt = federation.data, federation.partition
+            nothing = np.zeros(0, dtype=np.int64)
+            parts = [[nothing if row.own_data else part(k) for k, row in enumerate(rows)] for part in (dealt.train, dealt.test)]
+            federation = Federation(data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes))
+        num_test = np.array([row.num_test for row in rows])
+        return Members(self.node_ids, federation, counts, self.settings, num_test, own_data)

@@ -1,0 +1,61 @@
+"""The house as docs/ARCHITECTURE.md draws it: imports only run down."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Who may import whom: a file imports its own package and those of lower floors.
+FLOORS = {
+    "core": 0, "partitions": 1, "models": 1, "clients": 2, "strategies": 3, "simulation": 3, "contrafed": 4, "main": 5,
+    "report": 5,
+}  # fmt: skip
+
+
+def sources(*folders):
+    names = [folder for folder in folders if (ROOT / folder).is_dir()]
+    files = [path for folder in names for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [*files, *sorted(ROOT.glob("*.py"))]
+
+
+HOUSE = sources(*FLOORS)
+
+
+def package_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path):
+    """Every import of a file with its line, also those in functions and for types alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield node.module or "", node.lineno
+
+
+def runs_up(package, other):
+    """Whether a file of ``package`` may not import ``other``."""
+    if other not in FLOORS or package == other:
+        return False
+    return FLOORS[other] >= FLOORS[package]
+
+
+def test_no_import_runs_up():
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in HOUSE
+        for name, line in imported(path)
+        if runs_up(package_of(path), name.partition(".")[0])
+    ]
+    assert found == []
+    assert {package_of(path) for path in HOUSE} >= set(FLOORS) - {"report"}
+
+
+def test_what_runs_up_is_noticed():
+    assert runs_up("simulation", "contrafed")
+    assert runs_up("simulation", "strategies")
+    assert runs_up("strategies", "simulation")
+    assert runs_up("core", "partitions")
+    assert not runs_up("contrafed", "simulation")
+    assert not runs_up("clients", "torch")
