@@ -34,7 +34,7 @@ class FedAdam(FedAvg):
             return model
         config, mean = self.config, super().aggregate(model, replies)
         first, second = self.state.setdefault("first", {}), self.state.setdefault("second", {})
-        out = dict(model)
+        out: Tensors = {}
         for name in self.travelling:
             update = mean[name] - model[name].double()
             first[name] = config.beta1 * first.get(name, 0) + (1 - config.beta1) * update

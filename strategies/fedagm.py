@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from core.config import Range
+from core.tensors import named
 from strategies.base import Replies, Tensors
 from strategies.fedavg import Config as FedAvgConfig
 from strategies.fedavg import FedAvg
@@ -25,7 +26,7 @@ class FedAGM(FedAvg):
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the look-ahead model."""
-        return {f"model/{name}": value.to(model[name].dtype) for name, value in self._ahead(model).items()}
+        return named("model", {name: value.to(model[name].dtype) for name, value in self._ahead(model).items()})
 
     def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
         """Return the model itself."""

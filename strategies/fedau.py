@@ -1,26 +1,29 @@
-"""FedAU, the server half: each participant weighs as much as its past absences were long (METHODS section 27)."""
+"""FedAU, a server rule: each participant weighs as much as its past absences were long (METHODS section 27)."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 from core.config import Range
-from strategies.base import FederatedStrategy, Replies, Tensors
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
 from strategies.intervals import Intervals
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(FedAvgConfig):
     """Hyper-parameters of the server half; the paper's symbol beside each."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
     cutoff: Annotated[int, Range(ge=1)]  # K in the paper, C in PMFL's
 
 
-class FedAU(FederatedStrategy):
+class FedAU(FedAvg):
     """W += (eta_g / K) sum_k omega_k Delta_k, K the number of all nodes, omega_k the mean of node k's past intervals.
 
     Source: Wang and Ji 2024, Algorithms 1 and 2, with the weights of the authors' code: the interval that ends with this
-    participation counts from the next one on, and a first participation weighs 1.
+    participation counts from the next one on, and a first participation weighs 1. With ``weights=samples`` omega_k is
+    multiplied by n_k over the mean of all n, so that the objective is FedAvg's weighted one.
     """
 
     def setup(self) -> None:
@@ -29,9 +32,9 @@ class FedAU(FederatedStrategy):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """The weighted step; every node's clock ticks, also in a round without replies."""
-        weights = self.intervals.tick(replies.nodes)
+        weights = self.intervals.tick(replies.nodes) * self.shares(replies)
         self.round.node_metrics["weight"] = (replies.nodes, weights)
         if not len(replies):
             return model
         step = replies.weighted_sum("delta", weights * self.config.server_lr / self.population.num_holders)
-        return {name: value + step[name] for name, value in model.items()}
+        return {name: model[name] + change for name, change in step.items()}

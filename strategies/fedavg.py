@@ -10,9 +10,9 @@ from strategies.base import FederatedStrategy, Replies, Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the server half."""
+    """Hyper-parameters of the server half; other rules over plain models add theirs."""
 
-    weights: Literal["samples", "uniform"]  # by training examples, or one per participant
+    weights: Literal["samples", "uniform"]  # what a node counts in the objective: its training examples, or 1
 
 
 class FedAvg(FederatedStrategy):
@@ -23,4 +23,10 @@ class FedAvg(FederatedStrategy):
         if not len(replies):
             return model
         samples = self.config.weights == "samples"
-        return model | replies.mean("model", replies.num_examples if samples else np.ones(len(replies)))
+        return replies.mean("model", replies.num_examples if samples else np.ones(len(replies)))
+
+    def shares(self, replies: Replies) -> np.ndarray:
+        """Return what each participant counts in the objective, in shares of which an average node of all K has one (m,)."""
+        if self.config.weights == "uniform":
+            return np.ones(len(replies))
+        return replies.num_examples * self.population.num_holders / self.population.sizes.sum()

@@ -31,4 +31,4 @@ class FedAvgM(FedAvg):
         for name in self.travelling:
             update = mean[name] - model[name].double()
             momentum[name] = self.config.server_momentum * momentum.get(name, 0) + update
-        return model | {name: model[name].double() + self.config.server_lr * momentum[name] for name in self.travelling}
+        return {name: model[name].double() + self.config.server_lr * momentum[name] for name in self.travelling}

@@ -1,4 +1,4 @@
-"""PMFL, the server half: weights by participation interval, and a share of the historical global models."""
+"""PMFL, a server rule: weights by participation interval, and a share of the historical global models."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -7,12 +7,14 @@ import numpy as np
 
 from core.combine import combine
 from core.config import Range
-from strategies.base import FederatedStrategy, Replies, Tensors
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
 from strategies.intervals import Intervals
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(FedAvgConfig):
     """Hyper-parameters of the server half; the paper's symbol beside each."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
@@ -25,13 +27,14 @@ class Config:
     sign: Literal["descend", "paper"]  # paper: the minus that Equations 9 and 10 print
 
 
-class PMFL(FederatedStrategy):
+class PMFL(FedAvg):
     """U = W + (eta_g / K) sum_k x_k Delta_k;  W' = (1 - psi_t) U + psi_t mean(the last H - 1 older global models).
 
     x_k is the mean participation interval of node k (AWC), K the number of all nodes, psi_t = 1/2 - t / (2 (T - 1)) for
     t = 0 .. T-1 (Equations 8-11, Algorithm 2; METHODS sections 4.1-4.5). Deviations: plus where Equation 9 prints a minus,
     since Delta points downhill, and 1/K, without which the printed step is about K times too long. Without AWC every
-    x_k is 1 and the sum is divided by the number of participants, which is FedAvg's step.
+    x_k is 1 and the sum is divided by the number of participants, which is FedAvg's step. With ``weights=samples`` x_k is
+    multiplied by n_k over the mean of all n.
     """
 
     def setup(self) -> None:
@@ -41,33 +44,32 @@ class PMFL(FederatedStrategy):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """The weighted step mixed with the history; both also pass in a round without replies."""
-        weights = self.intervals.tick(replies.nodes)
-        if not self.config.adaptive_weights:
-            weights = np.ones(len(replies))
+        lengths, shares = self.intervals.tick(replies.nodes), self.shares(replies)
+        weights = lengths * shares if self.config.adaptive_weights else shares  # x_k
         self.round.node_metrics["weight"] = (replies.nodes, weights)
-        models, factors = [model], [1.0]
-        if len(replies):
+        current = {name: model[name] for name in self.travelling}
+        models, factors = [current], [1.0]
+        if len(replies):  # U = W + (eta_g / K) sum_k x_k Delta_k
             rate = self.config.server_lr * (1 if self.config.sign == "descend" else -1)
-            models += replies.group("delta")
-            factors += (weights * rate / self._divisor(weights)).tolist()
-        share, older = self._history(model)
-        if share > 0:
-            factors = [(1 - share) * factor for factor in factors] + [share / len(older)] * len(older)
+            models += replies.deltas()
+            factors += (weights * rate / self._divisor(weights, shares)).tolist()
+        psi, older = self._history(current)
+        if psi > 0:  # (1 - psi) U + psi mean(older)
+            factors = [(1 - psi) * factor for factor in factors] + [psi / len(older)] * len(older)
             models += older
         return combine(models, factors)
 
-    def _divisor(self, weights: np.ndarray) -> float:
-        if not self.config.adaptive_weights:
-            return len(weights)
+    def _divisor(self, weights: np.ndarray, shares: np.ndarray) -> float:
+        """Return what the weighted sum is divided by; without AWC by the participants."""
         return {
             "all_nodes": float(self.population.num_holders),
-            "participants": float(len(weights)),
+            "participants": float(shares.sum()),
             "weights": float(weights.sum()),
             "none": 1.0,
-        }[self.config.normalize]
+        }[self.config.normalize if self.config.adaptive_weights else "participants"]
 
     def _history(self, model: Tensors) -> tuple[float, list[Tensors]]:
-        """Return the share of the older global models in the next one, and these; then remember ``model`` as the newest."""
+        """Return psi_t and the older global models, newest first; then remember ``model`` as the newest."""
         older, wanted = self.state["history"], self.config.history_size - 1
         if wanted < 1:
             return 0.0, []

@@ -55,19 +55,42 @@ def test_golden_values(name, changes, full, pattern):
     assert run_scalar(name, PATTERN, **changes) == pytest.approx(pattern, abs=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "fedavgm", "fedadam", "fedagm"])
-def test_server_rules_go_with_any_node_half(rule):
-    """FedRCL's nodes with nothing of their own left give the rule's golden values, or, with neutral rules, FedAvg's."""
-    values = {name: full for name, changes, full, _ in GOLDEN if not changes or name == "fedadam"} | {"fedavg": PLAIN}
-    plain = {"lr_decay": 1.0, "epoch_lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None, "augment": []}
-    changes = {"server_lr": 0.1} if rule == "fedadam" else {}
-    assert run_scalar("fedrcl", FULL, server=rule, local=plain, **changes) == pytest.approx(values[rule], abs=1e-5)
-    neutral = {"fedavgm": {"server_momentum": 0.0}, "fedagm": {"server_momentum": 0.0}, "fedavg": {}}
-    if rule in neutral:
-        plain["proximal_weight"] = 0.0
-        assert run_scalar("fedrcl", PATTERN, server=rule, local=plain, **neutral[rule]) == pytest.approx(
-            run_scalar("fedavg", PATTERN), rel=1e-12
-        )
+# By rule: changes, and the golden values that any node half with nothing of its own gives beside it.
+RULES = {
+    "fedavg": ({}, GOLDEN[1]),
+    "fedau": ({"cutoff": 2}, GOLDEN[5]),
+    "pmfl": ({}, GOLDEN[7]),
+    "fedavgm": ({}, GOLDEN[8]),
+    "fedadam": ({"server_lr": 0.1}, GOLDEN[9]),
+    "fedagm": ({}, GOLDEN[10]),
+}
+PLAIN_WORK = {"lr_decay": 1.0, "epoch_lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None, "augment": []}
+NOTHING_OF_ITS_OWN = {
+    "fedavg": {},
+    "fedprox": {"proximal_weight": 0.0},
+    "moon": {"contrast_weight": 0.0},
+    "fedrcl": {"local": PLAIN_WORK},  # its contrast of one example is 0
+    "pmfl": {"contrast_weight": 0.0},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("nodes", NOTHING_OF_ITS_OWN)
+def test_server_rules_go_with_any_node_half(nodes, rule):
+    """Nodes that send models and nodes that send changes, beside rules over either: always the rule's golden values."""
+    changes, (_, _, full, pattern) = RULES[rule]
+    for schedule, values in ((FULL, full), (PATTERN, pattern)):
+        found = run_scalar(nodes, schedule, server=rule, **changes, **NOTHING_OF_ITS_OWN[nodes])
+        assert found == pytest.approx(values, abs=1e-5)
+
+
+@pytest.mark.parametrize(("rule", "neutral"), [("fedavgm", {"server_momentum": 0.0}), ("fedagm", {"server_momentum": 0.0})])
+def test_neutral_server_rules_are_fedavg_beside_any_node_half(rule, neutral):
+    plain = {"proximal_weight": 0.0} if rule == "fedagm" else {}
+    for nodes in ("fedrcl", "pmfl"):
+        own = NOTHING_OF_ITS_OWN[nodes] | {"local": PLAIN_WORK | plain}
+        values = run_scalar(nodes, PATTERN, server=rule, **neutral, **own)
+        assert values == pytest.approx(run_scalar("fedavg", PATTERN), rel=1e-12)
 
 
 def test_pmfl_with_the_papers_sign_climbs():

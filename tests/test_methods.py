@@ -394,7 +394,9 @@ def server(config_changes, num_nodes=4, num_rounds=5, name="pmfl"):
     """A PMFL server half without a network around it."""
     config = server_of(strategy_settings(name, **config_changes)).config
     model = torch.nn.Module()
-    client_class = SimpleNamespace(messages=lambda model, config: ({}, {}), is_personal=lambda config: False)
+    client_class = SimpleNamespace(
+        messages=lambda model, config: ({"model/w": (1,)}, {"delta/w": (1,)}), is_personal=lambda config: False
+    )
     population = Population(np.ones(num_nodes, dtype=np.int64), np.arange(1000, 1000 + num_nodes))
     return PMFL(
         config,
@@ -653,9 +655,12 @@ def test_learning_rate_decays_per_local_epoch():
 
 
 def test_proximal_weight_by_hand():
-    """w: 2 -> 1.8; then gradient 1.8 + 2 * 0.5 * (1.8 - 2) = 1.6, so 1.64."""
-    values = run_scalar("fedavg", [[0]], targets=(0,), local={"proximal_weight": 1.0})
-    assert values == pytest.approx([1.64], rel=1e-12)
+    """w: 2 -> 1.8; then gradient 1.8 + 0.5 * (1.8 - 2) = 1.7, so 1.63: mu/2 |w - W|^2, FedProx's own key to the last bit."""
+    values = run_scalar("fedavg", [[0]], targets=(0,), local={"proximal_weight": 0.5})
+    assert values == pytest.approx([1.63], rel=1e-12)
+    for rounds in ([[0]], [[0, 1], [2], [0, 1, 2]]):
+        fedprox = run_scalar("fedprox", rounds, proximal_weight=0.5)
+        assert run_scalar("fedavg", rounds, local={"proximal_weight": 0.5}) == pytest.approx(fedprox, rel=1e-14)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -713,7 +718,7 @@ def test_messages_hold_what_is_declared_and_nothing_else(name):
     workspace = workspace_of(config)
     run_strategy(workspace, config, Schedule([range(3)] * 2), 2, wrap=Spy)
     shapes = {n: tuple(p.shape) for n, p in workspace.initial.items()}
-    group = "delta" if name in ("fedau", "pmfl") else "model"
+    group = "delta" if name == "pmfl" else "model"
     assert len(seen) == 6
     for message, reply in seen:
         assert set(message.content) == {"arrays", "config"}

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from rig import Scalar, Schedule, config_of, digits_run, run_strategy, same, scalar_workspace, strategy_settings
+from rig import Scalar, Schedule, close, config_of, digits_run, run_strategy, same, scalar_workspace, strategy_settings
 
 from clients.fedavg import FedAvgClient
+from contrafed.settings import server_of
 from core import codec
-from strategies.base import FederatedStrategy, Population
+from strategies.base import Population, strategy_class_of
 from strategies.fedavg import FedAvg
 from strategies.replies import Replies, Reply
 
@@ -65,6 +66,17 @@ def test_deltas_are_bit_for_bit_what_nodes_would_have_sent(dtype):
 
 
 # ----------------------------------------------------------------------------------------------- a download of a node's own
+
+
+def stub(settings, sizes):
+    """A server half for a model of one number w, with no nodes behind it."""
+    rule = server_of(settings)
+    client = SimpleNamespace(messages=lambda model, config: ({"model/w": (1,)}, {}), is_personal=lambda config: False)
+    population = Population(np.array(sizes), np.arange(1000, 1000 + len(sizes)))
+    return strategy_class_of(rule)(
+        rule.config, client_class=client, node_config=None, model=torch.nn.Module(), population=population,
+        participation=Schedule([]), settings="", num_rounds=1, seed=0,
+    )  # fmt: skip
 
 
 class Watching:
@@ -124,6 +136,53 @@ def test_what_a_node_alone_receives_reaches_it_in_evaluation_too():
     assert asked[0].content["arrays"] is not asked[1].content["arrays"]
 
 
+# -------------------------------------------------------------------------------------------------------------- composition
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize(
+    ("rule", "neutral"),
+    [
+        ("fedau", {}),
+        ("pmfl", {"history_size": 0}),
+        ("pmfl", {"history_size": 0, "normalize": "participants"}),
+        ("pmfl", {"history_size": 0, "normalize": "weights"}),
+        ("pmfl", {"history_size": 0, "adaptive_weights": False}),
+    ],
+)
+def test_rules_over_changes_are_fedavg_where_all_take_part_and_nodes_are_unequal(rule, neutral, weights):
+    fedavg, _ = digits_run("moon", 2, nodes=5, weights=weights)
+    models, _ = digits_run("moon", 2, nodes=5, server=rule, weights=weights, **neutral)
+    close(models[-1], fedavg[-1], 1e-12)
+
+
+@pytest.mark.parametrize(("weights", "expected"), [("uniform", 11.0), ("samples", 9.5)])
+@pytest.mark.parametrize(
+    ("rule", "before"), [("pmfl", {"waited": (3, 0), "ended": (0, 3), "mean": (1, 1)}), ("fedau", {"mean": (4, 1)})]
+)
+def test_weights_by_absence_and_by_samples_multiply(rule, before, weights, expected):
+    """n = (1, 3), intervals (4, 1), D = (1, -2): uniform 10 + (4 - 2)/2; by samples, shares 1/2 and 3/2, 10 + (2 - 3)/2."""
+    sizes = [1, 3]
+    own = {"history_size": 0} if rule == "pmfl" else {}
+    server = stub(strategy_settings("moon", server=rule, weights=weights, **own), sizes)
+    for name, values in before.items():
+        server.state[name][:] = values
+    replies = Replies(Reply(k, {"delta/w": torch.tensor([d])}, sizes[k], {}) for k, d in ((0, 1.0), (1, -2.0)))
+    assert float(server.aggregate({"w": torch.tensor([10.0])}, replies)["w"]) == expected
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "lgfedavg"])
+def test_rules_over_changes_move_what_travels_and_nothing_else(name):
+    reference, _ = digits_run(name, 2, nodes=4)
+    for server, changes in (("pmfl", {"history_size": 0}), ("fedau", {}), ("pmfl", {})):
+        models, rule = digits_run(name, 2, nodes=4, server=server, weights="samples", **changes)
+        assert 0 < len(rule.travelling) < len(models[0])
+        for n, value in models[-1].items():
+            assert torch.equal(value, models[0][n]) == (n not in rule.travelling), n
+        if changes or server == "fedau":
+            close(models[-1], reference[-1], 1e-12)
+
+
 # ------------------------------------------------------------------------------------------------------ who is asked, rates
 
 
@@ -163,13 +222,10 @@ def test_whether_there_are_personal_models_and_a_global_one(name, personal, whol
 
 def scored(rows, last=1):
     """What the server makes of evaluation replies: one dict of metrics a node, or a text for a node that fails."""
-    client = SimpleNamespace(messages=lambda model, config: ({}, {}), is_personal=lambda config: True)
-    population = Population(np.ones(len(rows), dtype=np.int64), np.arange(1000, 1000 + len(rows)))
-    rule = FederatedStrategy(
-        None, client_class=client, node_config=None, model=torch.nn.Module(), population=population,
-        participation=Schedule([]), settings="", num_rounds=1, seed=0,
-    )  # fmt: skip
-    asked = rule.configure_evaluate(last, codec.to_record({}), ConfigRecord({"nodes": list(range(len(rows)))}), None)
+    rule = stub(strategy_settings("fedavg"), [1] * len(rows))
+    asked = rule.configure_evaluate(
+        last, codec.to_record({"w": torch.ones(1)}), ConfigRecord({"nodes": list(range(len(rows)))}), None
+    )
     replies = []
     for i, (message, row) in enumerate(zip(asked, rows, strict=True)):
         message.metadata.__dict__["_message_id"] = str(i)
