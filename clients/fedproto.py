@@ -50,9 +50,13 @@ class FedProtoClient(Client):
         return {"loss": task + self.config.prototype_weight * distance, "task": task, "distance": distance}
 
     def scores(self, features: Features, received: Tensors) -> Tensor:
-        """Return scores (b, C): minus the distance to each global prototype, or logits before there is any."""
+        """Return scores (b, C): minus the distance to each global prototype, or logits before there is any.
+
+        A class without a prototype counts as 1 farther than the farthest: never predicted, at a loss that is finite.
+        """
         if self.config.predict == "head":
             return features.logits
         valid = received["proto/valid"].to(features.z) > 0
         distance = torch.cdist(features.z, received["proto/mean"].to(features.z))
-        return torch.where(valid.any(), -distance.masked_fill(~valid, torch.inf), features.logits)
+        farthest = distance.masked_fill(~valid, 0).amax(1, keepdim=True)
+        return torch.where(valid.any(), -torch.where(valid, distance, farthest + 1), features.logits)

@@ -17,3 +17,11 @@ def _no_ray_left_over():
     from simulation.ray import stop_ray
 
     stop_ray()
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Runs draw nothing: figures take half a second, and what a test looks at is not in them."""
+    from contrafed.reporting import RunRecorder
+
+    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)

@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from flwr.app import ConfigRecord, MetricRecord
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -128,11 +129,23 @@ def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), **changes):
 
 
 def run_strategy(
-    workspace, settings, participation, num_rounds, *, stack_size=1, grid=None, wrap=None, may_fail=False, rule=None
+    workspace,
+    settings,
+    participation,
+    num_rounds,
+    *,
+    stack_size=1,
+    grid=None,
+    wrap=None,
+    may_fail=False,
+    rule=None,
+    judged=(),
+    after_round=None,
 ):
     """Run a method's two halves on a grid; returns the global model before and after each round, and the strategy.
 
-    ``rule``: a class for the server half instead of the method's own.
+    ``rule``: a class for the server half instead of the method's own. ``judged``: the nodes that are scored every round.
+    ``after_round`` is called with each finished ``Round``.
     """
     identity, server = node_run(settings).to_json(), server_of(settings["strategy"])
     install(identity, workspace)
@@ -154,12 +167,16 @@ def run_strategy(
         def on_round(done, arrays):
             assert may_fail or not done.failures  # what a hook asserts fails its node, which a run would survive
             models.append({n: t.clone() for n, t in codec.from_record(arrays).items()})
+            if after_round:
+                after_round(done)
 
         strategy.start(
             wrap(grid) if wrap else grid,
             codec.to_record(workspace.initial),
             num_rounds=num_rounds,
             timeout=None,
+            evaluate_config=ConfigRecord({"nodes": list(judged)}),
+            evaluate_fn=lambda server_round, arrays: MetricRecord() if judged else None,
             on_round=on_round,
         )
         return models, strategy

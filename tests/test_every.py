@@ -1,0 +1,223 @@
+"""What every method of conf/strategy must do, whatever it is: a new one is asked all of this by having a YAML."""
+
+import dataclasses
+import math
+import re
+import typing
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rig import close, same, workspace_of
+from watched import ROUNDS, STACK, numbers, sent_tensors, settings_of, shapes, watch, write_problem
+
+from clients.training.loop import part_of
+from contrafed import checkpoint
+from contrafed.experiment import run
+from contrafed.settings import resolve
+from core import registry
+from core.config import convert
+from core.errors import UserError
+
+METHODS = list(registry.choices("strategy"))
+
+
+@pytest.fixture(scope="session")
+def problem(tmp_path_factory):
+    return write_problem(tmp_path_factory.mktemp("problem"))
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def method(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def config(method, problem):
+    return settings_of(method, problem)
+
+
+@pytest.fixture(scope="module")
+def alone(config):
+    """The method's run with every node by itself, which most of what follows looks at."""
+    return watch(config)
+
+
+def compare(a, b, equal):
+    """Compare the global models and the nodes' memories of two runs after every round."""
+    for one, other in zip(a.models, b.models, strict=True):
+        equal(one, other)
+    for one, other in zip(a.memories, b.memories, strict=True):
+        assert one.keys() == other.keys()
+        for node in one:
+            equal(one[node], other[node])
+
+
+def identical(a, b):
+    assert same(a, b)
+
+
+# ------------------------------------------------------------------------------------------------------------ the node half
+
+
+def test_a_stack_equals_its_nodes_alone(config, alone):
+    """Nodes of all sizes: they take different numbers of steps, and last batches are short."""
+    stacked = watch(config, stack_size=STACK)
+    compare(stacked, alone, close)
+    for one, other in zip(stacked.rounds, alone.rounds, strict=True):
+        assert numbers(one) == pytest.approx(numbers(other), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "local", [{"epochs": None, "iterations": 3, "batch_size": 0.3}, {"epochs": 1, "batch_size": 1}], ids=["widths", "ones"]
+)
+def test_a_stack_equals_its_nodes_alone_in_other_batches(config, local):
+    """Batches of different widths in one step; batches of one."""
+    work = config["strategy"]["local"] | local
+    config = config | {"strategy": config["strategy"] | {"local": work}}
+    runs = [watch(config, [(1, 2, 3), (1, 2, 4)], stack_size=size, judge=False) for size in (1, 3)]
+    compare(*runs, close)
+    for done in runs[0].rounds:
+        assert all(math.isfinite(value) for value in numbers(done).values())
+
+
+def test_a_node_that_returns_has_the_memory_it_left_with(alone):
+    client = alone.workspace.client_class
+    remembers = client.remembers(alone.workspace.model, alone.workspace.config)
+    for t, node, memory in alone.arrived:
+        assert same(memory, alone.memories[t - 1].get(node, {}))
+        assert bool(alone.memories[t].get(node)) == remembers
+    for t, here in enumerate(ROUNDS, 1):
+        away = alone.memories[t].keys() - set(here)
+        assert away == alone.memories[t - 1].keys() - set(here)
+        for node in away:
+            identical(alone.memories[t][node], alone.memories[t - 1][node])
+    names = {frozenset(memory) for memories in alone.memories for memory in memories.values()}
+    assert len(names) <= 1
+
+
+def test_only_what_is_declared_crosses(alone):
+    workspace = alone.workspace
+    down, up = workspace.client_class.messages(workspace.model, workspace.config)
+    parts = workspace.client_class.shared_parts(workspace.config)
+    personal = [name for name in workspace.initial if part_of(name) not in parts]
+    assert not [name for name in (*down, *up) if name.endswith(tuple(f"/{own}" for own in personal))]
+    for message, reply in alone.trained:
+        assert (set(message.content), set(reply.content)) == ({"arrays", "config"}, {"arrays", "metrics"})
+        assert set(message.content["config"]) == {"server-round", "settings", "cost"}
+        assert (shapes(message.content["arrays"]), shapes(reply.content["arrays"])) == (down, up)
+        assert all(isinstance(value, int | float) for value in reply.content["metrics"].values())
+    for message, reply in alone.scored:
+        assert (set(message.content), set(reply.content)) == ({"arrays", "config"}, {"metrics"})
+        assert shapes(message.content["arrays"]) == down
+    # Under no other name either.
+    crossed = {tensor.numpy().tobytes() for pair in alone.trained for tensor in sent_tensors(pair) if tensor.any()}
+    for memory in (memory for memories in alone.memories for memory in memories.values()):
+        assert not [n for n, v in memory.items() if n.startswith("personal/") and v.numpy().tobytes() in crossed]
+
+
+def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config, alone):
+    again = watch(config, judge=False)
+    compare(again, alone, identical)
+    assert [done.metrics for done in again.rounds] == [done.metrics for done in alone.rounds]
+
+
+# ------------------------------------------------------------------------------------------------------------------ faults
+
+
+def test_a_faulty_node_is_absent_and_keeps_the_memory_it_had(config, alone):
+    """In a stack node 1 raises in round 2 when its work is done, and node 0 sends a NaN in round 4."""
+
+    def trouble(server_round, nodes, sent):
+        if server_round == 2 and 1 in nodes:
+            raise RuntimeError("broken sensor")
+        if server_round == 4 and 0 in nodes and sent:
+            name = next(iter(sent))
+            sent[name] = sent[name].clone()
+            sent[name][nodes.index(0)] = math.nan
+
+    broken = watch(config, stack_size=STACK, trouble=trouble)
+    silent = not broken.trained[0][1].content["arrays"]
+    causes = [{}, {}, {"failed": 1}, {}, {} if silent else {"not finite": 1}]
+    assert [dict(done.rejected) for done in broken.rounds] == causes
+    assert re.match(r"node 1: node 1, round 2, step \d+: RuntimeError: broken sensor", broken.rounds[2].failures[0])
+    identical(broken.memories[2].get(1, {}), broken.memories[1].get(1, {}))
+    for node in set(ROUNDS[1]) - {1}:
+        close(broken.memories[2].get(node, {}), alone.memories[2].get(node, {}))
+    without = [ROUNDS[0], sorted(set(ROUNDS[1]) - {1}), (), ()]  # as many rounds: a rule may go by how many are planned
+    absent = watch(config, without, stack_size=STACK, judge=False)
+    close(broken.models[2], absent.models[2])
+    assert all(value.isfinite().all() for value in broken.models[-1].values())
+
+
+def wrong_for(hint):
+    """A value that a setting of this type does not take."""
+    for value in ("nonsense", [], -1e9):
+        try:
+            convert(hint, value, "key")
+        except UserError:
+            return value
+    raise AssertionError(f"{hint} takes anything")
+
+
+def test_a_wrong_value_of_a_methods_own_key_is_one_line(config):
+    wanted = resolve(config)
+    for module in (wanted.node.strategy.module, wanted.server.module):
+        hints = typing.get_type_hints(module.Config, include_extras=True)
+        for key in (field.name for field in dataclasses.fields(module.Config) if field.name != "local"):
+            mistaken = config["strategy"] | {key: wrong_for(hints[key])}
+            with pytest.raises(UserError, match=rf"^strategy\.{key} [^\n]*$"):
+                resolve(config | {"strategy": mistaken})
+            with pytest.raises(UserError, match=rf"^[^\n]*'{key}z'[^\n]*{key}[^\n]*$"):
+                resolve(config | {"strategy": config["strategy"] | {f"{key}z": 1}})
+
+
+# --------------------------------------------------------------------------------------------------------- whole experiments
+
+
+FILES = ("model.safetensors", "metrics.csv", "nodes.csv", "participants.csv")
+
+
+def outcome(folder):
+    """What a run left: files by name, and what nodes remember where there is a last checkpoint."""
+    last = checkpoint.find(folder)
+    memories = {} if last is None else last.memories()
+    return {name: (Path(folder) / name).read_bytes() for name in FILES}, memories
+
+
+def same_outcome(a, b):
+    assert a[0] == b[0]
+    assert a[1].keys() == b[1].keys()
+    for node in a[1]:
+        identical(a[1][node], b[1][node])
+
+
+def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path, no_figures):
+    config = config | {"checkpoint_every": 2}
+    run(config | {"output_dir": f"{tmp_path}/whole"})
+    middle = f"{tmp_path}/whole/checkpoints/000002"
+    run(config | {"resume": middle, "output_dir": f"{tmp_path}/later"})
+    same_outcome(outcome(f"{tmp_path}/later"), outcome(f"{tmp_path}/whole"))
+
+
+@cache
+def shape_of(method, problem):
+    """What a method's messages are made of: groups of tensors, and the parts of a model in them."""
+    workspace = workspace_of(settings_of(method, problem))
+    declared = workspace.client_class.messages(workspace.model, workspace.config)
+    return tuple(frozenset(part_of(n) if n.startswith(("model/", "delta/")) else n for n in names) for names in declared)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_every_engine_gives_the_same_bytes(method, config, problem, tmp_path, no_figures, engine):
+    """One method for each shape of message."""
+    like = next(name for name in METHODS if shape_of(name, problem) == shape_of(method, problem))
+    if like != method:
+        pytest.skip(f"its messages are shaped as those of {like}")
+    workers = {"workers": 2} if engine == "ray" else {}
+    for name in ("local", engine):
+        chosen = settings_of(method, (*problem, f"engine={name}"))["engine"] | (workers if name == engine else {})
+        kept = {"checkpoint_every": 2} if engine == "ray" else {}
+        run(config | kept | {"engine": chosen, "output_dir": f"{tmp_path}/{name}"})
+    same_outcome(outcome(f"{tmp_path}/{engine}"), outcome(f"{tmp_path}/local"))

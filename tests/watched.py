@@ -1,0 +1,139 @@
+"""A small problem with awkward nodes, and a method's run on it, watched: what crossed, what was remembered and scored."""
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from flwr.app import MessageType
+from rig import Schedule, config_of, run_strategy, workspace_of
+from sklearn.datasets import load_digits
+
+from core import codec
+from simulation.grid import LocalGrid
+from simulation.worker import FIRST_NODE_ID
+from strategies.base import Round
+
+NODES = 8
+TRAIN = (21, 9, 1, 17, 30, 12, 26, 0)  # one node holds a single example, one none; two have a last batch of one
+TEST = (4, 4, 1, 0, 6, 4, 3, 5)
+CENTRAL = 40
+# Nodes 0 and 2 sit out and come back; in round 3 nobody is there; who comes is more than a stack holds.
+ROUNDS = ((0, 1, 2, 3), (1, 3, 4, 5), (), (0, 1, 2, 4, 6))
+STACK = 4
+
+
+@dataclass
+class Run:
+    """What a watched run left behind. Lists have an item per round, the initial state first."""
+
+    models: list = field(default_factory=list)  # the global model
+    memories: list = field(default_factory=list)  # {node: what it remembers}
+    rounds: list[Round] = field(default_factory=list)
+    trained: list = field(default_factory=list)  # (message, reply) of every training
+    scored: list = field(default_factory=list)  # and of every evaluation
+    arrived: list = field(default_factory=list)  # (round, node, what it remembered when asked to train)
+    workspace: object = None
+
+
+def write_problem(folder):
+    """Write digits, who holds which and who is there when below ``folder``; returns the overrides that choose them."""
+    x, y = load_digits(return_X_y=True)
+    central = np.arange(len(y)) % 45 == 0
+    own = np.flatnonzero(~central)[: sum(TRAIN) + sum(TEST)]
+    own = own[np.argsort(y[own] // 2, kind="stable")]  # neighbours share two classes
+    parts = np.split(own, np.cumsum(TRAIN + TEST)[:-1])
+    lists = {"train": [p.tolist() for p in parts[:NODES]], "test": [p.tolist() for p in parts[NODES:]]}
+    np.savez(folder / "digits.npz", x=(x * 15).astype(np.uint8).reshape(-1, 8, 8), y=y, split=central.astype(int))
+    (folder / "nodes.json").write_text(json.dumps(lists))
+    there = [f"{node},{t + 1},1" for t, nodes in enumerate(ROUNDS) for node in nodes]
+    (folder / "there.csv").write_text("\n".join(["node,round,available", *there]))
+    return (
+        "dataset=npz", f"dataset.path={folder}/digits.npz", "partition=file", f"partition.path={folder}/nodes.json",
+        f"num_nodes={NODES}", f"num_rounds={len(ROUNDS)}", "participation=trace", f"participation.path={folder}/there.csv",
+        "model=mlp", "model.hidden=[16]", "model.projection=[12]", "engine=local", "eval_every=1", "eval_nodes=true",
+    )  # fmt: skip
+
+
+def small_steps(config, **local):
+    """The configuration with batches of 8 and short lasts: nodes then take different numbers of steps."""
+    local = {"epochs": config["strategy"]["local"]["epochs"] or 1, "iterations": None, "batch_size": 8} | local
+    return config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | local}}
+
+
+def watch(config, rounds=ROUNDS, *, stack_size=1, judge=True, trouble=None):
+    """Run a method in float64 and return what it left behind.
+
+    ``trouble(server_round, nodes, sent)`` sees what a stack is about to send and may change it or raise.
+    """
+    found = Run(workspace=workspace_of(config, dtype=torch.float64))
+    grid, method = LocalGrid(NODES, stack_size), found.workspace.client_class
+
+    class Watched(method):
+        def update(self, received, server_round, deadline=None):
+            found.arrived += [(server_round, n, copied(m)) for n, m in zip(self.nodes, self.memories, strict=True)]
+            return super().update(received, server_round, deadline)
+
+        def local_work(self, stack):
+            sent = super().local_work(stack)
+            if trouble:
+                trouble(stack.server_round, stack.nodes, sent)
+            return sent
+
+    class Post:
+        def __getattr__(self, name):
+            return getattr(grid, name)
+
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            replies = list(grid.send_and_receive(messages, timeout=timeout))
+            for pair in zip(messages, replies, strict=True):
+                (found.trained if pair[0].metadata.message_type == MessageType.TRAIN else found.scored).append(pair)
+            return replies
+
+    def after_round(done):
+        found.rounds.append(done)
+        found.memories.append({node - FIRST_NODE_ID: copied(grid.memory.get(node)) for node in grid.memory})
+
+    found.workspace.client_class = Watched
+    found.models, _ = run_strategy(
+        found.workspace,
+        config,
+        Schedule(rounds),
+        len(rounds),
+        grid=grid,
+        wrap=lambda _: Post(),
+        may_fail=trouble is not None,
+        judged=range(NODES) if judge else (),
+        after_round=after_round,
+    )
+    return found
+
+
+def copied(tensors):
+    """Tensors of their own: what is remembered could be written to later."""
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def shapes(record):
+    """Names and shapes of what is in a record of arrays."""
+    return {name: tuple(array.shape) for name, array in record.items()}
+
+
+def numbers(done):
+    """Everything a round reports, by name: losses, scores, and a column per node."""
+    columns = {
+        name: dict(zip(nodes.tolist(), values.tolist(), strict=True)) for name, (nodes, values) in done.node_metrics.items()
+    }
+    each = {f"{name}/{node}": value for name, column in columns.items() for node, value in column.items()}
+    return done.metrics | (done.node_evaluation or {}) | each
+
+
+def settings_of(method, problem, **local):
+    """The composed configuration of a method on the problem."""
+    return small_steps(config_of(f"strategy={method}", *problem), **local)
+
+
+def sent_tensors(pair):
+    """What crossed in a message and its reply."""
+    return [tensor for message in pair for tensor in codec.from_record(message.content["arrays"]).values()]
