@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clients.base import PARTS, Batch, Client, LocalWork, Losses, Shapes, Stack, Tensors, per_node
-from clients.losses import masked_mean, unit
+from clients.losses import masked_mean, prototype_contrast
 from clients.prototypes import prototype_table, with_prototypes
 from core.config import Range
 from core.tensors import group, named
@@ -107,12 +107,7 @@ class FedCRLClient(Client):
 
     def _each(self, z: Tensor, y: Tensor, table: Tensors) -> Tensor:
         """Return L_Reg of each example (b,) from representations (b, D); 0 where the class has no prototype."""
-        scores = unit(z) @ unit(table["means"]).T / self.config.temperature
-        valid = table["valid"] > 0
-        low = torch.finfo(scores.dtype).min / 4
-        every = torch.logsumexp(scores.masked_fill(~valid, low), dim=1)
-        own = scores.gather(1, y.unsqueeze(1)).squeeze(1)
-        return torch.where(valid[y], every - own, torch.zeros_like(own))
+        return prototype_contrast(z, y, table["means"], table["valid"], self.config.temperature)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the contrastive loss; the latter does not reach the head."""

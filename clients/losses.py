@@ -56,3 +56,15 @@ def contrast(scores: Tensor, negative: Tensor, missing: Tensor | None = None) ->
     # The first score less each logsumexp: the same difference, in one operation each.
     every, positive = torch.log_softmax(scores, dim=-1), torch.log_softmax(scores.masked_fill(negative, low), dim=-1)
     return (positive - every)[:, 0]
+
+
+def prototype_contrast(z: Tensor, y: Tensor, means: Tensor, valid: Tensor, temperature: float = 1.0) -> Tensor:
+    """``-log(e^(cos(z, P_y)/T) / sum_c e^(cos(z, P_c)/T))`` (b,) over the classes c that have a prototype.
+
+    z (b, D), y (b,), prototypes ``means`` (C, D), ``valid`` (C,) 1 for a class that has one. 0 where y has none.
+    """
+    scores, known = unit(z) @ unit(means).T / temperature, valid > 0
+    # A large finite number rather than -inf, whose gradient is NaN where no class is known.
+    every = torch.logsumexp(scores.masked_fill(~known, torch.finfo(scores.dtype).min / 4), dim=1)
+    own = scores.gather(1, y.unsqueeze(1)).squeeze(1)
+    return torch.where(known[y], every - own, torch.zeros_like(own))

@@ -192,7 +192,7 @@ class FederatedStrategy(Strategy):
             self._follow(good)
             new = self.model | self.aggregate(self.model, good)
             self.model = {name: new[name].to(old.dtype) for name, old in self.model.items()}
-        self.round.metrics = good.mean_metrics()
+        self.round.metrics |= good.mean_metrics()
         self._sent, self._received = [], {}
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
 

@@ -1,0 +1,42 @@
+"""FedGH, the node half: a body of its own and the server's head; only class prototypes are sent (METHODS section 22)."""
+
+from typing import Any
+
+from clients.base import Client, Config, Shapes, Stack, Tensors
+from clients.prototypes import with_prototypes
+from core.tensors import group, named
+from models.base import SplitModel
+
+__all__ = ["Config", "FedGHClient"]
+
+
+class FedGHClient(Client):
+    """Cross-entropy over own body and received head together; sends the trained body's class means.
+
+    Source: Yi et al. 2023. Judged by its own body and the head as received; ``trained``: by the head as it left training, which
+    is what the authors report.
+    """
+
+    shared = ("classifier",)
+
+    @classmethod
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+        """The head down, prototypes with counts up."""
+        down, _ = super().messages(model, config)
+        _, up = with_prototypes(model, {}, {})
+        return down, up
+
+    def fresh_memory(self, received: Tensors) -> Tensors:
+        """The head as it last left training here, at first the received one."""
+        return named("trained", group(received, "model"))
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train body and head, remember the head, send the prototypes."""
+        self.train(stack)
+        stack.memory |= named("trained", {n: v for n, v in stack.params.items() if self.travels(n)})
+        means, counts = self.prototypes(stack)
+        return {"proto/mean": means, "proto/count": counts}
+
+    def judged(self, stack: Stack) -> dict[str, Tensors]:
+        """The own body under the received head, and under the head as trained."""
+        return {"model": stack.params, "trained": stack.params | group(stack.memory, "trained")}

@@ -1,0 +1,103 @@
+"""FedPAC, the node half: FedRep's two phases with prototype alignment and a head mixed from others' (METHODS section 23)."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
+from clients.losses import masked_mean
+from clients.prototypes import prototype_table, with_prototypes
+from core.config import Range
+from core.tensors import group, named
+from models.base import SplitModel
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half; the paper's symbol beside each."""
+
+    local: LocalWork  # of the body phase; the head phase differs in its length and rate
+    head_epochs: Annotated[int, Range(ge=0)]
+    head_lr: Annotated[float, Range(gt=0)]
+    align_weight: Annotated[float, Range(ge=0)]  # lambda
+
+
+class FedPACClient(Client):
+    """Head phase: cross-entropy. Body phase: cross-entropy + lambda |z - P_y|^2 / D, with the head frozen.
+
+    P_y is the global prototype, or, where the class has none, the node's own under the received body; in a node's rounds before
+    there is any prototype the body phase is cross-entropy alone. Sends also what the server mixes heads by: with p_c the share
+    of class c and mu_c the mean of z under the received body, h_c = p_c mu_c (C, D) and
+    v = (sum_c p_c E|z|^2_c - sum_c p_c^2 |mu_c|^2) / n. Source: Xu et al. 2023, Algorithm 1 and Section 4.
+    Judged by the received body and head (its own head where none was mixed); ``trained``: by what it last left training with.
+    """
+
+    shared = ("encoder", "projector")
+
+    @classmethod
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+        """Body and prototypes both ways; the mixed head, and whether there is one, down; own head and statistics up."""
+        down, up = with_prototypes(model, *super().messages(model, config))
+        head = {f"head/{n}": tuple(p.shape) for n, p in model.named_parameters() if n.startswith("classifier.")}
+        statistics: Shapes = {"stat/h": (model.num_classes, model.embedding_size), "stat/v": ()}
+        return down | head | {"head/valid": ()}, up | head | statistics
+
+    def fresh_memory(self, received: Tensors) -> Tensors:
+        """The body as it last left training here, at first the received one."""
+        return named("trained", group(received, "model"))
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Take the mixed head, measure, train head and then body, remember, send (Algorithm 1)."""
+        stack.params |= self._mixed_head(stack)
+        means, statistics = self._statistics(stack)
+        self.train(stack, work=self._head_work, parts=("classifier",), loss=partial(Client.loss, self), purpose="head batches")
+        self.train(stack, parts=self.shared, constants=prototype_table(stack) | {"own": means})
+        body = {n: v for n, v in stack.params.items() if self.travels(n)}
+        stack.memory |= named("trained", body)
+        prototypes, counts = self.prototypes(stack)
+        head = named("head", {n: v.detach() for n, v in stack.params.items() if n not in body})
+        return self.sent(stack) | head | statistics | {"proto/mean": prototypes, "proto/count": counts}
+
+    def _mixed_head(self, stack: Stack) -> Tensors:
+        """Return the head that the server mixed, or the node's own where it did not."""
+        valid = stack.received["head/valid"] > 0
+        head = {n: v for n, v in group(stack.received, "head").items() if n != "valid"}
+        return {n: torch.where(valid.view(-1, *[1] * (v.dim() - 1)), v, stack.params[n]) for n, v in head.items()}
+
+    def _statistics(self, stack: Stack) -> tuple[Tensor, Tensors]:
+        """Return the own class means under the received body (B, C, D), and h and v."""
+
+        def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
+            z = self.represent(params, batch.x)
+            member = torch.nn.functional.one_hot(batch.y, self.model.num_classes).to(z) * batch.mask.unsqueeze(1)
+            return {"z": member.T @ z, "count": member.sum(0), "square": member.T @ z.square().sum(1)}
+
+        found = self.over_examples(stack, sums, {n: v.detach() for n, v in stack.params.items()}, {})
+        count, size = found["count"], found["count"].sum(1, keepdim=True).clamp_min(1)
+        means = found["z"] / count.clamp_min(1).unsqueeze(-1)
+        h = found["z"] / size.unsqueeze(-1)  # p_c mu_c, p_c = n_c / n
+        spread = found["square"].sum(1) / size.squeeze(1) - h.square().sum((1, 2))
+        return means, {"stat/h": h, "stat/v": spread / size.squeeze(1)}
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Cross-entropy and the distance to the class's prototype."""
+        features, valid = self.forward(params, batch), constants["valid"] > 0
+        task = self.task_loss(features, batch)
+        target = torch.where(valid[batch.y].unsqueeze(1), constants["means"][batch.y], constants["own"][batch.y])
+        distance = masked_mean((features.z - target).square().mean(1), batch.mask) * valid.any()
+        return {"loss": task + self.config.align_weight * distance, "task": task, "distance": distance}
+
+    def judged(self, stack: Stack) -> dict[str, Tensors]:
+        """Received body and mixed head; body and head as trained."""
+        return {"model": stack.params | self._mixed_head(stack), "trained": stack.params | group(stack.memory, "trained")}
+
+    @property
+    def _head_work(self) -> LocalWork:
+        return replace(self.config.local, epochs=self.config.head_epochs, iterations=None, lr=self.config.head_lr)
+
+    def work_of(self, examples: int) -> int:
+        """Return the steps of both phases."""
+        return self._head_work.steps(examples) + super().work_of(examples)

@@ -1,0 +1,50 @@
+"""FedProc, the node half: cross-entropy and a contrast with the global prototypes, in a moving mix (METHODS section 33)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
+from clients.losses import masked_mean, prototype_contrast
+from clients.prototypes import prototype_table, with_prototypes
+from models.base import SplitModel
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of a node half that has none of its own beside the local work."""
+
+    local: LocalWork
+
+
+class FedProcClient(Client):
+    """a_t CE + (1 - a_t) L_p, L_p = -log( e^(z.P_y) / sum_c e^(z.P_c) ) over the classes that have a prototype.
+
+    z and P are taken at length 1, and there is no temperature. An example whose class has no prototype has L_p = 0. a_t comes
+    from the server. Source: Mu et al. 2023. Deviation: the paper's network normalises z before its classifier too; here the
+    contrast alone does, and the classifier reads z as the model has it. Prototypes are taken in evaluation mode.
+    """
+
+    @classmethod
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+        """The model both ways; prototypes with validity and a_t down, with counts up."""
+        down, up = with_prototypes(model, *super().messages(model, config))
+        return down | {"mix/weight": ()}, up
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train beside the global prototypes; send the model and its own prototypes."""
+        self.train(stack, constants=prototype_table(stack) | {"mix": stack.received["mix/weight"]})
+        means, counts = self.prototypes(stack)
+        return self.sent(stack) | {"proto/mean": means, "proto/count": counts}
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """The mix of cross-entropy and contrast."""
+        features, mix = self.forward(params, batch), constants["mix"]
+        task = self.task_loss(features, batch)
+        each = prototype_contrast(features.z, batch.y, constants["means"], constants["valid"])
+        contrast = masked_mean(each, batch.mask)
+        # Exactly cross-entropy where the mix is 1: a gradient that is not finite must not come in times 0.
+        loss = torch.where(mix < 1, mix * task + (1 - mix) * contrast, task)
+        return {"loss": loss, "task": task, "contrast": contrast}

@@ -1,0 +1,42 @@
+"""FedGH, the server half: one head, trained on the nodes' class prototypes (METHODS section 22)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+
+from core.config import Range
+from strategies.base import FederatedStrategy, Replies, Tensors
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the server half."""
+
+    server_lr: Annotated[float, Range(ge=0)]
+    server_batch: Annotated[int, Range(ge=1)]  # prototypes a step
+
+
+class FedGH(FederatedStrategy):
+    """One pass of SGD on cross-entropy(head(z), c) over the prototypes (z, c) received, by node and then class.
+
+    Source: Yi et al. 2023, Algorithm 1. Deviation: in the released code the step never reaches the head, because the optimiser
+    does not hold it; this is what the paper says. A round without prototypes changes nothing.
+    """
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Train the head on the prototypes of the classes that nodes hold."""
+        pairs = [(reply.tensors["proto/mean"].double(), reply.tensors["proto/count"] > 0) for reply in replies]
+        if not any(bool(held.any()) for _, held in pairs):
+            return model
+        z, y = torch.cat([means[held] for means, held in pairs]), torch.cat([held.nonzero().flatten() for _, held in pairs])
+        head = {name: model[name].double() for name in self.travelling}
+        for rows in torch.arange(len(y), device=y.device).split(self.config.server_batch):
+            leaves = {name: value.detach().requires_grad_() for name, value in head.items()}
+            logits = F.linear(z[rows], leaves["classifier.weight"], leaves.get("classifier.bias"))
+            gradients = torch.autograd.grad(F.cross_entropy(logits, y[rows]), list(leaves.values()))
+            head = {
+                n: leaf.detach() - self.config.server_lr * g for (n, leaf), g in zip(leaves.items(), gradients, strict=True)
+            }
+        return model | head

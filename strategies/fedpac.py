@@ -1,0 +1,74 @@
+"""FedPAC, the server half: the mean of bodies and prototypes, and for every node a mixture of the nodes' heads."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+
+from core.combine import combine
+from core.config import Range
+from core.tensors import named
+from strategies.base import FederatedStrategy, Replies, Tensors
+from strategies.prototypes import Prototypes
+from strategies.simplex import simplex_minimum
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the server half."""
+
+    cut: Annotated[float, Range(ge=0, lt=1)]  # shares of a mixture below this are dropped
+
+
+class FedPAC(FederatedStrategy):
+    """phi = sum_k (n_k / n) phi_k; P_c by class count; head_i = sum_j a_ij pi_j over this round's participants.
+
+    a_i minimises a' (diag(v) + G_i) a on the simplex, G_i[j, l] = <h_i - h_j, h_i - h_l> over all classes; shares below ``cut``
+    are dropped and the rest divided by its sum, as in the authors' code. Source: Xu et al. 2023, Equation 9. Where the matrix
+    is zero or not finite the node keeps its own head, counted as ``own_head``. Nodes that are away keep the last mixture.
+    """
+
+    def setup(self) -> None:
+        """Start with an empty table and no mixed heads."""
+        self.prototypes = Prototypes(self.state, self.down)
+        self.state["heads"] = {}
+
+    def broadcast(self, model: Tensors) -> Tensors:
+        """Return body, prototypes, and a head that does not count."""
+        nothing = {n: torch.zeros(s) for n, s in self.down.items() if n.startswith("head/")}
+        return super().broadcast(model) | self.prototypes.broadcast() | nothing
+
+    def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
+        """Return the node's mixed head, where there is one."""
+        head = self.state["heads"].get(node)
+        return None if head is None else named("head", head) | {"head/valid": torch.ones(())}
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Average bodies and prototypes, and mix a head for every participant."""
+        if not len(replies):
+            return model
+        self.prototypes.merge(replies, "class_count")
+        heads, shares = replies.group("head"), self.mixtures(replies)
+        for node, share in zip(replies.nodes.tolist(), shares, strict=True):
+            if share is None:
+                self.state["heads"].pop(node, None)  # the node's own
+            else:
+                mixed = combine(heads, share.tolist())
+                self.state["heads"][node] = {n: v.to(heads[0][n].dtype) for n, v in mixed.items()}
+        self.round.metrics["own_head"] = float(sum(share is None for share in shares))
+        return model | replies.mean("model", replies.num_examples)
+
+    def mixtures(self, replies: Replies) -> list[np.ndarray | None]:
+        """Return every participant's shares a_i (m,) of the participants' heads, None where there are none."""
+        h = torch.stack([reply.tensors["stat/h"].double().flatten() for reply in replies]).cpu().numpy()
+        v = np.array([float(reply.tensors["stat/v"]) for reply in replies])
+        shares: list[np.ndarray | None] = []
+        for i in range(len(replies)):
+            apart = h[i] - h
+            share = simplex_minimum(np.diag(v) + apart @ apart.T)
+            if share is not None:
+                share = np.where(share < self.config.cut, 0.0, share)
+                share = share / share.sum()
+            shares.append(share)
+        return shares
