@@ -1,0 +1,72 @@
+"""FedGH: METHODS section 22, BASELINES section 4."""
+
+import torch
+from rig import close, config_of, digits_run, same, workspace_of
+
+from strategies.base import Replies, Reply
+from strategies.fedgh import Config, FedGH
+
+ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
+SHORT = {"epochs": 1}
+
+
+def trained(rows, head, lr=1.0, batch=1):
+    """The head (C, D) after the server's pass over nodes' (mean, count) tables."""
+    rule = FedGH.__new__(FedGH)
+    rule.config, rule.travelling = Config(server_lr=lr, server_batch=batch), ["classifier.weight"]
+    replies = Replies(
+        Reply(k, {"proto/mean": torch.tensor(means), "proto/count": torch.tensor(counts)}, 1, {})
+        for k, (means, counts) in enumerate(rows)
+    )
+    return rule.aggregate({"classifier.weight": torch.tensor(head)}, replies)["classifier.weight"]
+
+
+def test_the_servers_step_by_hand():
+    """z (1, 0), label 0, head 0 without bias, lr 1: W_00 0.5, W_10 -0.5."""
+    head = trained([([[1.0, 0.0], [9.0, 9.0]], [3.0, 0.0])], [[0.0, 0.0], [0.0, 0.0]])
+    assert head.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
+
+
+def test_prototypes_are_steps_one_after_another_in_order_of_node_and_class():
+    both = [([[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0])]
+    one = trained(both, [[0.0, 0.0], [0.0, 0.0]])
+    first = trained([([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0])], [[0.0, 0.0], [0.0, 0.0]])
+    then = trained([([[1.0, 0.0], [0.0, 1.0]], [0.0, 1.0])], first.tolist())
+    torch.testing.assert_close(one, then, rtol=1e-12, atol=1e-12)
+    together = trained(both, [[0.0, 0.0], [0.0, 0.0]], batch=2)
+    assert together.tolist() == [[0.25, -0.25], [-0.25, 0.25]]
+
+
+def test_nothing_present_and_a_rate_of_zero_leave_the_head():
+    start = [[0.3, -0.1], [0.2, 0.4]]
+    assert trained([([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])], start).tolist() == torch.tensor(start).tolist()
+    assert trained([], start).tolist() == torch.tensor(start).tolist()
+    still = trained([([[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0])], start, lr=0.0)
+    assert torch.equal(still, torch.tensor(start).double())
+
+
+def test_no_body_tensor_crosses_and_the_overhead_is_the_papers():
+    config = config_of("strategy=fedgh", "model=cnn", "dataset=digits")
+    workspace = workspace_of(config)
+    down, up = workspace.client_class.messages(workspace.model, workspace.config)
+    assert set(down) == {"model/classifier.weight", "model/classifier.bias"}
+    assert set(up) == {"proto/mean", "proto/count"}
+    size = sum(torch.Size(s).numel() for s in (down | {"mean": up["proto/mean"]}).values())
+    assert size == 1280 + 1290  # |Omega| + |pi| with 128 features and 10 classes
+
+
+def test_stacked_equals_alone_and_both_moments_are_judged():
+    alone, _ = digits_run("fedgh", schedule=ROUNDS, num_rounds=4, local=SHORT)
+    stacked, _ = digits_run("fedgh", schedule=ROUNDS, num_rounds=4, local=SHORT, stack_size=4)
+    close(alone[-1], stacked[-1])
+    assert not same(alone[0], alone[-1])
+
+    workspace = workspace_of(config_of("strategy=fedgh", "num_nodes=8", "model=mlp", "dataset.merge_splits=true"))
+    client = workspace.client_class(workspace, [0])
+    received = {f"model/{n}": workspace.initial[n] for n in ("classifier.weight", "classifier.bias")}
+    (update,) = client.update([received], 1)
+    client.memories = [update.memory]
+    (judged,) = client.judge([received], 1)
+    assert set(judged.metrics) == {"loss", "accuracy", "trained/loss", "trained/accuracy"}
+    assert judged.metrics["loss"] != judged.metrics["trained/loss"]
+    assert torch.equal(judged.model["classifier.weight"], received["model/classifier.weight"])
