@@ -21,6 +21,7 @@ from contrafed.experiment import run
 from contrafed.reporting import RoundLog
 from core.errors import UserError
 from core.randomness import generator
+from core.tensors import named
 from strategies.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,6 +110,28 @@ def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stopped,
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     for name in ("participants.csv", "participation.png"):
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_table_by_node_goes_on_bit_for_bit(tmp_path, stopped, monkeypatch):
+    """Every node works from what it sent last, which the server keeps under its partition id."""
+
+    def aggregate(self, model, replies):
+        self.state.setdefault("own", {}).update({reply.node: reply.group("model") for reply in replies})
+        return replies.mean("model", replies.num_examples) if len(replies) else model
+
+    def download(self, model, node, judging):
+        own = self.state.get("own", {}).get(node)
+        return None if judging or own is None else named("model", own)
+
+    monkeypatch.setattr(FedAvg, "aggregate", aggregate)
+    monkeypatch.setattr(FedAvg, "download", download)
+    run(config_of("strategy=fedavg", *SMALL, f"output_dir={tmp_path}/whole"))
+    folder = stopped("fedavg")
+    run(config_of("strategy=fedavg", *SMALL, "resume=latest", f"output_dir={folder}"))
+    assert equal(outcome(folder), outcome(tmp_path / "whole"))
+    monkeypatch.undo()
+    run(config_of("strategy=fedavg", *SMALL, f"output_dir={tmp_path}/plain"))
+    assert not equal(outcome(tmp_path / "plain"), outcome(tmp_path / "whole"))
 
 
 def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stopped):

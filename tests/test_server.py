@@ -1,5 +1,6 @@
 """What every server rule stands on: replies either way, a download of a node's own, scores by model, who is asked."""
 
+import csv
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from rig import Scalar, Schedule, close, config_of, digits_run, run_strategy, same, scalar_workspace, strategy_settings
 
 from clients.fedavg import FedAvgClient
+from contrafed.experiment import run
 from contrafed.settings import server_of
 from core import codec
 from strategies.base import Population, strategy_class_of
@@ -203,17 +205,18 @@ def test_a_rule_chooses_once_a_round_and_knows_the_run():
 
 
 @pytest.mark.parametrize(
-    ("name", "personal", "whole"),
+    ("name", "changes", "personal", "whole"),
     [
-        ("fedavg", False, True),
-        ("pmfl", False, True),
-        ("fedper", True, False),
-        ("fedproto", True, False),
-        ("local", True, False),
+        ("fedavg", {}, False, True),
+        ("pmfl", {}, False, True),
+        ("fedper", {}, True, False),
+        ("fedproto", {}, True, False),
+        ("fedcrl", {}, True, False),
+        ("fedcrl", {"separate": False}, True, True),  # all parts travel, and every node blends a model of its own
     ],
 )
-def test_whether_there_are_personal_models_and_a_global_one(name, personal, whole):
-    _, rule = digits_run(name, 1, nodes=2)
+def test_whether_there_are_personal_models_and_a_global_one(name, changes, personal, whole):
+    _, rule = digits_run(name, 1, nodes=2, **changes)
     assert (rule.personal, rule.whole) == (personal, whole)
 
 
@@ -248,6 +251,34 @@ def test_other_judged_models_are_reported_under_their_names():
     assert (found["tuned/accuracy"], found["tuned/loss"], found["tuned/accuracy_mean"]) == (0.75, 5.0, 0.5)
     assert done.node_metrics["accuracy"][1].tolist() == [0.5, 1.0]
     assert done.node_metrics["tuned/accuracy"][1].tolist() == [0.0, 1.0]
+
+
+def rows_of(folder):
+    """The accuracies in metrics.csv of the last round, by scope, split and name."""
+    with (folder / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["round"] == "2" and row["metric"].endswith("accuracy")]
+    return {(row["scope"], row["split"], row["metric"]): float(row["value"]) for row in rows}
+
+
+TINY = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "partition.test_fraction=0.2")
+
+
+def test_personal_models_are_reported_beside_a_whole_global_one(tmp_path):
+    run(config_of("strategy=fedcrl", "strategy.separate=false", *TINY, f"output_dir={tmp_path}/run"))
+    assert {("global", "test", "accuracy"), ("personal", "test", "accuracy")} <= rows_of(tmp_path / "run").keys()
+
+
+def test_another_judged_model_comes_through_a_run(tmp_path, monkeypatch):
+    def judged(self, stack):
+        return {"model": stack.params, "zero": {name: torch.zeros_like(value) for name, value in stack.params.items()}}
+
+    run(config_of("strategy=fedavg", *TINY, "eval_nodes=true", f"output_dir={tmp_path}/plain"))
+    monkeypatch.setattr(FedAvgClient, "judged", judged)
+    run(config_of("strategy=fedavg", *TINY, "eval_nodes=true", f"output_dir={tmp_path}/both"))
+    plain, both = rows_of(tmp_path / "plain"), rows_of(tmp_path / "both")
+    assert both | plain == both  # what counts is what it was
+    # Scores of zero everywhere: class 0.
+    assert 0 <= both["global", "nodes", "zero/accuracy"] < both["global", "nodes", "accuracy"]
 
 
 def test_a_model_that_only_some_nodes_judge_is_averaged_over_these():
