@@ -55,7 +55,7 @@ class Round:
 
     server_round: int
     participants: np.ndarray  # partition ids that were asked to train
-    metrics: dict[str, float] = field(default_factory=dict)  # means over replies, weighted by examples
+    metrics: dict[str, float] = field(default_factory=dict)  # means over replies, weighted by examples, and a rule's own
     evaluation: dict[str, float] | None = None  # of the global model, on the server
     rejected: Counter[str] = field(default_factory=Counter)  # cause -> replies
     failures: list[str] = field(default_factory=list)  # what failed nodes said
@@ -163,7 +163,8 @@ class FederatedStrategy(Strategy):
         """Return the next global model from this round's ``model`` and valid ``replies``.
 
         Called every round, also with no reply at all. Both are float32 tensors by name; the result may be float64 and is
-        stored as float32, and what it leaves out stays as it is. ``self.round.server_round`` is the 1-based round.
+        stored as float32, and what it leaves out stays as it is. ``self.round.server_round`` is the 1-based round; what a rule
+        writes to ``self.round.metrics`` and ``self.round.node_metrics`` is logged.
         """
         raise NotImplementedError
 

@@ -204,6 +204,17 @@ def test_a_rule_chooses_once_a_round_and_knows_the_run():
     assert [rule.rate(t) for t in (1, 2, 3)] == pytest.approx([0.1, 0.05, 0.025])
 
 
+def test_a_rules_own_metrics_are_logged_beside_the_nodes():
+    class Reports(FedAvg):
+        def aggregate(self, model, replies):
+            self.round.metrics["step"] = 0.5
+            return super().aggregate(model, replies)
+
+    _, rule, _ = scalar_run(Reports, [[0, 1]])
+    assert rule.round.metrics["step"] == 0.5
+    assert rule.round.metrics["loss"] > 0
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "personal", "whole"),
     [
