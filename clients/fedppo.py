@@ -1,0 +1,41 @@
+"""FedPPO, the node half: FedAvg's local training, and two accuracies that the server's agent learns from."""
+
+from typing import Any
+
+from torch import Tensor
+
+from clients.base import Batch, Client, Config, Shapes, Stack, Tensors
+from models.base import SplitModel
+
+__all__ = ["Config", "FedPPOClient"]
+
+
+class FedPPOClient(Client):
+    """Cross-entropy on the node's own data; reports the accuracy of the received and of the trained model on it.
+
+    Source: Zhang et al. 2023. Deviation: the released code scores every node's model on the server's test set; here nodes score
+    on their own training parts, which needs no data on the server and spares the test set (METHODS section 28).
+    """
+
+    @classmethod
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+        """The model both ways, and two numbers up."""
+        down, up = super().messages(model, config)
+        return down, up | {"report/received_accuracy": (), "report/accuracy": ()}
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Score, train, score again, send."""
+        received = self._accuracy(stack)
+        self.train(stack)
+        return self.sent(stack) | {"report/received_accuracy": received, "report/accuracy": self._accuracy(stack)}
+
+    def _accuracy(self, stack: Stack) -> Tensor:
+        """Return the accuracy (B,) of ``stack.params`` on each node's training part, in evaluation mode."""
+
+        def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
+            with self.model.holding(params) as model:
+                right = model(batch.x).logits.argmax(1) == batch.y
+            return {"right": (right * batch.mask).sum(), "count": batch.mask.sum()}
+
+        found = self.over_examples(stack, sums, {n: v.detach() for n, v in stack.params.items()}, {})
+        return found["right"] / found["count"].clamp_min(1)

@@ -1,0 +1,135 @@
+"""FedPPO: METHODS section 28, BASELINES sections 4 and 5."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from rig import close, digits_run, same
+
+from core.randomness import torch_generator
+from strategies.fedppo import rewards_of
+from strategies.ppo import Learning, draw, fresh_agent, learn, output, returns_of, steps_of
+
+ALL = torch.ones(3, dtype=torch.bool)
+ROUNDS = [[0, 1, 2, 3, 4, 5], [1, 2, 5], [], [0, 1, 4, 5], [2, 3], [0, 1, 2, 3, 4, 5, 6, 7], [4]]
+NOW = {"choose": 2, "update_every": 2, "entropy_weight": 0.0}
+
+
+def test_the_log_probability_of_a_draw_by_hand():
+    """Logits (log 2, 0, 0), drawn 1 and then 2: log(2/4) + log(1/2)."""
+    logits = torch.tensor([math.log(2), 0.0, 0.0])
+    logs, entropy = steps_of(logits, ALL, [0, 1])
+    assert logs.tolist() == pytest.approx([math.log(1 / 2), math.log(1 / 2)], rel=1e-6)
+    assert entropy[1].item() == pytest.approx(math.log(2), rel=1e-6)
+    masked, _ = steps_of(logits, torch.tensor([False, True, True]), [2])
+    assert masked.tolist() == pytest.approx([math.log(1 / 2)], rel=1e-6)
+
+
+def test_rewards_by_hand():
+    """acc 0.5, acc_G 0.4, losses fell by 1 and 3: 0.6 and 0.8; equal falls share equally."""
+    half = np.array([0.5, 0.5])
+    assert rewards_of(half, 0.4, np.array([2.0, 5.0]), np.array([1.0, 2.0])).tolist() == pytest.approx([0.6, 0.8])
+    assert rewards_of(half, 0.4, np.zeros(2), np.array([1.0, 9.0])).tolist() == pytest.approx([0.7, 0.7])
+
+
+def test_returns_by_hand():
+    """Rewards (1, 3), then 2, discount 0.5: the second round's return 2, the first's 1 + 1 and 3 + 1."""
+    rollout = [{"rewards": torch.tensor([1.0, 3.0])}, {"rewards": torch.tensor([2.0])}]
+    assert [some.tolist() for some in returns_of(rollout, 0.5)] == [[2.0, 4.0], [2.0]]
+
+
+def test_an_agent_that_has_not_learned_draws_uniformly_without_replacement_and_only_who_is_there():
+    agent = fresh_agent(4, seed=0)
+    logits = output({n.removeprefix("actor/"): v for n, v in agent.items() if n.startswith("actor/")}, torch.rand(5))
+    assert not logits.any()
+    allowed = torch.tensor([True, False, True, True])
+    seen = np.zeros(4)
+    for t in range(2000):
+        chosen = draw(logits, allowed, 2, torch_generator(0, "ppo", t))
+        assert len(set(chosen)) == 2
+        seen[chosen] += 1
+    assert seen[1] == 0
+    assert np.abs(seen[[0, 2, 3]] / 2000 - 2 / 3).max() < 0.03  # three standard deviations
+    assert draw(logits, allowed, 9, torch_generator(0, "ppo", 0)).__len__() == 3
+
+
+def test_draws_follow_the_softmax():
+    logits = torch.tensor([math.log(2), 0.0, 0.0])
+    first = [draw(logits, ALL, 1, torch_generator(0, "ppo", t))[0] for t in range(2000)]
+    assert np.mean(np.array(first) == 0) == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_agent_learns_whom_to_choose():
+    """Choosing node 0 pays, choosing node 1 does not: after a while node 0 is far likelier."""
+    agent, adam, state = fresh_agent(2, seed=0), {}, torch.zeros(3)
+    both = torch.ones(2, dtype=torch.bool)
+    for t in range(20):
+        rollout = []
+        for i in range(5):
+            logits = output({n.removeprefix("actor/"): v for n, v in agent.items() if n.startswith("actor/")}, state)
+            chosen = draw(logits, both, 1, torch_generator(0, "ppo", 5 * t + i))
+            logs, _ = steps_of(logits, both, chosen)
+            past = {"state": state, "allowed": both, "chosen": torch.tensor(chosen), "logs": logs}
+            rollout.append(past | {"rewarded": torch.tensor([0]), "rewards": torch.tensor([float(chosen[0] == 0)])})
+        learn(agent, adam, rollout, 0.0, Learning(0.03, 0.2, 5, 0.0))
+    assert logits[0] - logits[1] > 1
+    assert int(adam["actor/0.weight/step"]) == 100
+
+
+def test_away_nodes_are_never_chosen_and_a_run_repeats():
+    models, rule = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)
+    again, other = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)
+    assert same(models[-1], again[-1])
+    assert same(models[2], models[3])  # nobody was there
+    assert any(not torch.equal(rule.state["agent"][n], v) for n, v in fresh_agent(8, rule.seed).items())
+    assert same(rule.state["agent"], other.state["agent"])
+
+
+def test_with_everybody_chosen_it_is_fedavg():
+    everybody, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), choose=8)
+    fedavg, _ = digits_run("fedavg", schedule=ROUNDS, num_rounds=len(ROUNDS))
+    assert same(everybody[-1], fedavg[-1])
+
+
+def test_blind_choices_train_only_who_is_available():
+    asked = []
+
+    class Seen(_rule()):
+        def select(self, server_round):
+            chosen = super().select(server_round)
+            asked.append(chosen.tolist())
+            return chosen
+
+    digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), rule=Seen, choose=3, choose_from="all")
+    assert all(set(chosen) <= set(there) for chosen, there in zip(asked, ROUNDS, strict=True))
+    assert {len(chosen) for chosen in asked} != {3}
+
+
+def test_stacked_equals_alone():
+    alone, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)
+    stacked, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), stack_size=4, **NOW)
+    close(alone[-1], stacked[-1])
+
+
+def test_a_failed_node_gives_no_reward_and_the_agent_still_learns():
+    import clients.fedppo
+
+    class Fails(clients.fedppo.FedPPOClient):
+        def local_work(self, stack):
+            if 5 in stack.nodes:
+                raise RuntimeError("broken")
+            return super().local_work(stack)
+
+    models, rule = digits_run(
+        "fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), may_fail=True, client_class=Fails, **{**NOW, "choose": 4}
+    )
+    assert rule.state["accuracy"][5] == 0
+    assert all(torch.isfinite(v).all() for v in rule.state["agent"].values())
+    assert any((models[-1][n] != models[0][n]).any() for n in models[0])
+
+
+def _rule():
+    from strategies.fedppo import FedPPO
+
+    return FedPPO
