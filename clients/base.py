@@ -268,14 +268,17 @@ class Client(NumPyClient):
         *,
         split: str = "test",
         final: bool = False,
+        post_train: bool = False,
         deadline: float | None = None,
         models: Sequence[Tensors] | None = None,
     ) -> list[Judged]:
         """Score every node's model, or that of ``models``, on its own ``split``: test or train. Changes nothing.
 
-        ``final`` marks the run's last evaluation. Raises as ``update``.
+        ``final`` marks the run's last evaluation. ``post_train``: after a round's local work, which is thrown away. Raises as
+        ``update``.
         """
-        return one_round.judge(self, received, server_round, split, final, deadline, models)
+        moment = one_round.Moment(split, final, post_train, deadline)
+        return one_round.judge(self, received, server_round, moment, models)
 
     # ------------------------------------------------------------------------------------------------ Flower's NumPyClient
 
@@ -303,11 +306,12 @@ class Client(NumPyClient):
     def evaluate(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Score this one node's model on its own ``config["split"]`` (test by default): loss, examples, accuracy.
 
-        ``config["final"]`` marks the run's last evaluation. Changes no state.
+        ``config["final"]`` marks the run's last evaluation; ``config["post-train"]``: after a round's local work, which is
+        thrown away. Changes no state.
         """
         received, split = codec.from_list(self.names("down"), parameters), str(config.get("split", "test"))
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))
-        (judged,) = self.judge([received], server_round, split=split, final=final)
+        (judged,) = self.judge([received], server_round, split=split, final=final, post_train=bool(config.get("post-train")))
         return judged.metrics["loss"], judged.num_examples, {n: v for n, v in judged.metrics.items() if n != "loss"}
 
 

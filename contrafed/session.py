@@ -13,6 +13,7 @@ from contrafed.evaluation import evaluate, initial_model
 from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, versions
 from contrafed.settings import Run
 from core import codec
+from core.errors import UserError
 from partitions.participation.base import make_participation
 from simulation.grid import RunGrid
 from simulation.members import Members
@@ -95,7 +96,7 @@ class Session:
     def _places(self) -> dict[str, str]:
         """Return what nodes are told of where to save and load their personal models, "" for not at all."""
         run, load = self.run, ""
-        personal = self.workspace.client_class.is_personal(self.workspace.config)
+        personal = run.judge == "post_train" or self.workspace.client_class.is_personal(self.workspace.config)
         if run.evaluate_only and personal:
             load = self.grid.load_place(Path(run.evaluate_only), self.workspace)
         return {"save": self.grid.save_place(self.folder) if run.save_personal else "", "load": load}
@@ -116,7 +117,10 @@ class Session:
     def _scored(self) -> list[int]:
         """Return the nodes that are asked to score their models."""
         wanted = self.strategy.personal if self.run.eval_nodes is None else self.run.eval_nodes
-        return [node for node in range(self.run.num_nodes) if self.members.has_test(node)] if wanted else []
+        scored = [node for node in range(self.run.num_nodes) if self.members.has_test(node)]
+        if wanted and not scored and self.run.judge == "post_train":
+            raise UserError("judge=post_train: no node has a test part of its own; dataset.merge_splits=true gives each one")
+        return scored if wanted else []
 
     def _save(self, server_round: int) -> None:
         """Write a checkpoint after every ``checkpoint_every`` rounds."""
@@ -141,6 +145,7 @@ def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int)
         max_norm=run.engine.config.max_norm,
         min_replies=run.min_replies,
         work_of=workspace.client_class(workspace, []).work_of,
+        post_train=run.judge == "post_train",
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,6 +28,7 @@ class Top:
     eval_every: Annotated[int, Range(ge=1)]
     eval_train: bool
     eval_nodes: bool | None
+    judge: Literal["received", "post_train"]
     init_from: str | None
     checkpoint_every: Annotated[int, Range(ge=1)] | None
     checkpoint_keep: Annotated[int, Range(ge=1)]
@@ -70,7 +71,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     partitions.images.check(node.dataset)
     partitions.partition.check(node.partition, node.num_nodes)
     participation.config.count(node.num_nodes)
-    if top.save_personal and not clients.base.keeps_parts(node.strategy):
+    if top.save_personal and top.judge == "received" and not clients.base.keeps_parts(node.strategy):
         raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
     return Run(**vars(top), node=node, server=server, participation=participation, engine=engine, composed=config)
 

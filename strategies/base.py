@@ -95,19 +95,22 @@ class FederatedStrategy(Strategy):
         max_norm: float | None = None,
         min_replies: int = 0,
         work_of: Callable[[int], int] | None = None,
+        post_train: bool = False,
     ) -> None:
         """Prepare a run of ``num_rounds`` rounds; ``node_config`` is the node half's, ``settings`` the JSON nodes receive.
 
         ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. With fewer than ``min_replies`` valid
         replies a round changes neither the model nor the server's state. ``work_of`` tells how many steps a node
-        with so many examples takes, by which engines balance their workers.
+        with so many examples takes, by which engines balance their workers. ``post_train``: nodes are judged after a round's
+        local work, of which nothing is kept.
         """
         self.config, self.node_config = config, node_config
         self.down, self.up = client_class.messages(model, node_config)
         # The model's tensors that travel, by name.
         self.travelling = [name.removeprefix("model/") for name in self.down if name.startswith("model/")]
         # Whether nodes are judged by models of their own, and whether there is a global model that can be.
-        self.personal = client_class.is_personal(node_config)
+        self.post_train = post_train
+        self.personal = post_train or client_class.is_personal(node_config)
         self.whole = all(f"model/{name}" in self.down for name, _ in model.named_parameters())
         self.population, self.participation = population, participation
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
@@ -212,10 +215,11 @@ class FederatedStrategy(Strategy):
         if not nodes:
             return []
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
-        scalars.update({"final": final, "save": save, "load": str(config.get("load", ""))})
+        scalars.update({"final": final, "save": save, "load": str(config.get("load", "")), "post-train": self.post_train})
         model = codec.from_record(arrays)
         asked = {int(node): scalars for node in nodes}
-        return self._write(MessageType.EVALUATE, server_round, model, self.broadcast_for_evaluation(model), asked)
+        shared = self.broadcast(model) if self.post_train else self.broadcast_for_evaluation(model)
+        return self._write(MessageType.EVALUATE, server_round, model, shared, asked)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the nodes' scores: by examples, plainly, their standard deviation, and the worst tenth.

@@ -113,7 +113,10 @@ def _judge(client: Client, received: list[Tensors], config: Mapping[str, Any], d
         models, received = [model for model, _ in found], [rest for _, rest in found]
     split, final = str(config.get("split", "test")), bool(config.get("final"))
     server_round = int(config["server-round"])
-    judged = client.judge(received, server_round, split=split, final=final, deadline=deadline, models=models)
+    post_train = bool(config.get("post-train"))
+    judged = client.judge(
+        received, server_round, split=split, final=final, post_train=post_train, deadline=deadline, models=models
+    )
     if config.get("save"):
         for node, one, tensors in zip(client.nodes, judged, received, strict=True):
             write_personal(str(config["save"]), node, one.model, tensors)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,19 +56,22 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
     return updates
 
 
+class Moment(NamedTuple):
+    """When, and on what, nodes are judged."""
+
+    split: str  # test or train: the part of their own data
+    final: bool  # whether this is the run's last evaluation
+    post_train: bool  # after a round's local work, of which nothing is kept
+    deadline: float | None  # a moment of time.monotonic()
+
+
 def judge(
-    client: Any,
-    received: Sequence[Tensors],
-    server_round: int,
-    split: str,
-    final: bool,
-    deadline: float | None,
-    models: Sequence[Tensors] | None,
+    client: Any, received: Sequence[Tensors], server_round: int, moment: Moment, models: Sequence[Tensors] | None
 ) -> list[Judged]:
     """Score a client's nodes; see ``Client.judge``."""
     client.losses, stacks = [], list[Stack]()
     nodes, partition = client.nodes, client.workspace.federation.partition
-    examples = [partition.test(node) if split == "test" else partition.train(node) for node in nodes]
+    examples = [partition.test(node) if moment.split == "test" else partition.train(node) for node in nodes]
     metrics: list[dict[str, float]] = [{"loss": 0.0, "accuracy": 0.0} for _ in nodes]
     with named(nodes, server_round, stacks, ", evaluation"):
         if models is None:
@@ -78,7 +81,9 @@ def judge(
             received = [{n: v for n, v in tensors.items() if not n.startswith("model/")} for tensors in received]
         stack = _opened(client, received, server_round, range(len(nodes)), rows)
         stacks.append(stack)
-        stack.final, stack.deadline = final, deadline
+        stack.final, stack.deadline = moment.final, moment.deadline
+        if moment.post_train and models is None:
+            client.local_work(stack)
         judged = client.judged(stack) if models is None else {"model": stack.params}
         judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
         for name, model in judged.items():

@@ -52,11 +52,13 @@ class LocalWork:
         return max(1, math.ceil(examples / size) if self.epochs is not None else examples // min(size, max(examples, 1)))
 
     def steps(self, examples: int) -> int:
-        """Return the number of optimiser steps of a node with so many examples."""
+        """Return the number of optimiser steps of a node with so many examples, 0 for one without."""
+        if not examples:
+            return 0
         if self.iterations is not None:
             return self.iterations
         assert self.epochs is not None
-        return self.epochs * self.steps_per_pass(examples) if examples else 0
+        return self.epochs * self.steps_per_pass(examples)
 
     def batches(self, examples: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the node's batches of this round: arrays of indices drawn from ``examples`` (n,)."""

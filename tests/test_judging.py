@@ -1,0 +1,64 @@
+"""What nodes are judged by: what they received, or what a round's local work makes of it (judge=post_train)."""
+
+import csv
+
+import pytest
+import torch
+from rig import config_of, workspace_of
+
+from contrafed import UserError, compose, run
+
+OWN = ("dataset.merge_splits=true", "num_nodes=4", "model=mlp", "model.hidden=[16]", "partition.min_node_size=12")
+
+
+def node_of(name, memories=None):
+    workspace = workspace_of(config_of(f"strategy={name}", *OWN), dtype=torch.float64)
+    client = workspace.client_class(workspace, [1], memories)
+    down, _ = client.messages(client.model, client.config)
+    start = {f"model/{n}": v for n, v in workspace.initial.items()}
+    return client, {n: start.get(n, torch.zeros(s, dtype=torch.float64)).detach() for n, s in down.items()}
+
+
+def test_after_its_local_work_a_node_is_judged_by_what_it_would_send():
+    client, received = node_of("fedavg")
+    (trained,) = client.update([received], 3)
+    sent = {n.removeprefix("model/"): v for n, v in trained.tensors.items()}
+    (after,) = client.judge([received], 3, post_train=True)
+    (given,) = client.judge([received], 3, models=[sent])
+    (before,) = client.judge([received], 3)
+    assert after.metrics == given.metrics
+    assert after.metrics["loss"] < before.metrics["loss"]
+
+
+@pytest.mark.parametrize("name", ["fedrep", "fedcrl", "moon"])
+def test_what_is_judged_after_local_work_leaves_no_trace(name):
+    client, received = node_of(name)
+    (first,) = client.update([received], 1)
+    client.memories = [first.memory]
+    kept = {n: v.clone() for n, v in first.memory.items()}
+    (after,) = client.judge([received], 2, post_train=True)
+    assert all(torch.equal(v, kept[n]) for n, v in client.memories[0].items())
+    (again,) = client.update([received], 2)
+    other, _ = node_of(name, [kept])
+    (same,) = other.update([received], 2)
+    assert all(torch.equal(v, same.tensors[n]) for n, v in again.tensors.items())
+    own = again.memory if name == "fedcrl" else again.tensors
+    for n, value in after.model.items():
+        kept_as = {f"model/{n}", f"personal/{n}", f"own/{n}"} & (own.keys() | again.memory.keys())
+        assert any(torch.equal(value, (own | again.memory)[key]) for key in kept_as)
+
+
+def test_a_run_reports_it_as_personal_beside_the_global_score(tmp_path):
+    settings = ("strategy=fedavg", *OWN, "engine=local", "num_rounds=2", "participation=full", "judge=post_train")
+    summary = run(compose(*settings, "save_personal=true", f"output_dir={tmp_path / 'a'}"))
+    with open(tmp_path / "a" / "metrics.csv") as file:
+        scopes = {(row["scope"], row["split"]) for row in csv.DictReader(file)}
+    assert {("personal", "test"), ("global", "test")} <= scopes
+    assert len(list((tmp_path / "a" / "personal").iterdir())) == 4
+    assert summary["num_rounds"] == 2
+
+
+def test_where_no_node_has_a_test_part_it_is_refused(tmp_path):
+    few = ("strategy=fedavg", "num_nodes=4", "model=mlp", "engine=local", "num_rounds=1", f"output_dir={tmp_path / 'a'}")
+    with pytest.raises(UserError, match="no node has a test part"):
+        run(compose(*few, "judge=post_train"))
