@@ -135,5 +135,5 @@ def settings_of(method, problem, **local):
 
 
 def sent_tensors(pair):
-    """What crossed in a message and its reply."""
-    return [tensor for message in pair for tensor in codec.from_record(message.content["arrays"]).values()]
+    """What crossed in a message and its reply, by name."""
+    return [item for message in pair for item in codec.from_record(message.content["arrays"]).items()]
