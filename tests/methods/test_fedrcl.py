@@ -1,18 +1,16 @@
-"""FedRCL by hand: both forms of its loss, its ablations, augmentation, precision, and the server rules beside it."""
+"""FedRCL, FedSCL and FedCL, METHODS sections 5, 35 and 36: both forms of the loss by hand, the reductions, precision."""
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
 
+from clients.base import Client
 from clients.fedrcl import Config, _all, _hard
-from clients.training.augment import augmented, draw_augmentation
-from contrafed.settings import server_of
 from core.config import build
 from core.run import choose
-from strategies.base import Replies, Reply, strategy_class_of
+from models.base import build_model
 
 
 def settings(**changes):
@@ -150,11 +148,11 @@ PLAIN = {"epochs": None, "iterations": 3, "batch_size": 16, "augment": []}
 
 def test_without_weights_it_is_fedavg_with_the_same_clipping_and_decay():
     """F1."""
-    local = strategy_settings("fedrcl")["local"]
-    fedavg, _ = digits_run("fedavg", weights="uniform", local=local)
-    fedrcl, _ = digits_run("fedrcl", contrast_weight=0.0)
+    local = strategy_settings("fedrcl")["local"] | {"epochs": 2, "batch_size": 0.25}
+    fedavg, _ = digits_run("fedavg", 2, nodes=4, weights="uniform", local=local)
+    fedrcl, _ = digits_run("fedrcl", 2, nodes=4, contrast_weight=0.0, local=local)
     assert same(fedavg[-1], fedrcl[-1])
-    active, _ = digits_run("fedrcl")
+    active, _ = digits_run("fedrcl", 2, nodes=4, local=local)
     with pytest.raises(AssertionError):
         close(active[-1], fedavg[-1])
 
@@ -162,15 +160,15 @@ def test_without_weights_it_is_fedavg_with_the_same_clipping_and_decay():
 @pytest.mark.parametrize(("pairs", "tolerance"), [("all", 1e-12), ("hard", 1e-9)])
 def test_without_penalty_it_is_fedscl(pairs, tolerance):
     """F1: beta = 0; or a lambda that no pair reaches, in form C up to 4e-18 a pair."""
-    scl, _ = digits_run("fedscl", local=PLAIN, pairs=pairs)
+    scl, _ = digits_run("fedscl", 2, nodes=4, local=PLAIN, pairs=pairs)
     for changes in ({"penalty_weight": 0.0}, {"threshold": 1.1}):
-        models, _ = digits_run("fedrcl", local=PLAIN, pairs=pairs, **changes)
+        models, _ = digits_run("fedrcl", 2, nodes=4, local=PLAIN, pairs=pairs, **changes)
         close(models[-1], scl[-1], tolerance)
 
 
 def test_ablations_differ():
     runs = {
-        key: digits_run(name, 2, local=PLAIN, model="lenet", **changes)[0][-1]
+        key: digits_run(name, 1, nodes=3, local=PLAIN, model="lenet", **changes)[0][-1]
         for key, name, changes in (
             ("rcl", "fedrcl", {"threshold": 0.0}),
             ("p", "fedrcl", {"threshold": 0.0, "pairs": "all"}),
@@ -204,14 +202,12 @@ def test_stacked_equals_one_by_one_on_convolutions(pairs, augment):
         config = config_of("strategy=fedrcl", "num_nodes=6", "model=resnet18", "model.width=4", f"strategy.pairs={pairs}")
         config["strategy"]["local"] |= {"epochs": 2, "batch_size": 0.5, "augment": augment}
         workspace = workspace_of(config, dtype=torch.float64)
-        runs.append(run_strategy(workspace, config, Schedule([range(3)] * 2), 2, stack_size=stack_size)[0][-1])
+        runs.append(run_strategy(workspace, config, Schedule([range(3)]), 1, stack_size=stack_size)[0][-1])
     close(*runs, 1e-8)
 
 
 def test_levels_of_the_resnet():
     """F8: five levels of 64, 64, 128, 256 and 512 channels for 32x32 images."""
-    from models.base import build_model
-
     model = build_model(choose("model", config_of("model=resnet18")["model"]), 3, (32, 32), 10, 0)
     with torch.no_grad():
         levels = model(torch.zeros(2, 3, 32, 32), None, True).levels
@@ -223,139 +219,16 @@ def test_it_remembers_nothing():
     assert not workspace.client_class.remembers(workspace.model, workspace.config)
 
 
-# ------------------------------------------------------------------------------------------------------------ server rules
-
-
-def rule(name, **changes):
-    server = server_of(strategy_settings("fedrcl", server=name, **changes))
-    cls = strategy_class_of(server)
-    strategy = cls.__new__(cls)
-    strategy.config, strategy.state, strategy.travelling = server.config, {}, ["w"]
-    return strategy
-
-
-def path(strategy, updates, start=0.0):
-    """The model and what is broadcast after each round of one reply whose Delta is given."""
-    model, models, sent = {"w": torch.tensor([start], dtype=torch.float64)}, [], []
-    for update in updates:
-        begin = strategy.broadcast(model)["model/w"]
-        replies = Replies([] if update is None else [Reply(0, {"model/w": begin + update}, 1, {})])
-        model = strategy.aggregate(model, replies)
-        models.append(float(model["w"]))
-        sent.append(float(strategy.broadcast(model)["model/w"]))
-    return models, sent
-
-
-def test_fedavgm_by_hand():
-    """D = 1 each round, rho = 0.5: 1, 2.5, 4.25; a round without replies changes nothing."""
-    assert path(rule("fedavgm", server_momentum=0.5), [1, 1, 1])[0] == [1, 2.5, 4.25]
-    assert path(rule("fedavgm", server_momentum=0.5), [1, None, 1, 1])[0] == [1, 1, 2.5, 4.25]
-    assert path(rule("fedavgm", server_momentum=0.0, server_lr=0.5), [1, 1])[0] == [0.5, 1]
-
-
-def test_fedadam_by_hand():
-    """D = 1: the first step is 0.1 / (sqrt(0.99e-6 + 0.01) + 0.001) = 0.990050 eta; D = 0 stays; -D mirrors."""
-    up, _ = path(rule("fedadam", server_lr=1.0), [1, 1, None, 0.5])
-    assert up[0] == pytest.approx(0.990050, abs=1e-6)
-    assert up[2] == up[1]
-    down, _ = path(rule("fedadam", server_lr=1.0), [-1, -1, None, -0.5])
-    assert down == pytest.approx([-v for v in up], rel=1e-12)
-    assert path(rule("fedadam"), [0, 0, 0], start=3.0)[0] == [3, 3, 3]
-
-
-def test_fedagm_by_hand():
-    """D = 1, rho = 0.5: W = 1, 2.5, 4.25; what is sent before each round is 0, 1.5, 3.25, but W is what is judged."""
-    strategy = rule("fedagm", server_momentum=0.5)
-    models, sent = path(strategy, [1, 1, 1])
-    assert models == [1, 2.5, 4.25]
-    assert sent[:2] == [1.5, 3.25]
-    judged = strategy.broadcast_for_evaluation({"w": torch.tensor([4.25])})
-    assert judged["model/w"].item() == 4.25
-
-
-# ------------------------------------------------------------------------------------------------------------ augmentation
-
-
-def image(height=5, width=6, channels=2):
-    return torch.arange(height * width * channels, dtype=torch.float64).view(1, height, width, channels) + 1
-
-
-def change(angle=0.0, down=0.0, right=0.0, flip=0.0):
-    return torch.tensor([[angle, down, right, flip]], dtype=torch.float64)
-
-
-def test_no_change_leaves_images():
-    assert torch.equal(augmented(image(), change()), image())
-
-
-def test_flip_and_crop_are_exact():
-    x = image()
-    assert torch.equal(augmented(x, change(flip=1)), x.flip(2))
-    shifted = augmented(x, change(down=2, right=-1))
-    assert torch.equal(shifted[:, :3, 1:], x[:, 2:, :-1])
-    assert not shifted[:, 3:].any()
-    assert not shifted[:, :, 0].any()
-    # As torchvision orders them: crop first, then the mirror.
-    assert torch.equal(augmented(x, change(down=2, right=-1, flip=1)), shifted.flip(2))
-
-
-def test_rotation_matches_torchvision():
-    """By right angles exactly; by 10 degrees as torchvision's nearest-pixel rotation, but for rounding at pixel edges."""
-    from torchvision.transforms.v2 import InterpolationMode
-    from torchvision.transforms.v2.functional import rotate
-
-    x = image(6, 6)
-    assert torch.equal(augmented(x, change(angle=math.pi / 2)), torch.rot90(x, 1, (1, 2)))
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.random((1, 32, 32, 1)))
-    for degrees in (-10, 3.3, 10):
-        ours = augmented(x, change(angle=math.radians(degrees)))[0, ..., 0]
-        theirs = rotate(x[0].permute(2, 0, 1), degrees, InterpolationMode.NEAREST)[0]
-        assert (ours == theirs).double().mean() > 0.99
-
-
-def test_augmentation_is_drawn_by_seed_round_and_node():
-    kinds = ("rotation", "crop", "flip")
-    draw = draw_augmentation(kinds, 32, 4000, 0, "batches", 3, 5)
-    assert torch.equal(draw, draw_augmentation(kinds, 32, 4000, 0, "batches", 3, 5))
-    assert not torch.equal(draw, draw_augmentation(kinds, 32, 4000, 0, "batches", 4, 5))
-    assert draw[:, 0].abs().max() <= math.radians(10)
-    assert draw[:, 0].abs().max() > math.radians(9.9)
-    for axis in (1, 2):
-        assert draw[:, axis].unique().tolist() == list(range(-4, 5))
-    assert draw[:, 3].mean().item() == pytest.approx(0.5, abs=0.05)
-    crop = draw_augmentation(("crop",), 32, 100, 0, "batches", 3, 5)
-    assert not crop[:, [0, 3]].any()
-    small = draw_augmentation(("crop",), 8, 1000, 0, "batches", 3, 5)  # digits: one pixel either way
-    assert small[:, 1].unique().tolist() == [-1, 0, 1]
-
-
-def test_training_is_augmented_and_evaluation_is_not():
-    plain, _ = digits_run("fedrcl", 1, local={**PLAIN, "iterations": 1})
-    changed, _ = digits_run("fedrcl", 1, local={**PLAIN, "iterations": 1, "augment": ["flip"]})
-    with pytest.raises(AssertionError):
-        close(plain[-1], changed[-1])
-    config = config_of("strategy=fedrcl", "num_nodes=4", "model=mlp")
-    workspace, bare = (
-        workspace_of(config),
-        workspace_of(config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | PLAIN}}),
-    )
-    clients = [s.client_class(s, [0]) for s in (workspace, bare)]
-    scores = [client.evaluate(client.get_parameters({}), {"split": "train"}) for client in clients]
-    assert scores[0] == scores[1]
-
-
 # --------------------------------------------------------------------------------------------------------------- precision
 
 
 @pytest.mark.parametrize("stack_size", [1, 4])
 def test_mixed_precision_trains_in_bfloat16_where_it_is_allowed(monkeypatch, stack_size):
     """On a CPU the setting has no effect; allowed there, training stays near full precision but is not equal to it."""
-    from clients.base import Client
 
     def moved(mixed):
         local = {**PLAIN, "mixed_precision": mixed, "lr": 0.01}
-        models, _ = digits_run("fedrcl", 1, dtype=torch.float32, model="cnn_pmfl", stack_size=stack_size, local=local)
+        models, _ = digits_run("fedrcl", 1, nodes=4, dtype=torch.float32, model="cnn_pmfl", stack_size=stack_size, local=local)
         return models[0], models[-1]
 
     start, full = moved(False)

@@ -1,0 +1,116 @@
+"""What tests of single methods share: node halves and server rules set by hand, and runs whose nodes remember something."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from rig import Schedule, Vector, config_of, run_strategy, scalar_workspace, strategy_settings, workspace_of
+
+from clients.base import Batch, Stack
+from contrafed.settings import server_of
+from simulation.grid import LocalGrid
+from strategies.base import Population, Replies, Reply, strategy_class_of
+
+# Who takes part in the golden runs of METHODS section 46, nodes counted from 0.
+FULL = [[0, 1, 2]] * 5
+PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
+LOCAL = [1.062882, 3.874236, 2.468559]  # nodes by themselves after three full rounds: w := a + (w - a) 0.9^2 a round
+
+EPOCH = {"epochs": 1, "iterations": None, "batch_size": 7, "optimizer": "sgd", "lr": 0.05, "momentum": 0.0}
+ROUNDS = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
+
+
+# ------------------------------------------------------------------------------------------------------------ a node's half
+
+
+def client_of(name, **changes):
+    """A client whose representation of every image is its two parameters."""
+    settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, **changes)}
+    workspace = scalar_workspace(settings, Vector([1.0, 0.0]), targets=(1,))
+    return workspace.client_class(workspace, [0])
+
+
+def losses_of(client, now, y=0, **constants):
+    """The losses of one example at the two parameters ``now``, beside what the loss takes as constant, and the parameters."""
+    w = torch.tensor(now, dtype=torch.float64, requires_grad=True)
+    one = torch.ones(1, dtype=torch.float64)
+    batch = Batch(torch.ones(1, 1, 1, 1, dtype=torch.float64), torch.tensor([y]), one, one)
+    tensors = {n: torch.as_tensor(v, dtype=torch.float64) for n, v in constants.items()}
+    return client.loss({"classifier.w": w}, batch, tensors), w
+
+
+def prototypes_of(workspace, nodes):
+    """Nodes' class means and counts under the initial model."""
+    client = workspace.client_class(workspace, nodes)
+    params = {n: v.expand(len(nodes), *v.shape) for n, v in workspace.initial.items()}
+    examples = [workspace.federation.partition.train(node) for node in nodes]
+    return client.prototypes(Stack(nodes, examples, 1, params, {}, {}))
+
+
+# ----------------------------------------------------------------------------------------------------------- a server's half
+
+
+def rule_of(name, sizes=(1,), down=None, **changes):
+    """The server half of a method beside nodes with so many examples; its model is one number w."""
+    server = server_of(strategy_settings(name, **changes))
+    down = {"model/w": (1,)} | (down or {})
+    client = SimpleNamespace(messages=lambda model, config: (down, down), is_personal=lambda config: False)
+    return strategy_class_of(server)(
+        server.config,
+        client_class=client,
+        node_config=None,
+        model=torch.nn.Module(),
+        population=Population(np.array(sizes), np.arange(1000, 1000 + len(sizes))),
+        participation=Schedule([]),
+        settings="",
+        num_rounds=1,
+        seed=0,
+    )
+
+
+def path(strategy, updates, start=0.0):
+    """The model and what is broadcast after each round of one reply whose Delta is given."""
+    model, models, sent = {"w": torch.tensor([start], dtype=torch.float64)}, [], []
+    for update in updates:
+        begin = strategy.broadcast(model)
+        replies = [] if update is None else [Reply(0, {"model/w": begin["model/w"] + update}, 1, {}, begin)]
+        model = model | strategy.aggregate(model, Replies(replies))
+        models.append(float(model["w"]))
+        sent.append(float(strategy.broadcast(model)["model/w"]))
+    return models, sent
+
+
+# --------------------------------------------------------------------------------------------------------------- whole runs
+
+
+def golden_memory(name, rounds, **changes):
+    """What nodes remember after a run of the golden problem (METHODS section 46), by node."""
+    local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes.pop("local", {})
+    settings = config_of("num_nodes=3") | {"strategy": strategy_settings(name, local=local, **changes)}
+    model = Vector([2.0, 2.0])  # the loss is the first parameter's alone
+    model.encoder = torch.nn.Flatten()
+    grid = LocalGrid(3, 1)
+    run_strategy(scalar_workspace(settings, model), settings, Schedule(rounds), len(rounds), grid=grid)
+    return {node - 1000: grid.memory.get(node) for node in grid.memory}
+
+
+def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
+    """A run on digits; returns (global model, every node's memory, the strategy)."""
+    config = config_of(f"strategy={name}", f"num_nodes={nodes}", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    config["strategy"] = strategy_settings(name, **{**changes, "local": EPOCH | changes.get("local", {})})
+    grid, workspace = LocalGrid(nodes, stack_size), workspace_of(config, dtype=torch.float64)
+    models, strategy = run_strategy(workspace, config, Schedule(schedule), len(schedule), grid=grid)
+    memory = {f"{node}/{name}": tensor for node in grid.memory for name, tensor in grid.memory.get(node).items()}
+    return models[-1], memory, strategy
+
+
+def heads(memory):
+    """The personal parts of what nodes remember."""
+    return {n: v for n, v in memory.items() if "/personal/" in n}
+
+
+def no_head_travels(name):
+    """Whether anything of the projector does; fails where anything of the classifier does."""
+    _, _, strategy = whole(name, [[]])
+    assert not any("classifier" in n for n in (*strategy.down, *strategy.up))
+    return any("projector" in n for n in strategy.up)

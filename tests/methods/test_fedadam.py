@@ -1,0 +1,22 @@
+"""FedAdam, METHODS section 38: by hand and the golden run."""
+
+import pytest
+from hand import FULL, PATTERN, path, rule_of
+from rig import run_scalar
+
+
+def test_by_hand():
+    """D = 1: the first step is 0.1 / (sqrt(0.99e-6 + 0.01) + 0.001) = 0.990050 eta; D = 0 stays; -D mirrors."""
+    up, _ = path(rule_of("fedadam", server_lr=1.0), [1, 1, None, 0.5])
+    assert up[0] == pytest.approx(0.990050, abs=1e-6)
+    assert up[2] == up[1]
+    down, _ = path(rule_of("fedadam", server_lr=1.0), [-1, -1, None, -0.5])
+    assert down == pytest.approx([-v for v in up], rel=1e-12)
+    assert path(rule_of("fedadam"), [0, 0, 0], start=3.0)[0] == [3, 3, 3]
+
+
+def test_golden_values():
+    full = [2.094876, 2.223932, 2.373920, 2.536390, 2.704222]
+    pattern = [2.094876, 2.212567, 2.300121, 2.300121, 2.416998]
+    assert run_scalar("fedadam", FULL, server_lr=0.1) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedadam", PATTERN, server_lr=0.1) == pytest.approx(pattern, abs=1e-5)

@@ -1,0 +1,38 @@
+"""FedAGM, METHODS section 39: by hand, the golden run, and FedAvg with neither momentum nor pull."""
+
+import pytest
+import torch
+from hand import FULL, PATTERN, path, rule_of
+from rig import run_scalar
+
+
+def test_by_hand():
+    """D = 1, rho = 0.5: W = 1, 2.5, 4.25; what is sent before each round is 0, 1.5, 3.25, but W is what is judged."""
+    strategy = rule_of("fedagm", server_momentum=0.5)
+    models, sent = path(strategy, [1, 1, 1])
+    assert models == [1, 2.5, 4.25]
+    assert sent[:2] == [1.5, 3.25]
+    judged = strategy.broadcast_for_evaluation({"w": torch.tensor([4.25])})
+    assert judged["model/w"].item() == 4.25
+
+
+def test_the_model_moves_by_the_momentum():
+    """W_(t+1) = W_t + m_(t+1) exactly, m read off what is sent: W + rho m."""
+    models, sent = path(rule_of("fedagm", server_momentum=0.5), [1, -2, None, 4])
+    for before, after, ahead in zip([0.0, *models], models, sent, strict=False):
+        if after != before:
+            assert after == before + (ahead - after) / 0.5
+    assert (models[2], sent[2]) == (models[1], sent[1])
+
+
+def test_golden_values():
+    full = [2.189980, 2.474672, 2.770489, 3.017767, 3.184646]
+    pattern = [2.189980, 3.044612, 3.339595, 3.339595, 3.763150]
+    assert run_scalar("fedagm", FULL) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedagm", PATTERN) == pytest.approx(pattern, abs=1e-5)
+
+
+def test_without_momentum_and_pull_it_is_fedavg():
+    for rounds in (FULL, PATTERN):
+        neutral = run_scalar("fedagm", rounds, server_momentum=0.0, local={"proximal_weight": 0.0})
+        assert neutral == pytest.approx(run_scalar("fedavg", rounds), rel=1e-12)

@@ -1,0 +1,24 @@
+"""FedAvgM, METHODS section 37: by hand, the golden run, and FedAvg without momentum."""
+
+import pytest
+from hand import FULL, PATTERN, path, rule_of
+from rig import run_scalar
+
+
+def test_by_hand():
+    """D = 1 each round, rho = 0.5: 1, 2.5, 4.25; a round without replies changes nothing."""
+    assert path(rule_of("fedavgm", server_momentum=0.5), [1, 1, 1])[0] == [1, 2.5, 4.25]
+    assert path(rule_of("fedavgm", server_momentum=0.5), [1, None, 1, 1])[0] == [1, 1, 2.5, 4.25]
+    assert path(rule_of("fedavgm", server_momentum=0.0, server_lr=0.5), [1, 1])[0] == [0.5, 1]
+
+
+def test_golden_values():
+    full = [2.190000, 2.419900, 2.622079, 2.774756, 2.878623]
+    pattern = [2.190000, 2.989900, 3.026779, 3.026779, 3.321443]
+    assert run_scalar("fedavgm", FULL) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedavgm", PATTERN) == pytest.approx(pattern, abs=1e-5)
+
+
+def test_without_momentum_it_is_fedavg():
+    for rounds in (FULL, PATTERN):
+        assert run_scalar("fedavgm", rounds, server_momentum=0.0) == pytest.approx(run_scalar("fedavg", rounds), rel=1e-12)

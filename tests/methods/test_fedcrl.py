@@ -1,0 +1,173 @@
+"""FedCRL and FedCoSR, METHODS sections 1 and 2: loss, blend and aggregation by hand, the reductions, what is remembered."""
+
+import csv
+import math
+
+import pytest
+import torch
+from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
+from rig import close, config_of, same
+
+from contrafed.experiment import run
+from strategies.base import Replies, Reply
+
+TWO = torch.eye(2, dtype=torch.float64)
+
+
+def infonce(z, y, means=TWO, valid=(1, 1), temperature=0.1):
+    """The contrastive loss of a representation (2,), and its gradient."""
+    losses, z = losses_of(client_of("fedcrl", temperature=temperature), z, y, means=means, valid=valid)
+    losses["contrast"].backward()
+    return losses["contrast"].item(), z.grad
+
+
+def test_infonce_by_hand():
+    """I4: two classes, W = (1,0), (0,1), T = 0.1, w = (5,0)."""
+    assert infonce([5.0, 0.0], 0)[0] == pytest.approx(4.5399e-5, rel=1e-4)
+    assert infonce([5.0, 0.0], 1)[0] == pytest.approx(10.0000454, abs=1e-6)
+    assert infonce([0.3, 0.4], 1)[0] == pytest.approx(infonce([30.0, 40.0], 1)[0], rel=1e-12)
+
+
+def test_infonce_of_equal_prototypes_is_log_of_their_number_with_no_gradient():
+    """I5."""
+    value, gradient = infonce([0.7, -0.2], 1, means=torch.ones(2, 2, dtype=torch.float64))
+    assert value == pytest.approx(math.log(2), rel=1e-12)
+    assert gradient.abs().max() < 1e-12
+
+
+def test_infonce_is_bounded():
+    """I5: log(1 + (C - 1) e^(2/T)), C = 10, T = 0.1: the class's prototype opposite, all others alike."""
+    means = torch.tensor([[-1.0, 0.0]] + [[1.0, 0.0]] * 9)
+    assert infonce([3.0, 0.0], 0, means=means, valid=[1] * 10)[0] == pytest.approx(22.19722, abs=1e-5)
+
+
+def test_infonce_masks_classes_without_a_prototype():
+    assert infonce([5.0, 0.0], 1, valid=(1, 0))[0] == 0.0
+    assert infonce([5.0, 0.0], 0, valid=(1, 0))[0] == 0.0  # no negatives
+
+
+def blended(own, received, loss, rounds=1.0, **changes):
+    """What a node that remembers this body and this contrastive loss begins its round with: sent back untrained."""
+    client = client_of("fedcrl", separate=False, local={"epochs": None, "iterations": 0}, **changes)
+    tensor = lambda v: torch.tensor(v, dtype=torch.float64)  # noqa: E731
+    memory = {"contrast": tensor(loss), "contrasted": tensor(1.0), "rounds": tensor(rounds)}
+    client.memories = [{"own/classifier.w": tensor([own, own]), **memory}]
+    table = {"proto/mean": torch.zeros(2, 2), "proto/valid": torch.zeros(2)}
+    (update,) = client.update([{"model/classifier.w": tensor([received, received]), **table}], 2)
+    return update.tensors["model/classifier.w"][0].item()
+
+
+def tau_of(loss, **changes):
+    """The weight of the own body."""
+    return blended(1.0, 0.0, loss, **changes)
+
+
+def test_blend_weight_by_hand():
+    """I2 and I3: tau = e^(-gamma L)."""
+    assert tau_of(math.log(10)) == pytest.approx(0.158489, abs=1e-6)
+    assert tau_of(1.0) == pytest.approx(0.449329, abs=1e-6)
+    assert tau_of(0.0) == 1.0
+    assert tau_of(5.0, blend_rate=0.0) == 1.0
+    assert tau_of(0.1, blend_rate=1e6) == 0.0
+    assert (tau_of(1.0, blend="global"), tau_of(1.0, blend="own")) == (0.0, 1.0)
+
+
+def test_the_own_body_is_weighted_by_tau():
+    """I8: tau = 0.25, own 2, global 10 gives 8; and the vector case of section 46: 0.449329 * 5 + 0.550671 * 2."""
+    assert blended(2.0, 10.0, -math.log(0.25) / 0.8) == pytest.approx(8.0)
+    assert blended(5.0, 2.0, 1.0) == pytest.approx(3.347987, abs=1e-6)
+    assert blended(1.0, 2.0, 0.0) == 1.0
+    assert blended(1.0, 2.0, 0.0, rounds=0.0) == 2.0  # a first participation takes the global body whole
+
+
+def test_golden_aggregation():
+    """Section 46: n = (3, 1), phi = (1, 5), classes held (2, 1) and (1, 0): phi = 2, Omega_0 = (2, 0), Omega_1 = (0, 2)."""
+    server = rule_of("fedcrl", (3, 1), {"proto/mean": (2, 2), "proto/valid": (2,)})
+    replies = [
+        Reply(k, {"model/w": torch.tensor([w]), "proto/mean": torch.tensor(means), "proto/count": torch.tensor(counts)}, n, {})
+        for k, (n, w, counts, means) in enumerate(
+            [(3, 1.0, [2.0, 1.0], [[1.0, 0.0], [0.0, 2.0]]), (1, 5.0, [1.0, 0.0], [[4.0, 0.0], [0.0, 0.0]])]
+        )
+    ]
+    model = server.aggregate({"w": torch.tensor([0.0])}, Replies(replies))
+    assert float(model["w"]) == 2.0
+    sent = server.broadcast(model)
+    assert sent["proto/mean"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
+    assert sent["proto/valid"].tolist() == [1.0, 1.0]
+
+
+# -------------------------------------------------------------------------------------------------------------- reductions
+
+
+def test_fedcosr_is_fedcrl_bit_for_bit():
+    for a, b in zip(whole("fedcrl")[:2], whole("fedcosr")[:2], strict=True):
+        assert same(a, b)
+
+
+def test_without_contrast_and_blend_it_is_fedper():
+    """I1: alpha = 0 and tau = 0."""
+    crl, crl_memory, _ = whole("fedcrl", contrast_weight=0.0, blend="global")
+    per, per_memory, _ = whole("fedper")
+    close(crl, per)
+    close(heads(crl_memory), heads(per_memory))
+
+
+def test_keeping_its_own_body_it_is_local_training():
+    """I1: alpha = 0 and tau = 1, everyone from the initial round on."""
+    everyone = [range(8)] * 3
+    _, crl, _ = whole("fedcrl", everyone, contrast_weight=0.0, blend="own")
+    _, local, _ = whole("local", everyone)
+    own = {n.replace("/own/", "/personal/"): v for n, v in crl.items() if "/own/" in n or "/personal/" in n}
+    close(own, local)
+
+
+def test_without_separation_contrast_and_blend_it_is_fedavg():
+    crl, _, _ = whole("fedcrl", contrast_weight=0.0, blend="global", separate=False)
+    fedavg, _, _ = whole("fedavg")
+    close(crl, fedavg)
+
+
+# ------------------------------------------------------------------------------------------------- what stays, who is judged
+
+
+def test_no_head_ever_travels():
+    """I10."""
+    assert no_head_travels("fedcrl")
+
+
+def test_bytes_match_the_papers_formula():
+    """I9: 2 [phi] + 2 [Omega] scalars, beside the counts and validity that the formula leaves out."""
+    _, _, strategy = whole("fedcrl", [range(8)])
+    body = sum(v.numel() for n, v in strategy.model.items() if "classifier" not in n)
+    table = 10 * 9
+    assert strategy.round.bytes_down == 8 * 4 * (body + table + 10)
+    assert strategy.round.bytes_up == 8 * 8 * (body + table + 10)  # this run is in float64
+
+
+def test_a_node_that_sat_out_ten_rounds_comes_back_as_it_left():
+    steps = {"epochs": None, "iterations": 3}
+    _, left, _ = whole("fedcrl", [[0, 1]], local=steps)
+    _, kept, _ = whole("fedcrl", [[0, 1]] + [[1, 2]] * 10, local=steps)
+    mine = {n: v for n, v in left.items() if n.startswith("1000/")}
+    assert mine
+    assert all(torch.equal(v, kept[n]) for n, v in mine.items())
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_nodes_are_judged_by_their_own_bodies_though_everything_may_travel(tmp_path, separate):
+    """With a classifier that is shared too, scores are still personal, and the server has a global model beside them."""
+    config = config_of(
+        "strategy=fedcrl", "engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "participation=full", "model=mlp",
+        "model.hidden=[8]", "partition.test_fraction=0.2",
+    )  # fmt: skip
+    config["strategy"]["separate"] = separate
+    summary = run(config | {"save_personal": True, "output_dir": f"{tmp_path}/run"})
+    assert (summary["accuracy_final"] is None) == separate
+    assert 0 < summary["personal_accuracy_mean"] <= summary["personal_accuracy_best"] <= 1
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        kinds = {(row["scope"], row["split"], row["metric"]) for row in csv.DictReader(file)}
+    assert ("personal", "test", "accuracy_worst_decile") in kinds
+    assert (("global", "test", "accuracy") in kinds) != separate
+    assert not any(scope == "global" and split == "nodes" for scope, split, _ in kinds)
+    assert ",accuracy," in (tmp_path / "run" / "nodes.csv").read_text()
+    assert len(list((tmp_path / "run" / "personal").iterdir())) == 4

@@ -1,0 +1,33 @@
+"""FedProto, METHODS section 21: its distance and its prediction by hand, and Local without the distance."""
+
+import pytest
+import torch
+from hand import client_of, heads, losses_of, whole
+from rig import close
+
+from models.base import Features
+
+
+def test_distance_by_hand():
+    """z = (1,3), P = (0,1): (1 + 4) / 2 = 2.5."""
+    losses, _ = losses_of(client_of("fedproto"), [1.0, 3.0], means=[[0.0, 1.0]], valid=[1.0])
+    assert losses["distance"].item() == pytest.approx(2.5)
+    losses, _ = losses_of(client_of("fedproto"), [1.0, 3.0], means=[[0.0, 1.0]], valid=[0.0])
+    assert losses["distance"].item() == 0.0
+
+
+def test_it_predicts_the_nearest_valid_prototype():
+    client = client_of("fedproto")
+    features = Features(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([[1.0, 1.0]]), ())
+    means = torch.tensor([[5.0, 5.0], [1.0, 1.0], [2.0, 1.0]])
+
+    def judged(valid):
+        return client.scores(features, {"proto/mean": means, "proto/valid": torch.tensor(valid)}).argmax(1).item()
+
+    assert judged([1.0, 1.0, 1.0]) == 1
+    assert judged([1.0, 0.0, 1.0]) == 2
+    assert judged([0.0, 0.0, 0.0]) == 1  # no prototype yet: the head
+
+
+def test_without_distance_it_is_local():
+    close(heads(whole("fedproto", prototype_weight=0.0)[1]), whole("local")[1])

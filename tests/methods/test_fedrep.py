@@ -1,0 +1,97 @@
+"""FedRep, METHODS section 17: two phases, each of which leaves the other part as it was, and a last one before judging."""
+
+import numpy as np
+import pytest
+import torch
+from hand import EPOCH, LOCAL, golden_memory, heads, no_head_travels, whole
+from rig import Schedule, close, config_of, run_strategy, same, workspace_of
+
+from clients.training.batches import Batches
+from simulation.grid import LocalGrid
+
+
+def test_with_everything_in_the_head_it_is_local():
+    """By hand: two head epochs of one step each are Local's two steps, the body phase has nothing to train."""
+    memory = golden_memory("fedrep", [[0, 1, 2]] * 3, head_epochs=2)
+    assert [float(memory[node]["personal/classifier.w"][0]) for node in range(3)] == pytest.approx(LOCAL, abs=1e-5)
+
+
+def test_no_head_ever_travels():
+    assert no_head_travels("fedrep")
+
+
+def test_each_phase_leaves_the_other_part_as_it_was():
+    """M5 and FedRep's: no head epochs leave the heads, no body epochs the body."""
+    initial = whole("fedrep", [[]])[0]
+    body_only, memory, _ = whole("fedrep", head_epochs=0)
+    assert all(torch.equal(v, initial[n.split("personal/")[1]]) for n, v in heads(memory).items())
+    assert not same(body_only, initial)
+    head_only, memory, _ = whole("fedrep", head_epochs=1, local={**EPOCH, "epochs": 0})
+    close(head_only, initial, 1e-12)  # the mean of equal models
+    assert any(not torch.equal(v, initial[n.split("personal/")[1]]) for n, v in heads(memory).items())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("head", ["classifier", "projector_classifier"])
+def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
+    """The head phase over stored encoder outputs equals the one over images, alone and stacked."""
+
+    def trained(stack_size):
+        config = config_of("strategy=fedrep", "num_nodes=4", "model=cnn", "model.hidden=16", "model.projection=[9]")
+        config["model"]["dropout"] = dropout
+        config["strategy"] |= {"head": head, "head_epochs": 3}
+        config["strategy"]["local"] |= {"batch_size": 7}
+        workspace, grid = workspace_of(config, dtype=torch.float64), LocalGrid(4, stack_size)
+        whole_part = workspace.federation.partition.train
+        workspace.federation.partition.train = lambda node: whole_part(node)[: 20 + 5 * node]
+        models, _ = run_strategy(workspace, config, Schedule([range(4)] * 2), 2, grid=grid)
+        return models[-1] | {f"{k}/{n}": v for k in range(4) for n, v in grid.memory.get(1000 + k).items()}
+
+    once, stacked = trained(1), trained(3)
+    monkeypatch.setattr(Batches, "repeat", False)
+    plain = trained(1)
+    for name in plain:
+        np.testing.assert_allclose(once[name], plain[name], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(stacked[name], plain[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("epochs", [3, 0])
+@pytest.mark.parametrize("nodes", [[0], [2, 0, 3]])
+def test_a_frozen_encoder_sees_each_image_once(nodes, epochs):
+    """Nothing asks for it: it is so wherever no gradient passes the encoder, here in a method of one's own."""
+    config = config_of("strategy=fedavg", "num_nodes=4", "model=mlp", "model.hidden=[6]")
+    config["strategy"]["local"] |= {"epochs": epochs, "iterations": None}
+    workspace, seen = workspace_of(config, dtype=torch.float64), []
+    workspace.model.encoder.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[0]))
+
+    class HeadAlone(workspace.client_class):
+        def local_work(self, stack):
+            self.train(stack, parts=("projector", "classifier"))
+            return self.sent(stack)
+
+    received = {f"model/{n}": v for n, v in workspace.initial.items()}
+    HeadAlone(workspace, nodes).update([received] * len(nodes), 1)
+    # Under vmap a call is one for all nodes, and a node with fewer examples is padded.
+    longest = max(len(workspace.federation.partition.train(node)) for node in nodes)
+    assert sum(seen) == (longest if epochs else 0)
+
+
+def test_the_last_evaluation_fits_the_head_and_remembers_nothing():
+    config = config_of("strategy=fedrep", "num_nodes=4", "model=mlp")
+    workspace = workspace_of(config)
+    client = workspace.client_class(workspace, [0])
+    received = {f"model/{n}": v for n, v in workspace.initial.items() if not n.startswith("classifier")}
+
+    def judged(final):
+        (found,) = client.judge([received], 3, final=final)
+        return found.model
+
+    fitted = judged(final=True)
+    changed = {n for n, v in fitted.items() if not torch.equal(v, workspace.initial[n])}
+    assert changed == {"classifier.weight", "classifier.bias"}
+    assert client.memories == [{}]
+    assert same(judged(final=False), workspace.initial)
+    client.memories = [{f"personal/{n}": fitted[n].clone() for n in ("classifier.weight", "classifier.bias")}]
+    assert same(judged(final=False), fitted)
+    assert not torch.equal(judged(final=True)["classifier.weight"], fitted["classifier.weight"])
+    assert torch.equal(client.memories[0]["personal/classifier.weight"], fitted["classifier.weight"])

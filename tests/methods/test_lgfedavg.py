@@ -1,0 +1,26 @@
+"""LG-FedAvg, METHODS section 16: FedPer's complement; with nothing but a classifier it is FedAvg."""
+
+import pytest
+from hand import FULL, PATTERN, whole
+from rig import run_scalar
+
+
+def test_with_everything_in_the_classifier_it_is_fedavg():
+    for rounds in (FULL, PATTERN):
+        assert run_scalar("lgfedavg", rounds) == pytest.approx(run_scalar("fedavg", rounds), rel=1e-12)
+
+
+def test_fedper_and_lgfedavg_share_complements():
+    _, _, fedper = whole("fedper", [[]])
+    _, _, lg = whole("lgfedavg", [[]])
+    assert not set(fedper.down) & set(lg.down)
+    assert set(fedper.down) | set(lg.down) == {f"model/{n}" for n in fedper.model}
+
+
+def test_bodies_stay_and_the_classifier_alone_moves_on_the_server():
+    initial, _, _ = whole("lgfedavg", [[]])
+    model, memory, strategy = whole("lgfedavg", [[0, 1]])
+    assert all(n.split("/")[-1].startswith(("encoder", "projector")) for n in memory)
+    assert any((v != memory[n.replace("1000/", "1001/")]).any() for n, v in memory.items() if n.startswith("1000/"))
+    assert set(strategy.up) == {"model/classifier.weight", "model/classifier.bias"}
+    assert {n for n, v in model.items() if (v != initial[n]).any()} == {"classifier.weight", "classifier.bias"}

@@ -1,0 +1,94 @@
+"""MpFedcon, METHODS section 3: its contrast by hand, FedRep without it, and what its messages give away."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hand import client_of, heads, losses_of, no_head_travels, whole
+from rig import close, config_of, workspace_of
+
+from clients.losses import cosine
+
+
+def test_contrast_by_hand():
+    """M2: equal cosines give ln 2; M3: cos(z, z_glob) = 1, cos(z, z_con) = 0, T = 0.5 give 0.126928, and the bounds."""
+    client = client_of("mpfedcon")
+    for now, start, centre, expected in (
+        ([1.0, 1.0], [[1.0, 0.0]], [[0.0, 1.0]], math.log(2)),
+        ([2.0, 0.0], [[0.0, 1.0]], [[3.0, 0.0]], 0.126928),
+        ([1.0, 0.0], [[-1.0, 0.0]], [[1.0, 0.0]], 0.018150),
+        ([1.0, 0.0], [[1.0, 0.0]], [[-1.0, 0.0]], 4.018150),
+    ):
+        losses, _ = losses_of(client, now, start=start, means=centre, valid=[1.0])
+        assert losses["contrast"].item() == pytest.approx(expected, abs=5e-7)
+    masked, _ = losses_of(client, [1.0, 0.0], start=[[1.0, 0.0]], means=[[0.0, 0.0]], valid=[0.0])
+    assert masked["contrast"].item() == 0.0
+
+
+def test_push_has_no_gradient_at_the_start():
+    """M4: where z = z_con the push term is at its maximum, so that only the pull acts."""
+    client = client_of("mpfedcon", temperature=0.5)
+    losses, w = losses_of(client, [1.0, 0.5], start=[[1.0, 0.5]], means=[[0.0, 1.0]], valid=[1.0])
+    (gradient,) = torch.autograd.grad(losses["contrast"], w)
+    pull = cosine(w, torch.tensor([0.0, 1.0], dtype=torch.float64))
+    (towards,) = torch.autograd.grad(pull, w)
+    share = torch.sigmoid((1 - pull.detach()) / 0.5) / 0.5
+    torch.testing.assert_close(gradient, -share * towards, rtol=1e-9, atol=1e-12)
+
+
+def test_without_contrast_it_is_fedrep():
+    """M1."""
+    con, con_memory, _ = whole("mpfedcon", contrast_weight=0.0, head_epochs=2)
+    rep, rep_memory, _ = whole("fedrep", head="projector_classifier", head_epochs=2)
+    close(con, rep)
+    close(heads(con_memory), heads(rep_memory))
+    other, _, _ = whole("mpfedcon", contrast_weight=1.0, head_epochs=2)
+    with pytest.raises(AssertionError):
+        close(con, other)
+
+
+def test_a_loss_is_averaged_over_the_examples_that_had_it():
+    """The contrast exists in the body phase alone: its mean must not be thinned by the head epochs."""
+    config = config_of("strategy=mpfedcon", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    config["strategy"] |= {"invalid_centre": "zero_vector", "head_epochs": 3}
+    workspace = workspace_of(config, dtype=torch.float64)
+    seen = []
+
+    class Watched(workspace.client_class):
+        def loss(self, params, batch, constants):
+            losses = super().loss(params, batch, constants)
+            seen.append(losses["contrast"].item())
+            return losses
+
+    client = Watched(workspace, [0])
+    down = dict(zip(client.names("down"), client.get_parameters({}), strict=True))
+    config_size = len(workspace.federation.partition.train(0))
+    (update,) = client.update([{n: torch.from_numpy(v) for n, v in down.items()}], 1)
+    sizes = [min(10, config_size - i) for i in range(0, config_size, 10)]
+    assert len(seen) == len(sizes)
+    assert update.metrics["contrast"] == pytest.approx(np.average(seen, weights=sizes), rel=1e-9)
+
+
+def test_neither_head_nor_projector_ever_travels():
+    """M6."""
+    assert not no_head_travels("mpfedcon")
+
+
+def test_the_label_rule_of_gradient_leakage_finds_no_input():
+    """M8 (iDLG): one step on one example gives its label away in the classifier's update, which MpFedcon never sends."""
+    for name in ("fedavg", "mpfedcon"):
+        config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp")
+        config["strategy"]["local"] |= {"epochs": None, "iterations": 1, "batch_size": 1, "momentum": 0.0}
+        workspace = workspace_of(config, dtype=torch.float64)
+        workspace.federation.partition.train = lambda node: np.array([17])
+        client = workspace.client_class(workspace, [0])
+        received = client.get_parameters({})
+        upload = dict(zip(client.names("up"), client.fit(received, {})[0], strict=True))
+        bias = upload.get("model/classifier.bias")
+        if name == "fedavg":
+            gradient = workspace.initial["classifier.bias"].numpy() - bias
+            assert np.flatnonzero(gradient < 0).tolist() == [int(workspace.y[17])]
+        else:
+            assert bias is None
+            assert not any(n.startswith(("model/classifier", "model/projector")) for n in upload)

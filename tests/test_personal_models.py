@@ -1,0 +1,100 @@
+"""Personal models: judged after the run's last fit, saved, and scored again for good."""
+
+import csv
+import json
+import shutil
+from functools import cache
+
+import pytest
+from rig import config_of
+
+from contrafed.experiment import run
+from core.errors import UserError
+
+SAVED = (
+    "engine=local", "num_nodes=6", "num_rounds=2", "eval_every=1", "participation=uniform", "participation.select=2",
+    "model=mlp", "model.hidden=[8]", "model.projection=[5]", "dataset.merge_splits=true",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A method's run whose nodes saved their models, made once: its folder and its summary."""
+
+    @cache
+    def made(name):
+        folder = tmp_path_factory.mktemp(name) / "run"
+        epochs = ["strategy.head_epochs=3"] if name == "mpfedcon" else []
+        return folder, run(config_of(f"strategy={name}", *SAVED, *epochs, "save_personal=true", f"output_dir={folder}"))
+
+    return made
+
+
+def test_the_last_evaluation_refits_every_head(tmp_path, finished):
+    """A node that never took part is judged by a trained head, and only then."""
+    folder, refitted = finished("mpfedcon")
+    changes = ("strategy.head_epochs=3", "strategy.eval_head_refresh=false", f"output_dir={tmp_path}/run")
+    plain = run(config_of("strategy=mpfedcon", *SAVED, *changes))
+    assert refitted["status"] == plain["status"] == "finished"
+    scores = {}
+    for refresh, path in ((True, folder), (False, tmp_path / "run")):
+        with open(path / "nodes.csv") as file:
+            scores[refresh] = {
+                (int(r["round"]), int(r["node"])): float(r["value"]) for r in csv.DictReader(file) if r["metric"] == "accuracy"
+            }
+    assert all(scores[True][1, n] == scores[False][1, n] for n in range(6))
+    assert sum(scores[True][2, n] for n in range(6)) > sum(scores[False][2, n] for n in range(6)) + 0.5
+
+
+@pytest.mark.parametrize("name", ["mpfedcon", "fedproto", "fedcrl", "local"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_saved_personal_models_score_what_they_scored(tmp_path, finished, name, engine):
+    folder, first = finished(name)
+    assert sorted(p.name for p in (folder / "personal").iterdir()) == [f"{n}.safetensors" for n in range(6)]
+    again = run(config_of(f"evaluate_only={folder}", f"engine={engine}", f"output_dir={tmp_path}/again"))
+    for key in ("personal_accuracy_mean", "personal_accuracy_std", "method"):
+        assert again[key] == first[key]
+    assert again["rounds"] == 0
+    rows = [(path / "nodes.csv").read_text().splitlines()[1:] for path in (folder, tmp_path / "again")]
+    last = [row.split(",", 1)[1] for row in rows[0] if row.startswith("2,") and ",accuracy," in row]
+    assert [row.split(",", 1)[1] for row in rows[1]] == last
+
+
+def test_saving_changes_no_number_even_for_a_node_without_training_data(tmp_path):
+    """Node 2 has a test part alone: it is judged and saved like the others, and its head is never fitted."""
+    file = tmp_path / "nodes.json"
+    file.write_text(json.dumps({"train": [list(range(60)), list(range(60, 90)), []], "test": [[100, 101], [102], [103, 104]]}))
+    part = ("num_nodes=3", "partition=file", f"partition.path={file}", "participation=full")
+    shape = [o for o in SAVED if not o.startswith(("participation", "num_nodes"))]
+    logs = []
+    for save in (False, True):
+        folder = tmp_path / str(save)
+        run(
+            config_of(
+                "strategy=fedrep", "strategy.head_epochs=3", *shape, *part, f"save_personal={save}", f"output_dir={folder}"
+            )
+        )
+        logs.append([(folder / name).read_bytes() for name in ("metrics.csv", "nodes.csv")])
+    assert logs[0] == logs[1]
+    assert b"\n2,2,accuracy," in logs[0][1]
+    again = run(config_of(f"evaluate_only={tmp_path}/True", "engine=local", f"output_dir={tmp_path}/again"))
+    assert again["status"] == "finished"
+
+
+def test_a_saved_global_model_scores_what_it_scored(tmp_path):
+    first = run(config_of("strategy=fedavg", *SAVED, "dataset.merge_splits=false", f"output_dir={tmp_path}/run"))
+    again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again"))
+    assert again["accuracy_final"] == first["accuracy_final"]
+
+
+def test_mistakes_about_saved_models_are_one_line(tmp_path, finished):
+    with pytest.raises(UserError, match="save_personal: strategy=fedavg has no personal models"):
+        run(config_of("strategy=fedavg", *SAVED, "save_personal=true", f"output_dir={tmp_path}/run"))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="there is no config.yaml in .*nowhere; give the folder of a finished run"):
+        run(config_of("evaluate_only=nowhere"))
+    with pytest.raises(UserError, match="so that seed, strategy.local.lr cannot be set beside it"):
+        config_of("evaluate_only=nowhere", "seed=1", "strategy.local.lr=1", "engine=local")
+    shutil.copytree(finished("fedcrl")[0], tmp_path / "bare", ignore=shutil.ignore_patterns("personal"))
+    with pytest.raises(UserError, match="no personal model of node 0 in .*; the run needs save_personal=true"):
+        run(config_of(f"evaluate_only={tmp_path}/bare", "engine=local", f"output_dir={tmp_path}/again"))

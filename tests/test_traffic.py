@@ -1,0 +1,73 @@
+"""What crosses, in bytes: by count, as Flower serialises it, and by the papers' formulas (METHODS section 41.6)."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+from rig import PERSONAL, Schedule, config_of, run_strategy, workspace_of
+
+from clients.base import PARTS
+from clients.training.workspace import client_class_of
+from core.run import choose, node_run
+from models.base import build_model
+
+WIRE = ("fedavg", "moon", "fedau", "pmfl", "fedrcl", *PERSONAL)
+
+
+def payload(record):
+    """The bytes of a record's arrays as Flower serialises them, without the headers of the .npy files."""
+    total = 0
+    for array in record.values():
+        file = io.BytesIO(array.data)
+        version = np.lib.format.read_magic(file)
+        getattr(np.lib.format, f"read_array_header_{version[0]}_0")(file)
+        total += len(array.data) - file.tell()
+    return total
+
+
+@pytest.mark.parametrize("name", WIRE)
+def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
+    """METHODS section 41.6, in scalars per node and round: both ways, beside validity and counts of prototypes."""
+    seen = {"down": 0, "up": 0}
+
+    class Wire:
+        def __init__(self, grid):
+            self.grid = grid
+
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            for reply in (replies := list(self.grid.send_and_receive(messages, timeout=timeout))):
+                seen["up"] += payload(reply.content["arrays"])
+            seen["down"] += sum(payload(message.content["arrays"]) for message in messages)
+            return replies
+
+    config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    config["strategy"]["local"] |= {"epochs": None, "iterations": 1}
+    workspace = workspace_of(config)
+    _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
+    assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
+    sizes = {part: sum(v.numel() for n, v in workspace.initial.items() if n.startswith(part)) for part in PARTS}
+    everything, table, extra = sum(sizes.values()), 10 * 9, 10
+    one_way = {
+        "local": 0,
+        "fedper": sizes["encoder"] + sizes["projector"],
+        "fedrep": sizes["encoder"] + sizes["projector"],
+        "lgfedavg": sizes["classifier"],
+        "fedproto": table + extra,
+        "mpfedcon": sizes["encoder"] + table + extra,
+        "fedcrl": sizes["encoder"] + sizes["projector"] + table + extra,
+        "fedcosr": sizes["encoder"] + sizes["projector"] + table + extra,
+    }.get(name, everything)
+    assert seen == {"down": 3 * 4 * one_way, "up": 3 * 4 * one_way}
+
+
+def test_the_papers_network_sends_what_the_paper_counts():
+    """FedCRL on CIFAR-10: 519,808 scalars both ways, 2 C fewer than FedAvg; beside 2 C of counts and validity."""
+    model = build_model(choose("model", config_of("model=cnn")["model"]), 3, (32, 32), 10, 0)
+    counts = {}
+    for name in ("fedavg", "fedcrl"):
+        strategy = node_run(config_of(f"strategy={name}")).strategy
+        messages = client_class_of(strategy).messages(model, strategy.config)
+        counts[name] = sum(math.prod(shape) for shapes in messages for shape in shapes.values())
+    assert counts == {"fedavg": 519_828, "fedcrl": 519_808 + 2 * 10}
