@@ -66,6 +66,7 @@ class Client(NumPyClient):
     """
 
     shared: ClassVar[tuple[str, ...]] = PARTS  # the parts of the model that travel; the others stay on the node
+    plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam; empty: it need not
     upload: ClassVar[Literal["model", "delta"]] = "model"  # send the trained tensors, or their change
     own_model: ClassVar[bool] = False  # whether a node is judged by a model of its own although all parts travel
     mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # where local.mixed_precision has an effect

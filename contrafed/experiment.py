@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from contrafed.cli import compose_job
+from contrafed.composition import compose_job
 from contrafed.reporting import claim_folder, quiet_libraries
 from contrafed.settings import Run, read_config, resolve
 from core.errors import UserError
@@ -17,9 +17,12 @@ from core.errors import UserError
 LATEST = "latest"
 
 
-def compose(*overrides: str) -> DictConfig:
-    """Compose a configuration as the command line does: ``compose("strategy=moon", "num_rounds=10")``."""
-    return compose_job(list(overrides))
+def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig:
+    """Compose a configuration as the command line does: ``compose("strategy=moon", "num_rounds=10")``.
+
+    ``config_dir``: a folder of YAMLs of your own, as ``--config-dir`` takes it.
+    """
+    return compose_job(list(overrides), config_dir)
 
 
 def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
     return {**summary, "folder": str(ready.folder)}
 
 
-def deployed(overrides: str, num_nodes: int | None = None) -> Run:
+def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "") -> Run:
     """Return a run that ``flwr run`` began, from one string of Hydra overrides, its folder made. Raises ``UserError``.
 
     ``num_nodes``: how many nodes there are, where that is known; the run takes as many unless the overrides say otherwise.
@@ -52,7 +55,7 @@ def deployed(overrides: str, num_nodes: int | None = None) -> Run:
     words = shlex.split(overrides)
     if num_nodes is not None and not any(word.startswith(("num_nodes=", "experiment=")) for word in words):
         words.append(f"num_nodes={num_nodes}")
-    wanted = checked(compose_job(words))
+    wanted = checked(compose_job(words, config_dir))
     if num_nodes is not None and wanted.num_nodes != num_nodes:
         raise UserError(
             f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "

@@ -21,18 +21,21 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what ``flwr run`` says in ``run_config["overrides"]``: Hydra overrides in one string."""
+    """Run what ``flwr run`` says in ``run_config["overrides"]``: Hydra overrides in one string.
+
+    ``run_config["config-dir"]`` is a folder of YAMLs of the user's own on this machine, empty for none.
+    """
     from flwr.superlink.grid import InMemoryGrid
 
     from contrafed.experiment import deployed
 
     mistakes_in_one_line()
-    overrides = str(context.run_config["overrides"])
+    overrides, config_dir = str(context.run_config["overrides"]), str(context.run_config.get("config-dir", ""))
     if isinstance(grid, InMemoryGrid):  # a federation of Flower's simulation
-        run = deployed(overrides, count_nodes(grid))
+        run = deployed(overrides, count_nodes(grid), config_dir)
         serve(FlowerGrid(grid, "flower-simulation", patience=run.wait_for_nodes), run)
     else:
-        run = deployed(overrides)
+        run = deployed(overrides, config_dir=config_dir)
         serve(DeviceGrid(grid, context.run_id, run.wait_for_nodes), run)
 
 

@@ -71,6 +71,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     partitions.images.check(node.dataset)
     partitions.partition.check(node.partition, node.num_nodes)
     participation.config.count(node.num_nodes)
+    _check_plain_sgd(node.strategy)
     if top.save_personal and top.judge == "received" and not clients.base.keeps_parts(node.strategy):
         raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
     return Run(**vars(top), node=node, server=server, participation=participation, engine=engine, composed=config)
@@ -83,8 +84,6 @@ def check_top(config: Mapping[str, Any]) -> Top:
         settings = config.get(group)
         if not isinstance(settings, Mapping):
             raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
-        if settings.get("name") not in registry.choices(group):
-            raise unknown(group, str(settings.get("name")), registry.choices(group))
     if top.min_replies > top.num_nodes:
         raise UserError(f"min_replies={top.min_replies} is more than num_nodes={top.num_nodes}")
     if config["dataset"]["name"] == "own" and config["partition"]["name"] != "own":
@@ -109,6 +108,16 @@ def server_of(strategy: Mapping[str, Any]) -> Choice:
     else:
         module = registry.find("strategies", "strategy", strategy)
     return replace(choice_of(module, "strategy", half(module, strategy)), name=str(named or strategy["name"]))
+
+
+def _check_plain_sgd(strategy: Choice) -> None:
+    """Raise ``UserError`` for a momentum or Adam beside a method that needs plain SGD."""
+    from clients.training.workspace import client_class_of
+
+    reason, local = client_class_of(strategy).plain_sgd, strategy.config.local
+    if reason and (local.optimizer != "sgd" or local.momentum):
+        wanted = "strategy.local.optimizer=sgd and strategy.local.momentum=0"
+        raise UserError(f"strategy={strategy.name} needs plain SGD ({reason}); set {wanted}")
 
 
 def _check_keys(strategy: Mapping[str, Any], *halves: Any) -> None:

@@ -1,9 +1,11 @@
 """Finding the code that stands behind a choice: ``conf/GROUP/NAME.yaml`` -> ``PACKAGE/NAME.py``.
 
-A YAML may say ``module: other`` when several choices share one file. Nothing is imported before it is chosen.
+A YAML may say ``module: other`` when several choices share one file, or ``module: my_package.other`` for a file of somebody
+else's package. Nothing is imported before it is chosen.
 """
 
 import importlib
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -19,40 +21,66 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 COMMON_KEYS = frozenset({"name", "module"})
 
 
-def choices(group: str) -> dict[str, str]:
-    """Return {choice: its one-line description}, read from the first comment of each YAML of the group."""
+def choices(group: str, own: Path | None = None) -> dict[str, str]:
+    """Return {choice: its one-line description}, read from the first comment of each YAML of the group.
+
+    ``own`` is a folder of the user's beside ``conf/``, with the same groups as folders.
+    """
     found = {}
-    for path in sorted((CONF / group).glob("*.yaml")):
-        if not path.stem.startswith("_"):
-            lines = path.read_text(encoding="utf-8").splitlines()
-            # Hydra wants its own "@package" comment first in an experiment.
-            first = next(line for line in lines if not line.startswith("# @package"))
-            found[path.stem] = first.removeprefix("#").strip()
-    return found
+    for folder in (CONF,) if own is None else (CONF, own):
+        for path in sorted((folder / group).glob("*.yaml")):
+            if not path.stem.startswith("_"):
+                lines = path.read_text(encoding="utf-8").splitlines()
+                # Hydra wants its own "@package" comment first in an experiment.
+                first = next((line for line in lines if not line.startswith("# @package")), "")
+                found[path.stem] = first.removeprefix("#").strip() if first.startswith("#") else ""
+    return dict(sorted(found.items()))
 
 
 def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
-    """Import the module of ``settings['module']`` or ``settings['name']`` from ``package``.
+    """Import the module of ``settings['module']`` or ``settings['name']`` from ``package``; a dotted name says all itself.
 
-    Raises ``UserError`` naming the choices of ``group`` when there is none.
+    Raises ``UserError`` naming the choices of ``group`` when there is none, or file and line where its import fails.
     """
-    name = str(settings.get("module") or settings.get("name"))
-    target = f"{package}.{name}"
+    name, choice = str(settings.get("module") or settings.get("name")), f"{group}={settings.get('name')}"
+    target = name if "." in name else f"{package}.{name}"
     try:
-        return importlib.import_module(target)
+        module = importlib.import_module(target)
     except ModuleNotFoundError as error:
-        if error.name != target:
-            raise UserError(f"{group}={settings.get('name')} needs the Python package '{error.name}'") from error
+        missing = str(error.name)
+        if target != missing and not target.startswith(f"{missing}."):
+            raise UserError(f"{choice} needs the Python package '{missing}' ({_place(error)})") from error
+        if "." in name:
+            raise UserError(f"{choice}: there is no module {target}; is its package installed, or on PYTHONPATH?") from error
         raise unknown(group, str(settings.get("name")), choices(group)) from None
+    except Exception as error:
+        what = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+        raise UserError(f"{choice} cannot be imported: {_place(error)}: {type(error).__name__}: {what}") from error
+    if not hasattr(module, "Config"):
+        if "." in name:
+            raise UserError(f"{choice}: {target} has no dataclass Config, which names its settings")
+        raise unknown(group, str(settings.get("name")), choices(group))
+    return module
+
+
+def _place(error: Exception) -> str:
+    """Return the file and line that an import failed at."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    return f"{own[-1].filename}, line {own[-1].lineno}"
 
 
 def only_subclass(module: ModuleType, base: type[T]) -> type[T]:
-    """Return the one subclass of ``base`` that ``module`` itself defines; a method's file needs no registration."""
+    """Return the one subclass of ``base`` that ``module`` itself defines; a method's file needs no registration.
+
+    Raises ``UserError`` for none or several.
+    """
     own = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
     ]
     if len(own) != 1:
-        raise TypeError(f"{module.__name__} must define exactly one {base.__name__}, found {len(own)}")
+        raise UserError(f"{module.__name__} must define exactly one {base.__name__}, found {len(own)}")
     return own[0]

@@ -51,6 +51,12 @@ def half(module: ModuleType, values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in known}
 
 
+def node_half(strategy: Mapping[str, Any]) -> Choice:
+    """Return the node half of a composed ``strategy`` group. Raises ``UserError`` for a wrong name, key, type or value."""
+    module = registry.find(PACKAGES["strategy"], "strategy", strategy)
+    return choice_of(module, "strategy", half(module, strategy))
+
+
 @dataclass(frozen=True)
 class NodeRun:
     """What a node needs to know of a run; the rest stays on the server."""
@@ -82,7 +88,6 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
 
     What the ``strategy`` group holds for the server half is left out.
     """
-    module = registry.find(PACKAGES["strategy"], "strategy", values["strategy"])
-    strategy = choice_of(module, "strategy", half(module, values["strategy"]))
+    strategy = node_half(values["strategy"])
     others = {name: choose(name, values[name]) for name in NODE_GROUPS[1:]}
     return NodeRun(values["seed"], values["num_nodes"], strategy, **others, images=values.get("images"))

@@ -11,7 +11,7 @@ from torch import nn
 
 from clients.training.work import LocalWork
 from clients.training.workspace import Workspace, install, uninstall
-from contrafed.cli import compose_job
+from contrafed.composition import compose_job
 from contrafed.settings import server_of
 from core import codec, registry
 from core.run import node_run

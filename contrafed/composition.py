@@ -1,0 +1,234 @@
+"""From overrides to a composed configuration, with one clear line for whatever is wrong with names, keys and files.
+
+Up to here only YAMLs are read, so that a mistake on the command line is answered before torch, Flower or Ray are imported.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from contrafed.settings import EVALUATION_KEYS, GROUPS
+from core import registry
+from core.errors import UserError, unknown
+
+CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment")
+
+
+def as_choices(arguments: list[str]) -> list[str]:
+    """Return arguments in which ``strategy.server=NAME`` is the choice ``strategy/server=NAME`` that Hydra knows.
+
+    The server rule is one key of the strategy to its user, and brings hyper-parameters of its own.
+    """
+    return [
+        "strategy/server=" + a.removeprefix("strategy.server=") if a.startswith("strategy.server=") else a for a in arguments
+    ]
+
+
+def own_folder(config_dir: str | Path | None) -> Path | None:
+    """Return the folder of YAMLs that ``--config-dir`` names. Raises ``UserError`` where it is none, or hides one of ours."""
+    if not config_dir:
+        return None
+    own = Path(config_dir).expanduser().resolve()
+    if not own.is_dir():
+        raise UserError(f"--config-dir: there is no folder {own}")
+    for path in sorted(own.rglob("*.yaml")):
+        if (registry.CONF / path.relative_to(own)).exists():
+            raise UserError(f"--config-dir: {path} has the name of one of Contrafed's own; give it another")
+    return own
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A job's configuration, and where its values come from."""
+
+    config: DictConfig
+    overrides: list[Override]
+    own: Path | None  # the user's folder of YAMLs
+    named: frozenset[str]  # keys of the strategy that the experiment sets for this method alone
+
+    def is_set(self, key: str) -> bool:
+        """Whether the command line sets a key, or the group of keys that it is in."""
+        return _is_set(key, self.overrides)
+
+
+def compose_job(overrides: list[str], config_dir: str | Path | None = None) -> DictConfig:
+    """Compose one job's configuration. Raises ``UserError`` with one clear line for an unknown choice or key."""
+    composed = compose_yaml(overrides, config_dir)
+    if (line := use_plain_sgd(composed)) is not None:
+        print(line, flush=True)
+    return composed.config
+
+
+def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> Composed:
+    """Compose one job's configuration from the YAMLs alone: nothing of any choice's code is imported. Raises ``UserError``."""
+    own, overrides = own_folder(config_dir), as_choices(overrides)
+    parsed = parse(overrides)
+    choosing = [o for o in parsed if o.key_or_group in CHOICE_GROUPS]
+    _check_names(choosing, own)
+    try:
+        _check_server(choosing, own)
+        chosen = _compose([str(o.input_line) for o in choosing], own)
+        for override in parsed:
+            if override not in choosing and not override.key_or_group.startswith("hydra"):
+                _check_key(chosen, override)
+        config = _compose(overrides, own)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"cannot compose the configuration: {_first_line(error)}") from error
+    if config.get("evaluate_only") is not None:
+        others = [o.key_or_group for o in parsed if o.key_or_group.split(".")[0] not in (*EVALUATION_KEYS, "hydra")]
+        if others:
+            raise UserError(
+                f"evaluate_only takes the run's own configuration, so that {', '.join(others)} cannot be set beside it; "
+                f"what can: {', '.join(EVALUATION_KEYS[1:])}"
+            )
+    return Composed(config, parsed, own, _merge_methods(config, parsed))
+
+
+def parse(overrides: list[str]) -> list[Override]:
+    """Return overrides as Hydra reads them. Raises ``UserError``."""
+    try:
+        return OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise UserError(f"cannot read the command line: {_first_line(error)}") from error
+
+
+def _compose(overrides: list[str], own: Path | None) -> DictConfig:
+    GlobalHydra.instance().clear()
+    quoted = "" if own is None else str(own).replace("\\", "\\\\").replace("'", "\\'")
+    path = [] if own is None else [f"hydra.searchpath=['file://{quoted}']"]
+    with initialize_config_dir(version_base="1.3", config_dir=str(registry.CONF)):
+        return compose("config", overrides=[*path, *overrides])
+
+
+def _check_names(choosing: list[Override], own: Path | None) -> None:
+    """Raise for a choice that has no YAML, or whose YAML says another name."""
+    for override in choosing:
+        group, name = override.key_or_group, override.value()
+        names = registry.choices(group, own)
+        if name is None:
+            continue
+        if name not in names:
+            raise unknown(group.replace("/", "."), str(name), names)
+        file = None if own is None else own / group / f"{name}.yaml"
+        if file is not None and group in GROUPS and file.exists() and _name_in(file) != name:
+            raise UserError(f"{file} must say name: {name}")
+
+
+def _name_in(file: Path) -> Any:
+    try:
+        content = OmegaConf.load(file)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot read {file}: {_first_line(error)}") from error
+    return content.get("name") if isinstance(content, DictConfig) else None
+
+
+def _check_server(choosing: list[Override], own: Path | None) -> None:
+    """Raise for a server rule beside a method that has one of its own."""
+    lines = [str(o.input_line) for o in choosing if o.key_or_group != "strategy/server"]
+    if len(lines) == len(choosing):
+        return
+    strategy = _compose(lines, own).get("strategy")
+    if strategy is not None and "server" not in strategy:
+        free = [n for n in registry.choices("strategy", own) if "server" in _compose([f"strategy={n}"], own).strategy]
+        raise UserError(f"strategy={strategy.name} has a server rule of its own; strategy.server goes with {', '.join(free)}")
+
+
+def _check_key(config: DictConfig, override: Override) -> None:
+    """Raise for a key that no YAML declares, naming the nearest one beside it."""
+    here: Any = config
+    walked: list[str] = []
+    for part in override.key_or_group.split("."):
+        if not isinstance(here, DictConfig) or part not in here:
+            where = ".".join(walked)
+            names = [str(key) for key in here] if isinstance(here, DictConfig) else []
+            raise unknown(f"{where} key" if where else "key", part, names)
+        here = here._get_node(part)
+        walked.append(part)
+
+
+def _merge_methods(config: DictConfig, parsed: list[Override]) -> frozenset[str]:
+    """Put what the experiment sets for the chosen method alone (``methods: {NAME: {...}}``) into its group; returns its keys.
+
+    What was set on the command line stays. Raises ``UserError`` for a key that the method does not have.
+    """
+    with open_dict(config):
+        methods = config.pop("methods", None) or {}
+    strategy = config.get("strategy")
+    if not isinstance(strategy, DictConfig) or strategy.name not in methods:
+        return frozenset()
+    method = str(strategy.name)
+    named = dict(_leaves(methods[method]))
+    other_rule = any(o.key_or_group == "strategy/server" for o in parsed)
+    for key, value in named.items():
+        *above, last = key.split(".")
+        group = OmegaConf.select(strategy, ".".join(above)) if above else strategy
+        if not isinstance(group, DictConfig) or last not in group:
+            if other_rule:  # a key of the rule that the command line put another in the place of
+                continue
+            names = group if isinstance(group, DictConfig) else strategy
+            raise unknown(f"strategy key in the experiment's methods.{method}", key, map(str, names))
+        if not _is_set(f"strategy.{key}", parsed):
+            OmegaConf.update(strategy, key, value)
+    return frozenset(named)
+
+
+def _leaves(values: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        name = f"{prefix}{key!s}"
+        if isinstance(value, DictConfig):
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _is_set(key: str, parsed: list[Override]) -> bool:
+    return any(f"{key}.".startswith(f"{o.key_or_group}.") for o in parsed if o.key_or_group not in CHOICE_GROUPS)
+
+
+def use_plain_sgd(job: Composed) -> str | None:
+    """Take momentum or Adam of an experiment's recipe away from a method that needs plain SGD; returns a line that says so.
+
+    Its learning rate is then the one that the experiment names for the method, or, where Adam goes, the method's own.
+    What the command line sets stays, and is refused with the rest of the configuration. Imports the method's code.
+    """
+    experiment = next((o.value() for o in job.overrides if o.key_or_group == "experiment"), None)
+    strategy = job.config.get("strategy")
+    local = strategy.get("local") if isinstance(strategy, DictConfig) else None
+    if experiment is None or local is None or (local.optimizer == "sgd" and not local.momentum):
+        return None
+    from clients.training.workspace import client_class_of
+    from core.run import node_half
+
+    values: Any = OmegaConf.to_container(strategy, resolve=True)
+    reason = client_class_of(node_half(values)).plain_sgd
+    if not reason:
+        return None
+    dropped = []
+    if local.momentum and not job.is_set("strategy.local.momentum"):
+        dropped.append(f"momentum {local.momentum:g}")
+        local.momentum = 0.0
+    if local.optimizer != "sgd" and not job.is_set("strategy.local.optimizer"):
+        dropped.append(str(local.optimizer))
+        local.optimizer = "sgd"
+        if "local.lr" not in job.named and not job.is_set("strategy.local.lr"):
+            local.lr = _compose([f"strategy={strategy.name}"], job.own).strategy.local.lr
+    if not dropped:
+        return None
+    return (
+        f"strategy={strategy.name} needs plain SGD ({reason}): without the {' and '.join(dropped)} of "
+        f"experiment={experiment}, at a learning rate of {local.lr:g}"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split("See https://")[0].split())[:300]
