@@ -81,7 +81,7 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
         for override in parsed:
             if override not in choosing and not override.key_or_group.startswith("hydra"):
                 _check_key(chosen, override)
-        config = _compose(overrides, own)
+        config = chosen if len(choosing) == len(parsed) else _compose(overrides, own)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"cannot compose the configuration: {_first_line(error)}") from error
     if config.get("evaluate_only") is not None:

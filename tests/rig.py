@@ -53,7 +53,9 @@ def strategy_settings(name, **changes):
 
 def work_of(**changes):
     """A LocalWork of the defaults in conf/strategy/_local.yaml with changes."""
-    defaults = OmegaConf.to_container(OmegaConf.load(registry.CONF / "strategy" / "_local.yaml"))
+    files = [OmegaConf.load(registry.CONF / "strategy" / f"{name}.yaml") for name in ("_recipe", "_local")]
+    defaults = OmegaConf.to_container(OmegaConf.merge(*files))
+    del defaults["defaults"]  # Hydra's list
     return LocalWork(**defaults | {"augment": ()} | changes)
 
 

@@ -1,0 +1,146 @@
+"""An experiment's recipe: one for every method of a table, what it sets for one method only, and plain SGD."""
+
+import pytest
+from omegaconf import OmegaConf
+from rig import config_of
+
+from contrafed.composition import compose_job
+from contrafed.settings import resolve
+from core import registry
+from core.errors import UserError
+
+RECIPE = tuple(OmegaConf.load(registry.CONF / "strategy" / "_recipe.yaml"))
+
+
+def recipe_of(config):
+    return {key: config["strategy"]["local"][key] for key in RECIPE}
+
+
+@pytest.mark.parametrize("experiment", registry.choices("experiment"))
+def test_an_experiment_has_one_recipe_for_every_method(experiment):
+    own = OmegaConf.load(registry.CONF / "experiment" / f"{experiment}.yaml")
+    expected = recipe_of(config_of(f"experiment={experiment}"))
+    assert all(expected[key] == value for key, value in OmegaConf.to_container(own.strategy.local).items())
+    for name in registry.choices("strategy"):
+        config = config_of(f"experiment={experiment}", f"strategy={name}")
+        run = resolve(config)
+        named = OmegaConf.select(own, f"methods.{name}.local", default={})
+        plain = {"optimizer": "sgd", "momentum": 0.0} if client_of(run).plain_sgd else {}
+        rate = {"lr": run.node.strategy.config.local.lr} if plain else {}
+        assert recipe_of(config) == expected | plain | rate | dict(named), name
+
+
+def client_of(run):
+    from clients.training.workspace import client_class_of
+
+    return client_class_of(run.node.strategy)
+
+
+def test_without_an_experiment_a_method_keeps_its_own_defaults():
+    assert config_of("strategy=fedcrl")["strategy"]["local"]["optimizer"] == "adam"
+    assert config_of("strategy=fedrcl")["strategy"]["local"]["epochs"] == 5
+
+
+def test_fedavg_trains_with_the_experiments_recipe():
+    local = config_of("experiment=fedrcl_cifar10", "strategy=fedavg")["strategy"]["local"]
+    assert (local["epochs"], local["iterations"], local["batch_size"], local["clip_norm"]) == (5, None, 0.1, 10.0)
+
+
+def test_what_a_table_sets_for_one_method_only_is_merged_for_that_method():
+    config = config_of("experiment=mpfedcon_cifar10", "strategy=fedprox")
+    assert config["strategy"]["proximal_weight"] == 0.1
+    assert "methods" not in config
+    assert config_of("strategy=fedprox")["strategy"]["proximal_weight"] == 0.01
+
+
+def test_the_command_line_wins_over_both():
+    asked = ("experiment=mpfedcon_cifar10", "strategy=fedprox", "strategy.local.lr=0.5")
+    strategy = config_of(*asked, "strategy.proximal_weight=7")["strategy"]
+    assert (strategy["proximal_weight"], strategy["local"]["lr"], strategy["local"]["momentum"]) == (7, 0.5, 0.5)
+    named = config_of(*asked, "methods.fedprox.proximal_weight=3")["strategy"]
+    assert named["proximal_weight"] == 3
+
+
+def write(folder, group, name, text):
+    (folder / group).mkdir(parents=True, exist_ok=True)
+    (folder / group / f"{name}.yaml").write_text(text)
+
+
+EXPERIMENT = """# @package _global_
+# a table of one's own
+defaults:
+  - /strategy/_recipe@strategy.local
+  - _self_
+strategy:
+  local:
+    epochs: 2
+    OPTIMIZER
+methods:
+  METHOD
+"""
+
+
+def experiment(folder, optimizer, method):
+    write(folder, "experiment", "table", EXPERIMENT.replace("OPTIMIZER", optimizer).replace("METHOD", method))
+
+
+def test_a_key_that_the_method_does_not_have_is_named(tmp_path):
+    experiment(tmp_path, "lr: 0.2", "fedprox: {proximal_wait: 1}")
+    with pytest.raises(UserError, match=r"unknown strategy key in the experiment's methods.fedprox 'proximal_wait', did you"):
+        compose_job(["experiment=table", "strategy=fedprox"], tmp_path)
+    assert compose_job(["experiment=table", "strategy=moon"], tmp_path).strategy.local.lr == 0.2
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    from clients.fedavg import FedAvgClient
+
+    monkeypatch.setattr(FedAvgClient, "plain_sgd", "its corrections are sums of plain steps")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "method", "rate", "words"),
+    [
+        ("{optimizer: adam, lr: 0.003}", "fedavg: {local: {lr: 0.07}}", 0.07, "without the adam of"),
+        ("{optimizer: adam, lr: 0.003}", "moon: {local: {lr: 0.07}}", 0.1, "without the adam of"),  # its own
+        ("{momentum: 0.9, lr: 0.02}", "moon: {}", 0.02, "without the momentum 0.9 of"),
+    ],
+)
+def test_a_method_of_plain_sgd_drops_what_the_recipe_has_more(tmp_path, capsys, plain, optimizer, method, rate, words):
+    text = "\n    ".join(f"{k}: {v}" for k, v in OmegaConf.to_container(OmegaConf.create(optimizer)).items())
+    experiment(tmp_path, text, method)
+    job = compose_job(["experiment=table", "strategy=fedavg"], tmp_path)
+    local = job.strategy.local
+    assert (local.optimizer, local.momentum, local.lr, local.epochs) == ("sgd", 0, rate, 2)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("strategy=fedavg needs plain SGD (its corrections are sums of plain steps): ")
+    assert words in line
+    assert line.endswith(f"experiment=table, at a learning rate of {rate:g}")
+    resolve(OmegaConf.to_container(job, resolve=True))
+    # A rate of the command line's stays, and so does an optimiser, which is then refused.
+    assert compose_job(["experiment=table", "strategy=fedavg", "strategy.local.lr=9"], tmp_path).strategy.local.lr == 9
+    explicit = compose_job(["experiment=table", "strategy=fedavg", "strategy.local.momentum=0.5"], tmp_path)
+    with pytest.raises(UserError, match="strategy=fedavg needs plain SGD .*; set strategy.local.optimizer=sgd and"):
+        resolve(OmegaConf.to_container(explicit, resolve=True))
+
+
+def test_without_an_experiment_a_momentum_beside_plain_sgd_is_refused(plain):
+    with pytest.raises(UserError, match="strategy=fedavg needs plain SGD") as error:
+        resolve(config_of("strategy=fedavg", "strategy.local.momentum=0.9"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_records_what_it_was_merged_to_and_is_repeated_by_it(tmp_path):
+    import yaml
+
+    from contrafed import compose, run
+
+    small = ("dataset=digits", "num_nodes=10", "num_rounds=1", "model=mlp")
+    cfg = compose("experiment=mpfedcon_cifar10", "strategy=fedprox", "engine=local", *small, f"output_dir={tmp_path}/a")
+    run(cfg)
+    stored = yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())
+    assert stored["strategy"]["proximal_weight"] == 0.1
+    assert "methods" not in stored
+    assert resolve(stored).node.to_json() == resolve(OmegaConf.to_container(cfg, resolve=True)).node.to_json()
+    run(stored | {"output_dir": f"{tmp_path}/b"})
+    assert (tmp_path / "a" / "metrics.csv").read_bytes() == (tmp_path / "b" / "metrics.csv").read_bytes()

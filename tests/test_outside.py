@@ -1,0 +1,212 @@
+"""A method in a package of the user's own, with YAMLs in a folder of the user's own: nothing of the clone is touched."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from contrafed.cli import help_text, take_config_dir
+from contrafed.composition import compose_job
+from contrafed.settings import resolve
+from core.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ("num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "participation=full")
+
+NODE = """
+from dataclasses import dataclass
+from typing import Annotated
+
+from clients.base import Client, LocalWork
+from core.config import Range
+
+
+@dataclass(frozen=True)
+class Config:
+    local: LocalWork
+    scale: Annotated[float, Range(gt=0)]
+
+
+class MyClient(Client):
+    def loss(self, params, batch, constants):
+        return {"loss": self.config.scale * self.task_loss(self.forward(params, batch), batch)}
+"""
+RULE = """
+from dataclasses import dataclass
+
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Config(FedAvgConfig):
+    share: float
+
+
+class MyRule(FedAvg):
+    def aggregate(self, model, replies):
+        mean = super().aggregate(model, replies)
+        return {name: (1 - self.config.share) * value + self.config.share * mean[name] for name, value in model.items()}
+"""
+METHOD = """# a method of my own
+defaults: [_local@local, _self_]
+name: mine
+module: my_package.my_method
+server: my_package.my_rule
+scale: 1.0
+weights: samples
+share: 0.5
+local:
+  iterations: 2
+"""
+OTHER_RULE = """# @package strategy
+# a rule of my own
+server: my_package.my_rule
+share: 0.25
+"""
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with the package my_package and the YAMLs yamls/, seen by this process and its children."""
+    write(tmp_path / "my_package" / "__init__.py", "")
+    write(tmp_path / "my_package" / "my_method.py", NODE)
+    write(tmp_path / "my_package" / "my_rule.py", RULE)
+    write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
+    write(tmp_path / "yamls" / "strategy" / "server" / "half.yaml", OTHER_RULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+def command(home, *arguments):
+    asked = [sys.executable, str(ROOT / "main.py"), "--config-dir=yamls", *arguments]
+    return subprocess.run(asked, cwd=home, capture_output=True, text=True, timeout=300)
+
+
+def finished(home, engine):
+    done = command(home, "strategy=mine", f"engine={engine}", *TINY, f"output_dir={home}/{engine}")
+    assert done.returncode == 0, done.stderr
+    return (home / engine / "metrics.csv").read_bytes()
+
+
+def test_a_method_from_outside_runs_in_local_and_ray_and_is_repeated_by_its_configuration(home):
+    local = finished(home, "local")
+    assert b"global,fit,loss" in local
+    assert finished(home, "ray") == local
+    stored = OmegaConf.to_container(OmegaConf.load(home / "local" / "config.yaml"))
+    from contrafed import run  # a notebook, which knows nothing of the folder
+
+    assert Path(run(stored | {"output_dir": f"{home}/again"})["folder"], "metrics.csv").read_bytes() == local
+
+
+@pytest.mark.slow
+def test_a_method_from_outside_runs_in_flowers_own_runtime(home):
+    assert finished(home, "flower") == finished(home, "local")
+
+
+def test_a_rule_from_outside_goes_beside_any_method_that_averages_models(home):
+    from contrafed import compose, run
+
+    cfg = compose(
+        "strategy=fedprox", "strategy.server=half", "engine=local", *TINY, f"output_dir={home}/a", config_dir=home / "yamls"
+    )
+    assert cfg.strategy.share == 0.25
+    assert run(cfg)["status"] == "finished"
+
+
+def test_choices_from_outside_are_listed_and_offered(home):
+    assert "a method of my own" in help_text(str(home / "yamls"))
+    assert "a rule of my own" in help_text(str(home / "yamls"))
+    assert "a method of my own" not in help_text()
+    with pytest.raises(UserError, match="unknown strategy 'mini', did you mean 'mine'"):
+        compose_job(["strategy=mini"], home / "yamls")
+    with pytest.raises(UserError, match="unknown strategy 'mine'"):
+        compose_job(["strategy=mine"])
+    with pytest.raises(UserError, match="unknown strategy key 'scael', did you mean 'scale'"):
+        compose_job(["strategy=mine", "strategy.scael=1"], home / "yamls")
+    done = command(home, "--help")
+    assert "a method of my own" in done.stdout
+
+
+def resolved(home, *overrides):
+    return resolve(OmegaConf.to_container(compose_job(["strategy=mine", *overrides], home / "yamls"), resolve=True))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (
+            "my_method.py",
+            "import nothing_of_that_name",
+            r"needs the Python package 'nothing_of_that_name' \(.*my_method.py, line 1\)",
+        ),
+        ("my_method.py", "x = 1\ny = (", r"cannot be imported: .*my_method.py, line 2: SyntaxError: '\(' was never closed"),
+        (
+            "my_method.py",
+            "\n\nfrom core.errors import Nothing",
+            r"my_method.py, line 3: ImportError: cannot import name 'Nothing'",
+        ),
+        ("my_rule.py", "\n1 / 0", r"my_rule.py, line 2: ZeroDivisionError: division by zero"),
+        ("my_method.py", "x = 1", "my_package.my_method has no dataclass Config"),
+        ("my_method.py", NODE.replace("(Client)", ""), "my_package.my_method must define exactly one NumPyClient, found 0"),
+        ("my_method.py", None, "there is no module my_package.my_method; is its package installed, or on PYTHONPATH"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file, text, message):
+    if text is None:
+        (home / "my_package" / file).unlink()
+    else:
+        write(home / "my_package" / file, text)
+    with pytest.raises(UserError, match=message) as error:
+        resolved(home)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_says_so_too(home):
+    write(home / "my_package" / "my_method.py", "\nimport nothing_of_that_name")
+    done = command(home, "strategy=mine", "engine=local")
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = f"'nothing_of_that_name' ({home}/my_package/my_method.py, line 2)"
+    assert done.stderr == f"error: strategy=mine needs the Python package {expected}\n"
+
+
+def test_folders_that_cannot_be_are_one_line(home):
+    with pytest.raises(UserError, match=r"--config-dir: there is no folder .*/nowhere"):
+        compose_job([], home / "nowhere")
+    with pytest.raises(UserError, match="--config-dir needs a folder"):
+        take_config_dir(["strategy=mine", "--config-dir"])
+    write(home / "yamls" / "strategy" / "twin.yaml", METHOD)
+    with pytest.raises(UserError, match=r"twin.yaml must say name: twin"):
+        compose_job(["strategy=twin"], home / "yamls")
+    write(home / "yamls" / "strategy" / "broken.yaml", "name: [")
+    with pytest.raises(UserError, match=r"cannot read .*broken.yaml: ") as error:
+        compose_job(["strategy=broken"], home / "yamls")
+    assert "\n" not in str(error.value)
+    write(home / "yamls" / "strategy" / "fedavg.yaml", METHOD)
+    with pytest.raises(UserError, match=r"strategy/fedavg.yaml has the name of one of Contrafed's own; give it another"):
+        compose_job(["strategy=mine"], home / "yamls")
+
+
+@pytest.mark.parametrize("name", ["models", "core"])
+def test_a_foreign_file_that_hides_one_of_our_packages_is_named(tmp_path, name):
+    write(tmp_path / f"{name}.py", "x = 1")
+    write(tmp_path / "script.py", "import contrafed")
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: contrafed needs its own package '{name}', but {tmp_path}/{name}.py hides it: "
+        "rename that file, or start from another folder"
+    )
