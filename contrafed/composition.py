@@ -102,12 +102,12 @@ def parse(overrides: list[str]) -> list[Override]:
         raise UserError(f"cannot read the command line: {_first_line(error)}") from error
 
 
-def _compose(overrides: list[str], own: Path | None) -> DictConfig:
+def _compose(overrides: list[str], own: Path | None, *, return_hydra_config: bool = False) -> DictConfig:
     GlobalHydra.instance().clear()
     quoted = "" if own is None else str(own).replace("\\", "\\\\").replace("'", "\\'")
     path = [] if own is None else [f"hydra.searchpath=['file://{quoted}']"]
     with initialize_config_dir(version_base="1.3", config_dir=str(registry.CONF)):
-        return compose("config", overrides=[*path, *overrides])
+        return compose("config", overrides=[*path, *overrides], return_hydra_config=return_hydra_config)
 
 
 def _check_names(choosing: list[Override], own: Path | None) -> None:
@@ -133,14 +133,20 @@ def _name_in(file: Path) -> Any:
 
 
 def _check_server(choosing: list[Override], own: Path | None) -> None:
-    """Raise for a server rule beside a method that has one of its own."""
+    """Raise for a server rule beside a method whose replies are more, or less, than models to average."""
     lines = [str(o.input_line) for o in choosing if o.key_or_group != "strategy/server"]
-    if len(lines) == len(choosing):
+    if len(lines) == len(choosing) or _takes_rules(lines, own):
         return
-    strategy = _compose(lines, own).get("strategy")
-    if strategy is not None and "server" not in strategy:
-        free = [n for n in registry.choices("strategy", own) if "server" in _compose([f"strategy={n}"], own).strategy]
-        raise UserError(f"strategy={strategy.name} has a server rule of its own; strategy.server goes with {', '.join(free)}")
+    free = [name for name in registry.choices("strategy", own) if _takes_rules([f"strategy={name}"], own)]
+    raise UserError(
+        f"strategy={_compose(lines, own).strategy.name} has a server rule of its own, made for what its nodes send; "
+        f"strategy.server goes with {', '.join(free)}"
+    )
+
+
+def _takes_rules(overrides: list[str], own: Path | None) -> bool:
+    """Whether the chosen method leaves its server rule to ``strategy.server``: its YAML has one among its defaults."""
+    return "strategy/server" in _compose(overrides, own, return_hydra_config=True).hydra.runtime.choices
 
 
 def _check_key(config: DictConfig, override: Override) -> None:

@@ -38,7 +38,10 @@ def command(*arguments, timeout=300):
         (["strategy.temprature=1"], "unknown strategy key 'temprature', did you mean 'temperature'?"),
         (["strategy.local.learning_rate=1"], "unknown strategy.local key 'learning_rate'"),
         (["strategy=fedavg", "strategy.server=fedam"], "unknown strategy.server 'fedam', did you mean 'fedagm'?"),
-        (["strategy=pmfl", "strategy.server=fedavgm"], "strategy=pmfl has a server rule of its own; strategy.server goes with"),
+        (
+            ["strategy=fedcrl", "strategy.server=fedavgm"],
+            "strategy=fedcrl has a server rule of its own, made for what its nodes send; strategy.server goes with fedadam, ",
+        ),
         (["strategy=fedrcl", "strategy.beta1=0.5"], "unknown strategy key 'beta1'"),
         (
             ["strategy=fedrcl", "strategy.local.augment=[blur]"],
@@ -83,6 +86,48 @@ def test_a_mistake_ends_the_command_with_a_line_and_a_status():
     assert done.stdout == ""
     choices = ", ".join(sorted(registry.choices("strategy")))
     assert done.stderr == f"error: unknown strategy 'pfml', did you mean 'pmfl'? choices: {choices}\n"
+
+
+# What the YAMLs and the top-level keys alone can tell. A wrong type or value within a group is known to the dataclass beside the
+# choice's code, and a missing data set to the data set: these import it.
+KNOWN_BEFORE_ANY_IMPORT = [
+    ["strategy=pfml"],
+    ["-m", "strategy=pmfl,pfml"],
+    ["strategy.server=fedam"],
+    ["strategy=fedcrl", "strategy.server=fedavgm"],
+    ["strategy.temprature=1"],
+    ["strategy.local.learning_rate=1"],
+    ["sed=1"],
+    ["+extra=1"],
+    ["~strategy"],
+    ["foo"],
+    ["strategy=fedavg,moon"],
+    ["num_rounds=many"],
+    ["num_nodes=0"],
+    ["dataset=own"],
+    ["engine=flower", "resume=latest"],
+    ["evaluate_only=/no/such"],
+    ["evaluate_only=/no/such", "seed=1"],
+    ["init_from=/no/such"],
+    ["experiment=pmfl_svhm"],
+    ["--config-dir=/no/such", "strategy=mine"],
+    ["--help"],
+]
+
+
+def test_a_mistake_is_answered_before_torch_flower_or_ray_are_imported():
+    code = f"""
+import sys, main
+for arguments in {KNOWN_BEFORE_ANY_IMPORT!r}:
+    sys.argv = ["main.py", *arguments]
+    assert main.main() == (0 if arguments == ["--help"] else 2), arguments
+    loaded = [name for name in ("torch", "flwr", "ray", "matplotlib", "pandas") if name in sys.modules]
+    assert not loaded, (arguments, loaded)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == len(KNOWN_BEFORE_ANY_IMPORT) - 1
+    assert all(line.startswith("error: ") for line in done.stderr.splitlines())
 
 
 def test_a_mistake_in_the_data_leaves_no_folder(tmp_path):

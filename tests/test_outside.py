@@ -118,9 +118,8 @@ def test_a_method_from_outside_runs_in_flowers_own_runtime(home):
 def test_a_rule_from_outside_goes_beside_any_method_that_averages_models(home):
     from contrafed import compose, run
 
-    cfg = compose(
-        "strategy=fedprox", "strategy.server=half", "engine=local", *TINY, f"output_dir={home}/a", config_dir=home / "yamls"
-    )
+    asked = ("strategy=fedprox", "strategy.server=half", "engine=local", *TINY, f"output_dir={home}/a")
+    cfg = compose(*asked, config_dir=home / "yamls")
     assert cfg.strategy.share == 0.25
     assert run(cfg)["status"] == "finished"
 
@@ -148,14 +147,14 @@ def resolved(home, *overrides):
     [
         (
             "my_method.py",
-            "import nothing_of_that_name",
-            r"needs the Python package 'nothing_of_that_name' \(.*my_method.py, line 1\)",
+            "import no_such",
+            r"needs the Python package 'no_such' \(.*my_method.py, line 1\)",
         ),
         ("my_method.py", "x = 1\ny = (", r"cannot be imported: .*my_method.py, line 2: SyntaxError: '\(' was never closed"),
         (
             "my_method.py",
             "\n\nfrom core.errors import Nothing",
-            r"my_method.py, line 3: ImportError: cannot import name 'Nothing'",
+            r"my_method.py, line 3: ImportError: cannot import",
         ),
         ("my_rule.py", "\n1 / 0", r"my_rule.py, line 2: ZeroDivisionError: division by zero"),
         ("my_method.py", "x = 1", "my_package.my_method has no dataclass Config"),
@@ -202,9 +201,8 @@ def test_folders_that_cannot_be_are_one_line(home):
 def test_a_foreign_file_that_hides_one_of_our_packages_is_named(tmp_path, name):
     write(tmp_path / f"{name}.py", "x = 1")
     write(tmp_path / "script.py", "import contrafed")
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    asked, env = [sys.executable, "script.py"], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: contrafed needs its own package '{name}', but {tmp_path}/{name}.py hides it: "
