@@ -14,6 +14,39 @@ from strategies.base import Population, Replies, Reply, strategy_class_of
 # Who takes part in the golden runs of METHODS section 46, nodes counted from 0.
 FULL = [[0, 1, 2]] * 5
 PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
+# By server rule: changes, and the model after each round, everybody there and by PATTERN.
+GOLDEN = {
+    "fedavg": (
+        {},
+        [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
+        [2.190000, 2.913900, 2.645259, 2.645259, 2.997660],
+    ),
+    "fedau": (
+        {"cutoff": 2},
+        [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
+        [2.126667, 2.371978, 2.301302, 2.301302, 2.680013],
+    ),
+    "pmfl": (
+        {},
+        [2.190000, 2.214938, 2.296825, 2.401933, 2.515566],
+        [2.126667, 2.232486, 2.140504, 2.145388, 2.687577],
+    ),
+    "fedavgm": (
+        {},
+        [2.190000, 2.419900, 2.622079, 2.774756, 2.878623],
+        [2.190000, 2.989900, 3.026779, 3.026779, 3.321443],
+    ),
+    "fedadam": (
+        {"server_lr": 0.1},
+        [2.094876, 2.223932, 2.373920, 2.536390, 2.704222],
+        [2.094876, 2.212567, 2.300121, 2.300121, 2.416998],
+    ),
+    "fedagm": (
+        {},
+        [2.189980, 2.474672, 2.770489, 3.017767, 3.184646],
+        [2.189980, 3.044612, 3.339595, 3.339595, 3.763150],
+    ),
+}
 LOCAL = [1.062882, 3.874236, 2.468559]  # nodes by themselves after three full rounds: w := a + (w - a) 0.9^2 a round
 
 EPOCH = {"epochs": 1, "iterations": None, "batch_size": 7, "optimizer": "sgd", "lr": 0.05, "momentum": 0.0}

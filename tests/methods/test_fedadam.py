@@ -1,7 +1,7 @@
 """FedAdam, METHODS section 38: by hand and the golden run."""
 
 import pytest
-from hand import FULL, PATTERN, path, rule_of
+from hand import FULL, GOLDEN, PATTERN, path, rule_of
 from rig import run_scalar
 
 
@@ -16,7 +16,6 @@ def test_by_hand():
 
 
 def test_golden_values():
-    full = [2.094876, 2.223932, 2.373920, 2.536390, 2.704222]
-    pattern = [2.094876, 2.212567, 2.300121, 2.300121, 2.416998]
-    assert run_scalar("fedadam", FULL, server_lr=0.1) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("fedadam", PATTERN, server_lr=0.1) == pytest.approx(pattern, abs=1e-5)
+    changes, full, pattern = GOLDEN["fedadam"]
+    assert run_scalar("fedadam", FULL, **changes) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedadam", PATTERN, **changes) == pytest.approx(pattern, abs=1e-5)
