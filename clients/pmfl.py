@@ -139,9 +139,9 @@ class History:
 
     def push(self, now: Step) -> None:
         """Add the iterate that a step starts from."""
-        slots = [(pushed + now.number) % self.size for pushed in self.pushed[: len(now.stack)]]
+        slot = self._slot(now, now.number)
         for name, ring in group(now.stack.memory, "buffer").items():
-            ring[at(slots, ring)] = now.stack.params[name]
+            ring[slot] = now.stack.params[name]
         if now.number:  # the first is the received model
             self._ask(now, now.stack.params, range(now.number + 1, now.number + 1 + self.size), newest=True)
 
@@ -149,8 +149,17 @@ class History:
         """Ask each iterate of earlier rounds for the batches of the steps until it is replaced."""
         ring = group(now.stack.memory, "buffer")
         for age in range(1, min(max(self.pushed), self.size) + 1):
-            slots = [(pushed - age) % self.size for pushed in self.pushed]
-            self._ask(now, {n: v[at(slots, v)] for n, v in ring.items()}, range(self.size - age + 1), newest=False)
+            slot = self._slot(now, -age)
+            self._ask(now, {n: v[slot] for n, v in ring.items()}, range(self.size - age + 1), newest=False)
+
+    def _slot(self, now: Step, shift: int) -> Any:
+        """Return where in a ring (B, N, ...) lies each node's iterate ``shift`` after the round's first; often a view."""
+        count = len(now.stack)
+        slots = {(pushed + shift) % self.size for pushed in self.pushed[:count]}
+        if len(slots) == 1:
+            return slice(None, count), slots.pop()
+        pushed = now.stack.memory["pushed"]
+        return torch.arange(count, device=pushed.device), (pushed + shift) % self.size
 
     def _ask(self, now: Step, model: Tensors, steps: range, newest: bool) -> None:
         steps = range(steps.start, min(steps.stop, len(now.batches.widths)))
@@ -165,10 +174,3 @@ class History:
 def fresh_ring(model: Tensors, size: int) -> Tensors:
     """Return an empty ring, as one zero seen many times: the stack makes its own copy."""
     return {f"buffer/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}
-
-
-def at(slots: list[int], like: Tensor) -> Any:
-    """Return the place of each node's slot in a ring (B, N, ...): a view where it is the same for all."""
-    if len(set(slots)) == 1:
-        return slice(None, len(slots)), slots[0]
-    return torch.arange(len(slots), device=like.device), torch.tensor(slots, device=like.device)
