@@ -25,3 +25,33 @@ def no_figures(monkeypatch):
     from contrafed.reporting import RunRecorder
 
     monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
+
+
+@pytest.fixture(scope="session")
+def local_runs(tmp_path_factory):
+    """One run of the tiny experiment per method with engine=local, made when first asked for."""
+    from tiny import run_tiny
+
+    done = {}
+
+    def get(method):
+        if method not in done:
+            done[method] = run_tiny(tmp_path_factory.mktemp(method) / "run", f"strategy={method}", "engine=local")
+        return done[method]
+
+    return get
+
+
+@pytest.fixture
+def quick_devices(monkeypatch):
+    """Look at inboxes every hundredth of a second, and draw no figures, which take longer than these runs."""
+    import contrafed.devices
+    import simulation.members
+    from clients.training.workspace import uninstall
+    from contrafed.reporting import RunRecorder
+
+    monkeypatch.setattr(contrafed.devices, "POLL", 0.01)
+    monkeypatch.setattr(simulation.members, "POLL", 0.01)
+    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
+    yield
+    uninstall()

@@ -8,8 +8,8 @@ import pytest
 import torch
 from accelerator import NAME, There, accelerator, crossings
 from rig import METHODS, PERSONAL, close, config_of, digits_run, same, with_images, workspace_of
-from test_devices import Wire, plain, run_devices
-from test_engines import run_tiny
+from tiny import run_tiny
+from wire import Wire, plain, run_devices
 
 import clients.training.workspace
 import simulation.ray

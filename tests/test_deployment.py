@@ -23,7 +23,7 @@ from contrafed.experiment import deployed, run
 from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("contrafed", "strategies", "clients", "models", "partitions", "simulation", "conf")
+PACKAGES = ("core", "contrafed", "strategies", "clients", "models", "partitions", "simulation", "conf")
 ROUNDS = 6
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 SMALL = (

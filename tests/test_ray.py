@@ -1,0 +1,183 @@
+"""Ray workers: who runs what, workers that die, a cluster, GPUs."""
+
+import logging
+import os
+import sys
+
+import pytest
+import torch
+from rig import config_of, same
+from tiny import TINY, run_tiny
+
+import simulation.ray
+import simulation.ray_worker
+from contrafed.experiment import run
+from core.errors import UserError
+from simulation import shared
+from simulation.scheduling import balanced, guided
+from simulation.worker import FIRST_NODE_ID
+
+
+def test_three_ray_workers_equal_local(tmp_path, local_runs, monkeypatch):
+    monkeypatch.setattr(simulation.ray, "LEAST", 0)
+    half = ("engine=ray", "engine.workers=3", "engine.cpus_per_worker=0.5")
+    _, model, metrics, _ = run_tiny(tmp_path / "run", "strategy=pmfl", *half)
+    assert same(model, local_runs("pmfl")[1])
+    assert metrics == local_runs("pmfl")[2]
+
+
+@pytest.mark.parametrize("far", ["all", "one"])
+def test_workers_that_share_no_memory_with_the_driver_get_everything_through_ray(tmp_path, local_runs, monkeypatch, far):
+    def reachable(grid, messages, timeout):
+        grid.near = [worker > 0 and far == "one" for worker in range(len(grid.near))]
+        return original(grid, messages, timeout)
+
+    original = simulation.ray.RayGrid.execute
+    if far == "all":
+        monkeypatch.setattr(shared, "limit", lambda: 0)  # as on a system without such memory
+    else:
+        monkeypatch.setattr(simulation.ray.RayGrid, "execute", reachable)
+    _, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
+    assert same(model, local_runs("pmfl")[1])
+    assert (metrics, nodes) == local_runs("pmfl")[2:]
+
+
+@pytest.mark.slow
+def test_two_ray_nodes_equal_one(tmp_path, local_runs):
+    """A cluster of two Ray nodes on this machine, one worker on each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from simulation.ray import stop_ray
+
+    stop_ray()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        overrides = (f"engine.address={cluster.address}", "engine.workers=2", "engine=ray")
+        _, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", *overrides)
+        assert len([n for n in ray.nodes() if n["Alive"]]) == 2
+        _, expected, expected_metrics, expected_nodes = local_runs("pmfl")
+        assert same(model, expected)
+        assert (metrics, nodes) == (expected_metrics, expected_nodes)
+    finally:
+        stop_ray()
+        cluster.shutdown()
+
+
+@pytest.mark.parametrize("least", [simulation.ray.LEAST, 0])
+def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs, monkeypatch, least):
+    """Each of two workers dies before a round: its messages run again, and PMFL's nodes still have their memory."""
+    import ray
+
+    monkeypatch.setattr(simulation.ray, "LEAST", least)  # 0: every batch is cut as far as it goes
+    killed = []
+    original = simulation.ray.RayGrid.execute
+
+    def execute(grid, messages, timeout):
+        if grid.memory and len(killed) < 2:
+            killed.append(grid.workers[len(killed)])
+            ray.kill(killed[-1])
+        return original(grid, messages, timeout)
+
+    simulation.ray.RayGrid.execute = execute
+    try:
+        summary, model, metrics, _ = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
+    finally:
+        simulation.ray.RayGrid.execute = original
+    assert len(killed) == 2
+    assert summary["failures"] == 0
+    assert same(model, local_runs("pmfl")[1])
+    assert metrics == local_runs("pmfl")[2]
+
+
+class Fragile(simulation.ray.Worker):
+    """A worker that dies whenever it meets node 2."""
+
+    def _results(self, records, batch, *states):
+        if any(metadata.dst_node_id == FIRST_NODE_ID + 2 for metadata, _, _ in batch.messages):
+            os._exit(1)
+        return super()._results(records, batch, *states)
+
+
+@pytest.mark.parametrize("least", [simulation.ray.LEAST, 0])
+def test_a_node_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys, least):
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(simulation.ray, "Worker", Fragile)
+    monkeypatch.setattr(simulation.ray, "LEAST", least)
+    asked = ("strategy=fedavg", "participation=full", "engine=ray", "engine.workers=2", "eval_every=1000", "num_rounds=2")
+    try:
+        summary = run(config_of(*TINY, *asked, f"output_dir={tmp_path / 'run'}"))
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert summary["failures"] == 2
+    metrics = (tmp_path / "run" / "metrics.csv").read_text()
+    for server_round in (1, 2):
+        assert f"{server_round},global,system,participants,6\n" in metrics
+        assert f"{server_round},global,system,failures,1\n" in metrics
+    said = [line for line in capsys.readouterr().out.splitlines() if "node 2:" in line]
+    assert said
+    assert "its worker died 3 times; the last time: " in said[0]
+
+
+def test_batches_are_smaller_towards_the_end_and_hold_every_task_once():
+    costs = [3.0, 50.0, 1.0, 2.0, 40.0, 8.0, 8.0, 8.0, 1.0, 1.0]
+    batches = list(guided(costs, 2, 2.0))
+    sums = [sum(costs[i] for i in batch) for batch in batches]
+    assert sorted(i for batch in batches for i in batch) == list(range(10))
+    assert batches[:2] == [[1], [4]]  # longer than their share, and so alone
+    assert sums == sorted(sums, reverse=True)
+    assert max(sums[-2:]) <= 3
+    assert all(batch == sorted(batch) for batch in batches)
+
+
+def test_a_short_round_is_one_batch_for_each_worker():
+    costs = [1.0, 2.0, 3.0, 4.0]
+    assert list(guided(costs, 2, 2.5)) == list(balanced(costs, 2)) == [[0, 3], [1, 2]]
+    assert len(list(guided(costs, 2, 2.4))) > 2
+    assert list(balanced([5.0], 3)) == [[0]]
+
+
+def test_more_workers_than_ray_has_cores_is_refused_with_the_numbers(tmp_path):
+    with pytest.raises(UserError, match=r"engine.workers=500 needs 500 CPUs and 0 GPUs, Ray has \d+ and 0"):
+        run_tiny(tmp_path / "run", "engine=ray", "engine.workers=500")
+
+
+class Pinned(simulation.ray_worker.Worker):
+    """A worker that says which GPU it was given."""
+
+    def gpu(self):
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU rounds otherwise than local's CPU")
+def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, local_runs, monkeypatch):
+    """Ray is told of two GPUs that are not there: it pins one to each worker, and torch trains on the CPU."""
+    import ray
+
+    seen = []
+    original = simulation.ray.RayGrid.execute
+
+    def execute(grid, messages, timeout):
+        seen.append(ray.get([worker.gpu.remote() for worker in grid.workers]))
+        return original(grid, messages, timeout)
+
+    monkeypatch.setattr(simulation.ray.RayGrid, "execute", execute)
+    monkeypatch.setattr(simulation.ray, "Worker", Pinned)
+    simulation.ray.stop_ray()
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        summary, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray")
+        with pytest.raises(UserError, match=r"engine.workers=3 needs 3 CPUs and 3 GPUs, Ray has 2 and 2"):
+            run_tiny(tmp_path / "three", "engine=ray", "engine.workers=3")
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        simulation.ray.stop_ray()
+    assert {tuple(sorted(gpus)) for gpus in seen} == {("0", "1")}
+    assert summary["failures"] == 0
+    assert same(model, local_runs("pmfl")[1])
+    assert (metrics, nodes) == local_runs("pmfl")[2:]

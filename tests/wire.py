@@ -1,0 +1,94 @@
+"""Devices in one process: a Flower Grid whose nodes are the ClientApp, behind Flower's own encoding."""
+
+import csv
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+from flwr.app import Context, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from safetensors.torch import load_file
+
+import clients.node.app
+from contrafed.devices import DeviceGrid
+from contrafed.experiment import deployed
+from contrafed.server_app import serve
+from simulation.worker import identify
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN = 4242
+SMALL = (
+    "num_nodes=3", "num_rounds=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
+    "partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local",
+)  # fmt: skip
+
+
+def over_the_wire(message, pull=lambda content: SimpleNamespace(object_content=content)):
+    """The message as its receiver has it: taken apart and put together by what Flower sends it with, part by part."""
+    parts = {i: pull(part.deflate()).object_content for i, part in get_all_nested_objects(message).items()}
+    found = inflate_object_from_contents(message.object_id, parts)
+    found.metadata.__dict__["_message_id"] = message.object_id
+    return found
+
+
+class Wire:
+    """A Flower Grid whose nodes are ``app`` in this process, behind Flower's own encoding; node k has the id 10 + k.
+
+    ``change(k, message, reply)`` stands for what may happen to a reply: it returns another, None for none, or raises.
+    """
+
+    def __init__(self, *node_configs, change=None, offline=()):
+        identify()
+        self.contexts = [Context(RUN, 10 + k, c, RecordDict(), {}) for k, c in enumerate(node_configs)]
+        self.change, self.offline = change or (lambda k, message, reply: reply), set(offline)
+        self.replies, self.log = {}, []
+        self._runtime_client = SimpleNamespace(PullObject=lambda content: SimpleNamespace(object_content=content))
+
+    def get_node_ids(self):
+        return [c.node_id for c in self.contexts if c.node_id - 10 not in self.offline]
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            k = message.metadata.dst_node_id - 10
+            self.log.append((k, message.metadata.message_type, message.metadata.ttl))
+            received = over_the_wire(message)
+            if k in self.offline:
+                ids.append(None)
+                continue
+            ids.append(message.object_id)
+            try:
+                reply = clients.node.app.app(received, self.contexts[k])
+            except Exception as error:
+                reply = Message(clients_error(error), reply_to=received)
+            self.replies[message.object_id] = lambda k=k, m=received, r=reply: self.change(k, m, r)
+        return ids
+
+    def pull_messages(self, ids):
+        found = [self.replies.pop(i)() for i in list(ids) if i in self.replies]
+        return [over_the_wire(reply, self._runtime_client.PullObject) for reply in found if reply is not None]
+
+
+def clients_error(error):
+    from flwr.app import Error
+
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>")
+
+
+def plain(**more):
+    return [{"partition-id": k, **{key: str(value).format(k=k) for key, value in more.items()}} for k in range(3)]
+
+
+def run_devices(folder, wire, *overrides):
+    """Run on the devices behind ``wire``; returns (model, metrics.csv, nodes.csv, summary)."""
+    config = deployed(" ".join([*SMALL, *overrides, f"output_dir={folder}"]))
+    serve(DeviceGrid(wire, RUN, config.wait_for_nodes), config)
+    read = lambda name: (folder / name).read_bytes()  # noqa: E731
+    return load_file(folder / "model.safetensors"), read("metrics.csv"), read("nodes.csv"), json.loads(read("summary.json"))
+
+
+def rows_of(metrics, name):
+    return {int(r["round"]): float(r["value"]) for r in csv.DictReader(metrics.decode().splitlines()) if r["metric"] == name}
