@@ -88,8 +88,8 @@ def test_a_mistake_ends_the_command_with_a_line_and_a_status():
     assert done.stderr == f"error: unknown strategy 'pfml', did you mean 'pmfl'? choices: {choices}\n"
 
 
-# What the YAMLs and the top-level keys alone can tell. A wrong type or value within a group is known to the dataclass beside the
-# choice's code, and a missing data set to the data set: these import it.
+# What the YAMLs and the top-level keys alone can tell. A wrong type or value within a group is for the dataclass beside the
+# choice's code to say, and a missing data set for the data set: these import it.
 KNOWN_BEFORE_ANY_IMPORT = [
     ["strategy=pfml"],
     ["-m", "strategy=pmfl,pfml"],
