@@ -130,27 +130,26 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
             f"{num_nodes} nodes of at least {needed} examples need {needed * num_nodes}, the training split has {len(pool)}; "
             "lower num_nodes or partition.min_node_size"
         )
-    name = choice.name
     best: list[np.ndarray] | None = None
     for attempt in range(config.max_redraws + 1):
-        rng = generator(seed, f"partition {name}", attempt)
+        rng = generator(seed, f"partition {choice.name}", attempt)
         parts = module.split(config, Draw(y[pool], data.num_classes, num_nodes, rng, owner))
         if best is None or min(map(len, parts)) > min(map(len, best)):
             best = parts
         if min(map(len, parts)) >= needed or not getattr(module, "RANDOM_SIZES", True):
             break
     assert best is not None
-    rng = generator(seed, f"partition {name} small")
+    rng = generator(seed, f"partition {choice.name} small")
     limits = y[pool] if getattr(module, "FIXED_CLASSES", False) else None
     parts = [pool[part] for part in _enough(best, limits, config, rng)]
-    rng = generator(seed, f"partition {name} test")
+    rng = generator(seed, f"partition {choice.name} test")
     if config.deal_test:
         train, test = parts, _dealt(parts, np.flatnonzero(data.test.numpy()), y, data.num_classes, rng)
     else:
         train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
-    train = _scarce(train, y, config, generator(seed, f"partition {name} scarce"))
+    train = _scarce(train, y, config, generator(seed, f"partition {choice.name} scarce"))
     if config.cut_test:
-        test = _scarce(test, y, config, generator(seed, f"partition {name} scarce test"))
+        test = _scarce(test, y, config, generator(seed, f"partition {choice.name} scarce test"))
     return Partition(train, test, y, data.num_classes)
 
 
