@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from scale import in_turns  # noqa: E402
+from timing import in_turns  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.func import vmap  # noqa: E402
 

@@ -1,0 +1,100 @@
+"""A step with frozen models beside FedAvg's, and beside the bare passes that it cannot do without."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from timing import compose_on, in_turns
+
+
+def contrast(folder: Path, repeats: int, device: str) -> None:
+    """PMFL's and MOON's step beside FedAvg's, and beside plain steps and frozen forward passes of the same network and batch.
+
+    On a CPU of one node, on a GPU of 25 as one stack, where the bare passes of so many nodes are not timed.
+    """
+    import torch
+    from omegaconf import OmegaConf
+
+    from clients.training.workspace import Workspace
+    from core.run import node_run
+    from simulation.worker import reuse_memory
+
+    torch.set_num_threads(1)
+    reuse_memory()
+    nodes = [0] if device == "cpu" else list(range(25))
+    print("| method | model, batch | s / step | x FedAvg's | bare | ratio | with our pool | ratio |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    epochs = ("strategy.local.iterations=null", "strategy.local.epochs=5")
+    for method, model, batch, more in (
+        ("pmfl", "cnn5", 32, ()),
+        ("pmfl", "cnn5", 16, ()),
+        ("pmfl", "cnn_pmfl", 16, ()),
+        ("moon", "cnn5", 16, epochs),
+    ):
+
+        def rounds_of(method, model=model, batch=batch, more=more):
+            """Return a function that trains the nodes for one more round, their workspace, and their steps a round."""
+            overrides = (f"strategy={method}", f"model={model}", f"strategy.local.batch_size={batch}", *more)
+            common = ("strategy.local.lr=0.001", "num_nodes=250", "partition=iid")
+            config: Any = OmegaConf.to_container(compose_on(folder, *overrides, *common))
+            workspace = Workspace(node_run(config), device=device)
+            received = [{f"model/{n}": v for n, v in workspace.initial.items()}] * len(nodes)
+            memories: list[Any] = [{} for _ in nodes]
+            rounds = iter(range(1, 10**6))
+
+            def one():
+                updates = workspace.client_class(workspace, nodes, memories).update(received, next(rounds))
+                memories[:] = [update.memory for update in updates]
+                if device != "cpu":
+                    torch.cuda.synchronize()
+
+            one(), one()  # the buffer is full and there is a previous model
+            return one, workspace, workspace.client_class(workspace, nodes).work_of(160)
+
+        ours, workspace, steps = rounds_of(method)
+        fedavg, _, _ = rounds_of("fedavg")
+        functions = {"ours": ours, "fedavg": fedavg}
+        if device == "cpu":
+            functions |= {kind: bare_passes(workspace.model, batch, steps, method, kind) for kind in ("bare", "pool")}
+        found = in_turns(functions, 4 * repeats)
+        ours = found["ours"]
+        row = [method, f"{model}, {batch}", f"{ours / steps:.4f}", f"{ours / found['fedavg']:.2f}"]
+        for kind in ("bare", "pool"):
+            row += [f"{found[kind] / steps:.4f}", f"{ours / found[kind]:.2f}"] if kind in found else ["-", "-"]
+        print(f"| {' | '.join(row)} |")
+
+
+def bare_passes(model: Any, batch: int, steps: int, method: str, kind: str) -> Callable[[], None]:
+    """Return a function that takes plain steps and the frozen forward passes that a method needs beside them.
+
+    The network pools with torch's module, or, for kind ``pool``, with ours, which is faster without a gradient.
+    """
+    import torch
+    from torch import nn
+
+    from models.base import HalvingPool
+
+    network = copy.deepcopy(model).train().requires_grad_(True)
+    if kind == "bare":
+        for parent in list(network.modules()):
+            for name, child in parent.named_children():
+                if isinstance(child, HalvingPool):
+                    setattr(parent, name, nn.MaxPool2d(2))
+    frozen = [copy.deepcopy(network).requires_grad_(False) for _ in range(7)]
+    x = torch.randn(batch, 32, 32, 3).permute(0, 3, 1, 2)
+    y = torch.randint(0, 10, (batch,))
+    # PMFL: N + 1 a step, and Z once; MOON: two for each of the 160 examples, once.
+    passes = 6 * steps + 1 if method == "pmfl" else 2 * 160 // batch
+
+    def bare() -> None:
+        optimizer = torch.optim.SGD(network.parameters(), 0.001)
+        for step in range(steps):
+            with torch.no_grad():
+                for i in range(passes * step // steps, passes * (step + 1) // steps):
+                    frozen[i % len(frozen)](x)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(network(x).logits, y).backward()
+            optimizer.step()
+
+    return bare
