@@ -23,9 +23,8 @@ from clients.training.loop import Function, Loss, Losses, Step
 from clients.training.one_round import Judged, Update
 from clients.training.stack import Stack, each_node, per_node
 from clients.training.work import LocalWork
-from clients.training.workspace import Workspace, client_class_of
+from clients.training.workspace import Workspace
 from core import codec
-from core.run import Choice
 from core.tensors import Tensors
 from models.base import Features, SplitModel
 
@@ -314,23 +313,3 @@ class Client(NumPyClient):
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))
         (judged,) = self.judge([received], server_round, split=split, final=final, post_train=bool(config.get("post-train")))
         return judged.metrics["loss"], judged.num_examples, {n: v for n, v in judged.metrics.items() if n != "loss"}
-
-
-def keeps_parts(strategy: Choice) -> bool:
-    """Whether nodes of ``strategy=NAME`` have models of their own."""
-    return bool(client_class_of(strategy).is_personal(strategy.config))
-
-
-def score(workspace: Workspace, model: Callable[[Tensor], Features], index: np.ndarray) -> tuple[float, float, int]:
-    """Return (mean cross-entropy, accuracy, examples) of one model on the examples ``index``; (0, 0, 0) for none."""
-    if len(index) == 0:
-        return 0.0, 0.0, 0
-    losses, correct = [], []
-    with torch.no_grad():
-        for rows in torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch):
-            y = workspace.labels(rows)
-            logits = model(workspace.images(rows)).logits
-            losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
-            correct.append((logits.argmax(1) == y).sum())
-    # Read at the end: on an accelerator each number is a wait.
-    return sum(map(float, losses)) / len(index), sum(map(int, correct)) / len(index), len(index)

@@ -59,9 +59,9 @@ class Run(Top):
 
 def resolve(composed: Mapping[str, Any]) -> Run:
     """Return the run that a composed configuration describes; loads no data. Raises ``UserError`` for the first mistake."""
-    import clients.base
     import partitions.images
     import partitions.partition
+    from clients.training.workspace import client_class_of
 
     config = for_evaluation(composed)
     top = check_top(config)
@@ -72,7 +72,8 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     partitions.partition.check(node.partition, node.num_nodes)
     participation.config.count(node.num_nodes)
     _check_plain_sgd(node.strategy)
-    if top.save_personal and top.judge == "received" and not clients.base.keeps_parts(node.strategy):
+    personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
+    if top.save_personal and not personal:
         raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
     return Run(**vars(top), node=node, server=server, participation=participation, engine=engine, composed=config)
 

@@ -80,8 +80,7 @@ def test_a_local_run_imports_no_ray():
 
 def test_evaluation_in_parallel_shards_equals_one_pass():
     """Shards run in threads: each must see the model that is judged, and the sums must not depend on the cores."""
-    from clients.base import score
-    from contrafed.evaluation import evaluate_in_parallel
+    from contrafed.evaluation import evaluate_in_parallel, score
 
     config, workspace, _ = tiny_workspace("model=cnn_pmfl")
     index = np.arange(len(workspace.federation.data.y)).repeat(4)  # 7 shards
