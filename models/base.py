@@ -50,27 +50,43 @@ class SplitModel(nn.Module):
     """A network whose tensors are named ``encoder.*``, ``projector.*`` and ``classifier.*``; it has no buffers.
 
     Usable with other parameters than its own (``holding``) and under ``vmap``: no in-place operation, no random draw, no
-    branch on data.
+    branch on data. ``projector`` is a sequence of layers, or nothing. ``dropout`` is the rate before the layers ``dropped``, by
+    their names, of which the classifier is the first.
     """
 
-    def __init__(self, encoder: Stages, projector: nn.Module, classifier: nn.Linear, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        encoder: Stages,
+        projector: nn.Module,
+        classifier: nn.Linear,
+        dropout: float = 0.0,
+        dropped: tuple[str, ...] = ("classifier",),
+    ) -> None:
         super().__init__()
         self.encoder, self.projector, self.classifier = encoder, projector, classifier
         self.embedding_size = classifier.in_features  # D
         self.num_classes = classifier.out_features
-        self.dropout = dropout
+        self.dropout, self.dropped = dropout, dropped
 
     def forward(
-        self, x: Tensor, dropout_mask: Tensor | None = None, with_levels: bool = False, encoded: bool = False
+        self,
+        x: Tensor,
+        dropout_mask: Mapping[str, Tensor] | None = None,
+        with_levels: bool = False,
+        encoded: bool = False,
     ) -> Features:
         """Return the features of images x (b, C, H, W), or, where x is ``encoded``, of the encoder's outputs (b, E).
 
-        ``dropout_mask`` (b, D), 0 or 1/(1-p), multiplies z on its way into the classifier; None is evaluation mode.
+        ``dropout_mask`` has, by layer, factors 0 or 1/(1-p) (b, D) on the layer's input; None is evaluation mode.
         ``with_levels`` pools the stages' outputs too, which only methods that compare them should pay for.
         """
         levels: list[Tensor] | None = [] if with_levels else None
-        z = self.projector(x if encoded else self.encoder(x, levels))
-        logits = self.classifier(z if dropout_mask is None else z * dropout_mask)
+        masks = dropout_mask or {}
+        z = x if encoded else self.encoder(x, levels)
+        for number, layer in self.projector.named_children():
+            name = f"projector.{number}"
+            z = layer(z * masks[name] if name in masks else z)
+        logits = self.classifier(z * masks["classifier"] if masks else z)
         return Features(logits, z, tuple(levels or ()))
 
     def represent(self, x: Tensor) -> Tensor:

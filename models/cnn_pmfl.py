@@ -1,9 +1,9 @@
 """cnn_pmfl: PMFL's network, two 3x3 convolutions and two or three fully connected layers (METHODS section 4.7)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from core.config import Range
 from models.base import SplitModel, Stages, features_of, relu_pool
@@ -15,13 +15,15 @@ class Config:
 
     channels: Annotated[int, Range(ge=1)]
     hidden: tuple[Annotated[int, Range(ge=1)], ...]
+    dropout: Annotated[float, Range(ge=0, lt=1)]
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
     """Encoder: the convolutions; projector: the hidden layers with their ReLU; classifier: the last layer.
 
-    z is the input of the last layer, after the ReLU. Weights of convolutions and hidden layers are Kaiming-normal, as in
-    the FedAU code whose layer counts the paper shares.
+    z is the input of the last layer, after the ReLU. As in the FedAU code whose layer counts the paper shares, weights of
+    convolutions and hidden layers are Kaiming-normal and their biases 0, and dropout stands before each hidden layer and
+    before the classifier (METHODS section 47.2).
     """
     first = nn.Conv2d(in_channels, config.channels, 3, padding=1)
     second = nn.Conv2d(config.channels, config.channels, 3, padding=1)
@@ -34,4 +36,6 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     for layer in (first, second, *layers):
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    return SplitModel(encoder, nn.Sequential(*layers), nn.Linear(width, num_classes))
+            nn.init.zeros_(cast(Tensor, layer.bias))
+    dropped = ("classifier", *(f"projector.{i}" for i in range(0, len(layers), 2)))
+    return SplitModel(encoder, nn.Sequential(*layers), nn.Linear(width, num_classes), config.dropout, dropped)

@@ -5,10 +5,15 @@ import math
 import pytest
 import torch
 from omegaconf import OmegaConf
+from rig import close, config_of, work_of, workspace_of
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map
 
+from clients.training.batches import Batches, draw_dropout
+from clients.training.stack import Stack
 from core import registry
 from core.errors import UserError
+from core.randomness import torch_generator
 from core.run import choose
 from models.base import HalvingPool, build_model, group_norm
 
@@ -149,9 +154,12 @@ def test_building_seeds_no_accelerator(monkeypatch):
 
 
 def test_kaiming_normal_where_pmfl_has_it():
-    weight = make("cnn_pmfl").projector[0].weight  # 2048 -> 256
+    model = make("cnn_pmfl")
+    weight = model.projector[0].weight  # 2048 -> 256
     assert weight.std().item() == pytest.approx((2 / 2048) ** 0.5, rel=0.02)
     assert weight.abs().max() > 3 * weight.std()  # a uniform draw would end at 1.73 deviations
+    biases = {n: p.abs().max().item() for n, p in model.named_parameters() if n.endswith("bias")}
+    assert [n for n, largest in biases.items() if largest] == ["classifier.bias"]
 
 
 def test_dropout_factors_reach_the_classifier_only():
@@ -159,9 +167,57 @@ def test_dropout_factors_reach_the_classifier_only():
     x, mask = torch.randn(2, 3, 32, 32), torch.zeros(2, 128)
     mask[:, :64] = 1 / 0.7
     with torch.no_grad():
-        plain, dropped = model(x), model(x, mask)
+        plain, dropped = model(x), model(x, {"classifier": mask})
     assert torch.equal(plain.z, dropped.z)
     torch.testing.assert_close(dropped.logits, model.classifier(plain.z * mask))
+
+
+def pmfl_client(nodes=1):
+    config = config_of("strategy=fedavg", "num_nodes=4", "model=cnn_pmfl", "model.hidden=[12,9]", "model.dropout=0.4")
+    workspace = workspace_of(config, dtype=torch.float64)
+    return workspace.client_class(workspace, range(nodes))
+
+
+def test_dropout_before_each_hidden_layer_and_the_classifier():
+    """FedAU's network: the loss and its gradient change at each place, and each has draws of its own."""
+    client = pmfl_client()
+    workspace, params = client.workspace, client.workspace.initial
+    assert workspace.model.dropped == ("classifier", "projector.0", "projector.2")
+    stack = Stack([0], [workspace.federation.partition.train(0)], 1, params, {}, {})
+    batch = Batches.drawn(workspace, work_of(iterations=1, batch_size=16), stack, "batches").at(0, 1)
+    assert {layer: mask.shape[-1] for layer, mask in batch.dropout.items()} == {
+        "classifier": 9, "projector.0": 128, "projector.2": 12,
+    }  # fmt: skip
+    factors = torch.cat([mask.flatten() for mask in batch.dropout.values()])
+    assert set(factors.unique().tolist()) == {0.0, torch.tensor(1 / 0.6).item()}
+    assert not torch.equal(batch.dropout["projector.0"][..., :9], batch.dropout["classifier"])
+    whole = {layer: torch.ones_like(mask) for layer, mask in batch.dropout.items()}
+
+    def loss(dropout):
+        one = tree_map(lambda t: t[0], batch._replace(dropout=dropout))
+        return client.loss(params, one, {})["loss"].item()
+
+    losses = [loss(whole), *(loss(whole | {layer: mask}) for layer, mask in batch.dropout.items()), loss(batch.dropout)]
+    assert len({round(value, 9) for value in losses}) == 5
+    with torch.no_grad():
+        assert losses[0] == client.task_loss(workspace.model(batch.x[0]), tree_map(lambda t: t[0], batch)).item()
+
+
+def test_nodes_of_a_stack_have_the_dropout_that_they_have_alone():
+    client = pmfl_client(2)
+    received = [{f"model/{n}": v for n, v in client.workspace.initial.items()}] * 2
+    together = client.update(received, 1)
+    for node, update in enumerate(together):
+        alone = client.workspace.client_class(client.workspace, [node]).update(received[:1], 1)[0]
+        close(update.tensors, alone.tensors)
+
+
+def test_the_classifiers_dropout_is_drawn_whatever_other_layers_have_it():
+    drawn = [draw_dropout(0.2, layer, 9, 50, 0, "batches", 3, 1) for layer in ("classifier", "projector.0", "projector.2")]
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+    stream = torch.rand(50, 9, generator=torch_generator(0, "batches dropout", 3, 1))
+    assert torch.equal(drawn[0], (stream >= 0.2).float() / 0.8)
 
 
 def test_projection_is_the_projector():

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     x: Tensor  # (B, b, C, H, W) normalised images, or (B, b, E) what a frozen encoder makes of them
     y: Tensor  # (B, b) labels
     mask: Tensor  # (B, b) 1 for an example, 0 for padding
-    dropout: Tensor  # (B, b, D) factors 0 or 1/(1-p) on the representation; (B,) unused ones for a model without dropout
+    dropout: dict[str, Tensor]  # by layer, factors 0 or 1/(1-p) (B, b, D) on its input; of a model with dropout
 
 
 class Batches:
@@ -43,7 +43,7 @@ class Batches:
         self.index = self._laid(torch.from_numpy(np.concatenate(seen) if seen else np.zeros(0, np.int64)), 0)
         self.mask = self.real.to(workspace.device, workspace.dtype)
         self.counts = torch.from_numpy(lengths).to(self.mask)  # (B, S) examples at each step
-        self.dropout: Tensor | None = None  # (B, S, b, D)
+        self.dropout: Tensors = {}  # by layer (B, S, b, D)
         self.changes: Tensor | None = None  # (B, S, b, 4)
 
     @classmethod
@@ -58,8 +58,10 @@ class Batches:
             found = [draw(*what, count, *about, node) for count, node in zip(counts, stack.nodes, strict=True)]
             return out._laid(torch.cat(found), padding).to(workspace.dtype)
 
-        if workspace.model.dropout:
-            out.dropout = each(draw_dropout, workspace.model.dropout, workspace.model.embedding_size, padding=1)
+        model = workspace.model
+        for layer in model.dropped if model.dropout else ():
+            width = model.get_submodule(layer).in_features
+            out.dropout[layer] = each(draw_dropout, model.dropout, layer, width, padding=1)
         if work.augment:
             out.changes = each(draw_augmentation, work.augment, min(workspace.x.shape[1:3]), padding=0)
         return out
@@ -87,7 +89,7 @@ class Batches:
         """Return the batch of a step for the first ``nodes``; ``inputs`` stand in for its images."""
         width = self.widths[step]
         y, mask = self.workspace.labels(self.index[:nodes, step, :width]), self.mask[:nodes, step, :width]
-        dropout = mask.new_ones(nodes) if self.dropout is None else self.dropout[:nodes, step, :width]
+        dropout = {layer: factors[:nodes, step, :width] for layer, factors in self.dropout.items()}
         x = self.images(range(step, step + 1), nodes) if inputs is None else inputs.at(step, nodes)
         return Batch(x, y, mask, dropout)
 
@@ -155,7 +157,10 @@ def draw_batches(
     return work.batches(examples, generator(seed, purpose, server_round, node))
 
 
-def draw_dropout(rate: float, width: int, count: int, seed: int, purpose: str, server_round: int, node: int) -> Tensor:
-    """Return dropout factors (count, width) for all examples that a node sees in a round, in the order it sees them."""
-    rng = torch_generator(seed, f"{purpose} dropout", server_round, node)
+def draw_dropout(
+    rate: float, layer: str, width: int, count: int, seed: int, purpose: str, server_round: int, node: int
+) -> Tensor:
+    """Return factors (count, width) on a layer's inputs for all examples that a node sees in a round, in their order."""
+    stream = f"{purpose} dropout" if layer == "classifier" else f"{purpose} dropout {layer}"
+    rng = torch_generator(seed, stream, server_round, node)
     return (torch.rand(count, width, generator=rng) >= rate).float() / (1 - rate)

@@ -155,7 +155,7 @@ def gradients(loss: Loss, params: Tensors, batch: Batch, constants: Any) -> dict
         return {name: value.detach() for name, value in losses.items()}
     # A lone node's leaves have no node axis: taking it off within the graph costs autograd a view a tensor.
     leaves = {n: v.detach()[0].requires_grad_(v.requires_grad) for n, v in params.items()}
-    losses = loss(leaves, Batch(*(value[0] for value in batch)), tree_map(lambda v: v[0], constants))
+    losses = loss(leaves, *tree_map(lambda v: v[0], (batch, constants)))
     losses["loss"].backward()
     for name, leaf in leaves.items():
         if leaf.requires_grad:
