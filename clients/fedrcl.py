@@ -25,7 +25,7 @@ class Config:
     hard_negatives: Annotated[int, Range(ge=1)]
     positive_reduce: Literal["sum", "mean"]
     positives: Literal["label", "self"]
-    levels: Literal["all", "last"]
+    levels: Annotated[int, Range(ge=1)] | Literal["last"]
 
 
 class FedRCLClient(Client):
@@ -40,7 +40,7 @@ class FedRCLClient(Client):
         """Cross-entropy, contrast and penalty."""
         features = self.forward(params, batch, with_levels=self.config.contrast_weight > 0)
         task = self.task_loss(features, batch)
-        levels = features.levels[-1:] if self.config.levels == "last" else features.levels
+        levels = features.levels[-1:] if self.config.levels == "last" else features.levels[: self.config.levels]
         if not levels:
             return {"loss": task, "task": task, "contrast": torch.zeros_like(task), "penalty": torch.zeros_like(task)}
         pairs = _hard if self.config.pairs == "hard" else _all

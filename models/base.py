@@ -28,8 +28,8 @@ class Features(NamedTuple):
 class Stages(nn.Module):
     """An encoder as a list of stages, each ending in its tail: ``tails[l](stages[l](x))`` is what stage l+1 takes.
 
-    Stage l maps its input to a pre-activation; its level is the global average pool of that (FedRCL compares features
-    before the last ReLU of a stage; METHODS section 5); its tail is an activation, a pool, a flattening, or nothing.
+    Stage l maps its input to its level, which is then pooled globally: a pre-activation where FedRCL compares features before
+    the last ReLU of a stage (METHODS sections 5 and 47.3). Its tail is an activation, a pool, a flattening, or nothing.
     """
 
     def __init__(self, stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> None:
@@ -215,21 +215,6 @@ class FullPrecisionGroupNorm(nn.GroupNorm):
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
     """Return a GroupNorm of ``groups`` groups, or of their greatest common divisor with ``channels``."""
     return FullPrecisionGroupNorm(math.gcd(groups, channels), channels)
-
-
-def without_batch_norm(module: nn.Module, groups: int) -> nn.Module:
-    """Replace every BatchNorm below ``module`` by a GroupNorm and every in-place activation by one that copies.
-
-    Running statistics cannot be averaged meaningfully across nodes, and neither buffers nor in-place operations can be
-    stacked under ``vmap``.
-    """
-    for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(module, name, group_norm(child.num_features, groups))
-        elif isinstance(getattr(child, "inplace", None), bool):
-            child.inplace = False  # type: ignore[assignment]
-        without_batch_norm(child, groups)
-    return module
 
 
 def pooled(encoder_stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> Stages:

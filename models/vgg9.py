@@ -1,4 +1,4 @@
-"""vgg9: six 3x3 convolutions and two hidden layers before the classifier."""
+"""vgg9: six 3x3 convolutions and two hidden layers before the classifier, as in FedRCL's code (METHODS section 47.3)."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import nn
 
 from core.config import Range
-from models.base import SplitModel, Stages, hidden_layers, projector_of, relu_pool
+from models.base import HalvingPool, SplitModel, Stages, group_norm, hidden_layers, projector_of
 
 
 @dataclass(frozen=True)
@@ -14,18 +14,26 @@ class Config:
     """Settings of the model."""
 
     hidden: tuple[Annotated[int, Range(ge=1)], ...]
+    groups: Annotated[int, Range(ge=1)]
     projection: tuple[Annotated[int, Range(ge=1)], ...]
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: three stages of two convolutions (32-64, 128-128, 256-256), each with a pool, then the hidden layers."""
+    """Encoder: convolutions of 32, 64, 128, 128, 256, 256 channels, a pool after every second; then the hidden layers.
+
+    Each convolution is followed by GroupNorm and ReLU, and a level is taken after these and the pool. Its weights are normal
+    with deviation sqrt(2 / (9 output channels)).
+    """
     stages: list[nn.Module] = []
-    tails: list[nn.Module] = []
     before = in_channels
-    for middle, after in ((32, 64), (128, 128), (256, 256)):
-        stages.append(nn.Sequential(nn.Conv2d(before, middle, 3, 1, 1), nn.ReLU(), nn.Conv2d(middle, after, 3, 1, 1)))
-        tails.append(relu_pool())
+    for number, after in enumerate((32, 64, 128, 128, 256, 256)):
+        conv = nn.Conv2d(before, after, 3, 1, 1)
+        nn.init.normal_(conv.weight, std=(2 / (9 * after)) ** 0.5)
+        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+        pool = [HalvingPool()] if number % 2 else []
+        stages.append(nn.Sequential(conv, group_norm(after, config.groups), nn.ReLU(), *pool))
         before = after
+    tails: list[nn.Module] = [nn.Identity() for _ in stages]
     width = hidden_layers(stages, tails, config.hidden, in_channels, image_size)
     projector, width = projector_of(width, config.projection)
     return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes))

@@ -16,6 +16,7 @@ from core.errors import UserError
 from core.randomness import torch_generator
 from core.run import choose
 from models.base import HalvingPool, build_model, group_norm
+from models.shufflenet import Unit
 
 MODELS = sorted(registry.choices("model"))
 SMALL = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
@@ -98,6 +99,38 @@ def test_resnet_levels_have_the_stages_channels_before_the_last_relu():
         out = make("resnet18")(torch.randn(2, 3, 32, 32), with_levels=True)
     assert [level.shape[1] for level in out.levels] == [64, 64, 128, 256, 512]
     assert (out.levels[-1] < 0).any()  # a pooled ReLU output could not be negative
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "levels"),
+    [
+        ("shufflenet", 1_012_108, [24, 240, 480, 960]),
+        ("squeezenet", 781_156, [96, 128, 128, 256, 256, 384, 384, 512, 512]),
+        ("vgg9", 3_539_428, [32, 64, 128, 128, 256, 256, 512, 512]),
+        ("mobilenet_v2", 2_369_380, [32, 16, 24, 32, 64, 96, 160, 1280]),
+    ],
+)
+def test_backbones_of_fedrcls_table_6(name, parameters, levels):
+    """Sizes with 100 classes; FedRCL compares the first five levels, which are after the activation where there is one."""
+    model = make(name, classes=100)
+    with torch.no_grad():
+        out = model(torch.randn(2, 3, 32, 32), with_levels=True)
+    assert count(model) == parameters
+    assert [level.shape[1] for level in out.levels] == levels
+    assert out.levels[0].min() >= 0
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.GroupNorm)]
+    assert {module.num_groups for module in norms} == {2}
+
+
+def test_shufflenet_shuffles_channels_between_its_groups():
+    """Without the shuffle an output channel of a unit would see the inputs of one group alone."""
+    unit = Unit(24, 24, 1, 2)
+    unit.squeeze[1] = unit.depthwise[1] = unit.expand[1] = torch.nn.Identity()  # a norm spreads what it sees
+    for parameter in unit.parameters():
+        parameter.data.abs_()  # so that no ReLU stops a gradient
+    x = torch.rand(1, 24, 4, 4, requires_grad=True)
+    unit(x)[0, 0].sum().backward()
+    assert (x.grad.sum((0, 2, 3)).view(3, 8) > 0).all(1).tolist() == [True, True, False]  # two of its group's channels
 
 
 @pytest.mark.parametrize("name", [*SMALL, "resnet18", "squeezenet", "shufflenet", "mobilenet_v2", "vgg9"])
