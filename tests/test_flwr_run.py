@@ -1,0 +1,76 @@
+"""``flwr run`` in Flower's simulation: the app as it is, its SuperLink on ports of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from rig import config_of, same
+from safetensors.torch import load_file
+from test_deployment import QUIET, app_folder, command, free_ports, listens, wait_for
+
+from contrafed.experiment import deployed, run
+from core.errors import UserError
+
+SMALL = "strategy=pmfl num_rounds=2 eval_every=1 participation=full model=mlp model.hidden=[12]"
+
+
+def processes_of(home):
+    """The ids of the processes whose environment names ``home``: what Flower leaves behind."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"FLWR_HOME={home}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                found.append(int(place.name))
+    return found
+
+
+@pytest.fixture
+def flwr(tmp_path):
+    """``flwr run`` with Hydra overrides; what it says."""
+    app, home, ports = app_folder(tmp_path / "app"), tmp_path / "home", free_ports(2)
+    home.mkdir()
+    own = {
+        "FLWR_HOME": str(home), "PATH": f"{Path(command('flwr')).parent}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(ports[0]), "FLWR_LOCAL_CONTROL_API_PORT": str(ports[1]),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }  # fmt: skip
+
+    def call(overrides):
+        arguments = [command("flwr"), "run", str(app), "--stream", "--run-config", f'overrides="{overrides}"']
+        found = subprocess.run(arguments, env=os.environ | QUIET | own, cwd=app, capture_output=True, text=True, timeout=300)
+        return found.stdout + found.stderr
+
+    yield call
+    for process in processes_of(home):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    wait_for("the end of Flower's SuperLink", lambda: not listens(ports[0]))
+
+
+@pytest.mark.slow
+def test_a_run_takes_the_federations_number_of_nodes_and_equals_local(tmp_path, flwr):
+    said = flwr(f"{SMALL} output_dir={tmp_path}/flwr")
+    assert (tmp_path / "flwr" / "summary.json").exists(), said
+    summary = json.loads((tmp_path / "flwr" / "summary.json").read_text())
+    assert (summary["status"], summary["engine"], summary["num_nodes"]) == ("finished", "flower-simulation", 2)
+    assert summary["failures"] == 0
+    run(config_of(*SMALL.split(), "num_nodes=2", "engine=local", f"output_dir={tmp_path}/local"))
+    assert same(*(load_file(tmp_path / name / "model.safetensors") for name in ("flwr", "local")))
+    assert (tmp_path / "flwr" / "metrics.csv").read_bytes() == (tmp_path / "local" / "metrics.csv").read_bytes()
+    said = flwr(f"{SMALL} num_nodes=50 output_dir={tmp_path}/many")
+    assert "error: num_nodes=50, but this federation has 2 SuperNodes: set num_nodes=2, or flwr run" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "many").exists()
+
+
+def test_the_number_of_nodes_is_the_federations_unless_the_overrides_say_otherwise(tmp_path):
+    assert deployed(f"output_dir={tmp_path}/a", 3).num_nodes == 3
+    assert deployed(f"num_nodes=3 output_dir={tmp_path}/b", 3).num_nodes == 3
+    with pytest.raises(UserError, match="num_nodes=4, but this federation has 3 SuperNodes: set num_nodes=3, or .*=4'"):
+        deployed(f"num_nodes=4 output_dir={tmp_path}/c", 3)
+    with pytest.raises(UserError, match="but this federation has 3 SuperNodes"):
+        deployed(f"experiment=pmfl_cifar10 output_dir={tmp_path}/d", 3)
