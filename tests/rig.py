@@ -84,7 +84,7 @@ class Scalar(SplitModel):
         return Features(z, z, ())
 
     def represent(self, x):
-        return self(x).z
+        return self(x).z.clone()  # a network's is no view of its weights either
 
 
 class Vector(Scalar):
@@ -117,6 +117,25 @@ def scalar_workspace(settings, model, targets=(0, 6, 3)):
 
     workspace.client_class = OnTargets
     return workspace
+
+
+def sized_workspace(name, sizes, *, tests=3, **changes):
+    """A Workspace in float64 in which node k has ``sizes[k]`` of the digits to train on and ``tests`` to be judged by."""
+    config = config_of(f"num_nodes={len(sizes)}", "model=mlp", "model.hidden=[6]", "model.projection=[5]")
+    config["strategy"] = strategy_settings(name, **changes)
+    workspace = workspace_of(config, dtype=torch.float64)
+    parts = np.split(np.arange(sum(sizes) + tests * len(sizes)), np.cumsum([size + tests for size in sizes])[:-1])
+    data = workspace.federation.data
+    partition = Partition([p[tests:] for p in parts], [p[:tests] for p in parts], data.y.numpy(), data.num_classes)
+    workspace.federation = Federation(data, partition)
+    return workspace
+
+
+def given(workspace):
+    """What a node receives: the initial model, and tables of numbers where a method has tables."""
+    down, _ = workspace.client_class.messages(workspace.model, workspace.config)
+    tables = {name: torch.linspace(0.1, 1, int(np.prod(shape))).reshape(shape).double() for name, shape in down.items()}
+    return tables | {f"model/{n}": v for n, v in workspace.initial.items() if f"model/{n}" in down}
 
 
 def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), **changes):

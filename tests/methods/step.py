@@ -1,0 +1,20 @@
+"""A node's first step on a model of two numbers, which are the representation of its one image."""
+
+import numpy as np
+import torch
+
+from clients.training.stack import Memory, Stack
+
+
+def loss_of(client, now, received, memory):
+    """The named losses of ``hand.client_of(...)`` at parameters ``now`` (2,), and these as a leaf (1, 2).
+
+    Its own ``local_work`` is run from there, and what it gave its loss as constants in the first step is what counts.
+    """
+    tensor = lambda v: torch.tensor([v], dtype=torch.float64)  # noqa: E731
+    params, received = {"classifier.w": tensor(now)}, {"model/classifier.w": tensor(received)}
+    asked, loss, memory = [], client.loss, {n: v.clone() for n, v in memory.items()}
+    client.loss = lambda params, batch, constants: asked.append((batch, constants)) or loss(params, batch, constants)
+    client.local_work(Stack([0], [np.array([0])], 1, params, received, Memory(memory, memory.__getitem__)))
+    client.loss, w = loss, tensor(now).requires_grad_()
+    return loss({"classifier.w": w[0]}, *asked[0]), w

@@ -1,0 +1,56 @@
+"""FedAU, METHODS section 27: intervals by hand, the golden run, and FedAvg where nobody is ever away."""
+
+import numpy as np
+import pytest
+from hand import FULL, PATTERN
+from rig import close, digits_run, run_scalar
+
+from strategies.intervals import Intervals
+
+
+def weights_along(path, cutoff, lag):
+    """The weight of one node in each round in which it takes part."""
+    intervals = Intervals(1, cutoff, lag, {})
+    weights = []
+    for here in path:
+        got = intervals.tick(np.array([0] if here else [], dtype=np.int64))
+        if here:
+            weights.append(float(got[0]))
+    return weights
+
+
+def test_interval_weights_by_hand():
+    """P6 and P7."""
+    path = [1, 0, 0, 1, 0, 0, 0, 1]
+    assert weights_along(path, 50, False) == pytest.approx([1, 2, 8 / 3])
+    assert weights_along(path, 3, False) == pytest.approx([1, 2, 2])
+    assert weights_along(path, 50, True) == pytest.approx([1, 1, 2])
+    assert weights_along(path, 3, True) == pytest.approx([1, 1, 7 / 3])
+    assert weights_along([0, 0, 1, 1, 0], 50, False) == pytest.approx([3, 2])
+    assert weights_along([1, 0, 1, 1, 0, 0, 1], 1, True) == pytest.approx([1] * 4)  # FedAU, C = 1: average_all
+
+
+def test_interval_weights_approach_one_over_p():
+    # Every fourth round: omega -> 4.
+    assert weights_along([0, 0, 0, 1] * 50, 50, True)[-1] == pytest.approx(4)
+    rng = np.random.default_rng(0)
+    path = rng.random(40_000) < 0.1
+    # (1 - (1 - p)^C) / p = 9.9485 for p = 0.1, C = 50 (METHODS 4.2)
+    assert weights_along(path, 50, False)[-1] == pytest.approx(9.9485, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("cutoff", "pattern"),
+    [(50, [2.126667, 2.371978, 2.261527, 2.261527, 2.638607]), (2, [2.126667, 2.371978, 2.301302, 2.301302, 2.680013])],
+)
+def test_golden_values(cutoff, pattern):
+    full = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
+    assert run_scalar("fedau", FULL, cutoff=cutoff) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedau", PATTERN, cutoff=cutoff) == pytest.approx(pattern, abs=1e-5)
+
+
+def test_at_full_participation_it_is_fedavg():
+    """Every interval is 1."""
+    reference, _ = digits_run("fedavg", weights="uniform")
+    models, _ = digits_run("fedau")
+    close(models[-1], reference[-1])

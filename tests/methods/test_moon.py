@@ -1,0 +1,83 @@
+"""MOON, METHODS section 18: its loss by hand, the golden run, and FedAvg without its contrast."""
+
+import math
+
+import pytest
+import torch
+from hand import FULL, PATTERN, client_of
+from rig import Schedule, close, config_of, digits_run, run_scalar, run_strategy, workspace_of
+from step import loss_of
+
+from clients.training.stack import each_image
+from core.tensors import group
+
+
+def test_loss_by_hand():
+    """cos(z,z_glob) = 1, cos(z,z_prev) = 0, T = 0.5: log(1 + e^-2) = 0.126928."""
+    memory = {"previous/classifier.w": torch.tensor([[0.0, 3.0]], dtype=torch.float64)}
+    losses, _ = loss_of(client_of("moon"), [2.0, 0.0], [5.0, 0.0], memory)
+    assert losses["contrast"].item() == pytest.approx(0.126928, abs=5e-7)
+
+
+def test_in_a_first_round_it_is_ln2_with_no_gradient():
+    client = client_of("moon")
+    memory = client.fresh_memory({"model/classifier.w": torch.tensor([1.0, 2.0], dtype=torch.float64)})
+    losses, w = loss_of(client, [2.0, -1.0], [1.0, 2.0], {n: v[None] for n, v in memory.items()})
+    assert losses["contrast"].item() == pytest.approx(math.log(2), rel=1e-12)
+    (gradient,) = torch.autograd.grad(losses["contrast"], w)
+    assert gradient.abs().max().item() < 1e-12
+
+
+def test_golden_values():
+    full = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
+    pattern = [2.190000, 2.913900, 2.645259, 2.645259, 2.997660]
+    assert run_scalar("moon", FULL, contrast_weight=0.0) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("moon", PATTERN, contrast_weight=0.0) == pytest.approx(pattern, abs=1e-5)
+
+
+def test_without_contrast_it_is_fedavg():
+    reference, _ = digits_run("fedavg", weights="uniform")
+    models, _ = digits_run("moon", weights="uniform", contrast_weight=0.0)
+    close(models[-1], reference[-1])
+
+
+def test_its_first_round_is_fedavgs():
+    fedavg, _ = digits_run("fedavg", 2)
+    moon, _ = digits_run("moon", 2)
+    close(fedavg[1], moon[1])
+    with pytest.raises(AssertionError):
+        close(fedavg[2], moon[2])
+
+
+@pytest.mark.parametrize("stack_size", [1, 2])
+def test_an_example_is_represented_once_a_round_and_means_the_same(stack_size):
+    """Three epochs with looked-up representations, against asking both models for every batch anew."""
+    config = config_of("strategy=moon", "num_nodes=30", "model=mlp", "model.hidden=[8]", "partition.min_node_size=5")
+    config["strategy"]["local"] |= {"iterations": None, "epochs": 3}
+    workspace, calls = workspace_of(config, dtype=torch.float64), {"often": 0, "once": 0}
+
+    class Once(workspace.client_class):
+        kind = "once"
+
+        def represent(self, params, x):
+            calls[self.kind] += len(x)
+            return super().represent(params, x)
+
+    class Often(Once):
+        kind = "often"
+
+        def train(self, stack, frozen, **options):
+            def anew(now):
+                models = {"global": now.stack.global_model, "previous": group(now.stack.memory, "previous")}
+                return {name: each_image(self.represent, params, now.batch.x) for name, params in models.items()}
+
+            assert frozen.keys() == {"global", "previous"}
+            return super().train(stack, each_step=anew, **options)
+
+    models = []
+    for kind in (Once, Often):
+        workspace.client_class = kind
+        models.append(run_strategy(workspace, config, Schedule([[0, 1, 2], [0, 2], [1]]), 3, stack_size=stack_size)[0][-1])
+    assert 2 * calls["once"] < calls["often"]
+    for name, value in models[0].items():
+        torch.testing.assert_close(value, models[1][name], rtol=0, atol=1e-10)

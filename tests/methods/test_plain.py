@@ -1,0 +1,100 @@
+"""What the methods that average whole models have in common: nothing is learnt by not learning, what crosses, what is kept."""
+
+import numpy as np
+import pytest
+from rig import METHODS, Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, work_of, workspace_of
+
+from clients.training.batches import draw_batches
+from simulation.grid import LocalGrid
+
+
+def test_one_client_is_centralised_sgd():
+    w, expected = 2.0, []
+    for _ in range(3):
+        for _ in range(2):
+            w -= 0.1 * (w - 6.0)
+        expected.append(w)
+    for name, changes in (("fedavg", {}), ("fedprox", {"proximal_weight": 0.0}), ("fedau", {}), ("moon", {})):
+        values = run_scalar(name, [[0]] * 3, targets=(6,), **changes)
+        assert values == pytest.approx(expected, rel=1e-14), name
+
+
+@pytest.mark.parametrize(
+    ("name", "neutral"),
+    [("fedavgm", {"server_momentum": 0.0}), ("fedagm", {"server_momentum": 0.0, "local": {"proximal_weight": 0.0}})],
+)
+def test_neutral_rules_equal_fedavg(name, neutral):
+    reference, _ = digits_run("fedavg", weights="uniform")
+    models, _ = digits_run(name, weights="uniform", **neutral)
+    close(models[-1], reference[-1])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_learning_leaves_the_model(name):
+    """G3, with histories and buffers of constants."""
+    models, _ = digits_run(name, 3, nodes=40, schedule=[range(5)] * 3, local={"lr": 1e-300, "iterations": 5, "epochs": None})
+    close(models[0], models[-1], 1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_messages_hold_what_is_declared_and_nothing_else(name):
+    seen = []
+
+    class Spy:
+        def __init__(self, grid):
+            self.grid = grid
+
+        def __getattr__(self, attribute):
+            return getattr(self.grid, attribute)
+
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+            seen.extend(zip(messages, replies, strict=True))
+            return replies
+
+    config = config_of(f"strategy={name}", "num_nodes=40", "model=mlp")
+    config["strategy"]["local"] |= {"iterations": 2, "epochs": None}
+    workspace = workspace_of(config)
+    run_strategy(workspace, config, Schedule([range(3)] * 2), 2, wrap=Spy)
+    shapes = {n: tuple(p.shape) for n, p in workspace.initial.items()}
+    group = "delta" if name == "pmfl" else "model"
+    assert len(seen) == 6
+    for message, reply in seen:
+        assert set(message.content) == {"arrays", "config"}
+        assert {n: tuple(a.shape) for n, a in message.content["arrays"].items()} == {f"model/{n}": s for n, s in shapes.items()}
+        assert set(message.content["config"]) == {"server-round", "settings", "cost"}
+        assert set(reply.content) == {"arrays", "metrics"}
+        assert {n: tuple(a.shape) for n, a in reply.content["arrays"].items()} == {f"{group}/{n}": s for n, s in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "stateless"), [("fedavg", True), ("fedprox", True), ("fedau", True), ("moon", False), ("pmfl", False)]
+)
+def test_only_declared_memory_is_kept(name, stateless):
+    config = config_of(f"strategy={name}", "num_nodes=40", "model=mlp")
+    grid = LocalGrid(40, 1)
+    workspace = workspace_of(config)
+    run_strategy(workspace, config, Schedule([[0, 2], [2]]), 2, grid=grid)
+    assert set(grid.memory) == (set() if stateless else {1000, 1002})
+    assert workspace.client_class.remembers(workspace.model, workspace.config) == (not stateless)
+
+
+def test_a_node_that_sat_out_has_the_memory_it_left_with():
+    config = config_of("strategy=pmfl", "num_nodes=3", "model=mlp")
+    first, later = LocalGrid(3, 1), LocalGrid(3, 1)
+    run_strategy(workspace_of(config), config, Schedule([[0, 1]]), 1, grid=first)
+    run_strategy(workspace_of(config), config, Schedule([[0, 1]] + [[1, 2]] * 10), 11, grid=later)
+    left, kept = (grid.memory.get(1000) for grid in (first, later))
+    assert set(left) == set(kept)
+    assert all(np.array_equal(left[n].numpy(), kept[n].numpy()) for n in left)
+
+
+def test_same_seed_same_run_and_methods_share_their_batches():
+    a, b = (digits_run("pmfl", 2, nodes=40, schedule=[range(5)] * 2)[0] for _ in range(2))
+    assert same(a[-1], b[-1])
+    work = work_of(iterations=5)
+    draws = [draw_batches(work, np.arange(40), 3, "batches", 7, 2) for _ in range(2)]
+    assert all(np.array_equal(x, y) for x, y in zip(*draws, strict=True))
+    other = draw_batches(work, np.arange(40), 3, "batches", 8, 2)
+    assert not np.array_equal(draws[0][0], other[0])

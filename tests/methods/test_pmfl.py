@@ -1,0 +1,344 @@
+"""PMFL, METHODS section 4: its contrast and its rule by hand, its buffer, the golden runs, and the methods it contains."""
+
+import gc
+import math
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hand import FULL, PATTERN, client_of, rule_of
+from rig import (
+    Schedule,
+    Vector,
+    close,
+    config_of,
+    digits_run,
+    run_scalar,
+    run_strategy,
+    scalar_workspace,
+    strategy_settings,
+    workspace_of,
+)
+from step import loss_of
+
+from clients.losses import unit
+from clients.training.stack import each_image
+from core.tensors import group
+from strategies.base import Round
+from strategies.replies import Replies, Reply
+
+PLAIN = {"contrast_weight": 0.0}
+
+# ------------------------------------------------------------------------------------------------------------ the node half
+
+
+def angle(cos):
+    return [cos, math.sqrt(1 - cos**2)]
+
+
+def pmfl_memory(history, previous=None, pushed=None, rounds=1):
+    return {
+        "buffer/classifier.w": torch.tensor([history], dtype=torch.float64),
+        "previous/classifier.w": torch.tensor([previous or [1.0, 0.0]], dtype=torch.float64),
+        "pushed": torch.tensor([len(history) if pushed is None else pushed]),
+        "rounds": torch.tensor([rounds]),
+    }
+
+
+def test_contrast_by_hand():
+    """P5 through the client: z = Z, history cosines 0.9 and 0.2; mu = 0.5 (constant) and mu = 1 (literal)."""
+    memory = pmfl_memory([angle(0.9), angle(0.2)])
+    constant = client_of("pmfl", buffer_size=2, threshold="constant", threshold_value=0.5)
+    losses, _ = loss_of(constant, [1.0, 0.0], [1.0, 0.0], memory)
+    assert losses["contrast"].item() == pytest.approx(0.105269, abs=5e-7)
+    literal = client_of("pmfl", buffer_size=2, threshold="literal")
+    losses, _ = loss_of(literal, [1.0, 0.0], [1.0, 0.0], memory)
+    assert losses["contrast"].item() == pytest.approx(0.703408, abs=5e-7)
+
+
+def test_threshold_readings_differ_as_they_should():
+    history = [angle(0.9), angle(0.2)]
+    values = {}
+    for reading in ("previous", "node", "current", "literal"):
+        client = client_of("pmfl", buffer_size=2, threshold=reading)
+        losses, _ = loss_of(client, [1.0, 0.0], angle(0.5), pmfl_memory(history, previous=[1.0, 0.0]))
+        values[reading] = losses["contrast"].item()
+    e = lambda c: math.exp(c / 0.5)  # noqa: E731
+    # mu = cos(previous, Z) = 0.5: 0.9 is near, 0.2 is not; one example, so the node's mean is the same.
+    assert values["previous"] == pytest.approx(math.log((e(0.5) + e(0.9) + e(0.2)) / (e(0.5) + e(0.9))), rel=1e-9)
+    assert values["node"] == pytest.approx(values["previous"], rel=1e-12)
+    assert values["current"] == pytest.approx(values["previous"], rel=1e-9)  # cos(z, Z) is 0.5 as well
+    assert values["literal"] == pytest.approx(math.log((e(0.5) + e(0.9) + e(0.2)) / e(0.5)), rel=1e-9)
+
+
+def test_first_round_falls_back_to_the_literal_threshold():
+    memory = pmfl_memory([angle(0.9), angle(0.2)], previous=[0.0, 1.0], rounds=0)
+    client = client_of("pmfl", buffer_size=2)
+    losses, _ = loss_of(client, [1.0, 0.0], [1.0, 0.0], memory)
+    assert losses["contrast"].item() == pytest.approx(0.703408, abs=5e-7)
+
+
+def test_with_an_empty_buffer_or_a_threshold_of_minus_one_is_exactly_zero():
+    empty = client_of("pmfl", buffer_size=2)
+    losses, _ = loss_of(empty, [1.0, 0.0], angle(0.5), pmfl_memory([angle(0.9), angle(0.2)], pushed=0))
+    assert losses["contrast"].item() == 0.0
+    everything = client_of("pmfl", buffer_size=2, threshold="constant", threshold_value=-1.0)
+    losses, _ = loss_of(everything, [1.0, 0.0], angle(0.5), pmfl_memory([angle(0.9), angle(0.2)]))
+    assert losses["contrast"].item() == 0.0
+
+
+def test_literal_with_one_previous_model_is_moons_loss():
+    """P3: same weight, the buffer holding only the previous local model."""
+    pmfl = client_of("pmfl", buffer_size=1, threshold="literal", contrast_weight=0.7)
+    moon = client_of("moon", contrast_weight=0.7)
+    now, received, previous = [0.3, 1.1], [1.0, 0.4], [-0.2, 0.9]
+    ours, w = loss_of(pmfl, now, received, pmfl_memory([previous]))
+    theirs, v = loss_of(moon, now, received, {"previous/classifier.w": torch.tensor([previous], dtype=torch.float64)})
+    assert ours["loss"].item() == pytest.approx(theirs["loss"].item(), rel=1e-12)
+    ours["loss"].backward()
+    theirs["loss"].backward()
+    torch.testing.assert_close(w.grad, v.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_buffer_holds_the_last_iterates_across_rounds():
+    """N = 3, two steps a round: after rounds 1 and 2 it holds iterates 1, 2 and 3 of the four that steps started from."""
+    strategy = strategy_settings("pmfl", buffer_size=3, local={"iterations": 2, "batch_size": 1, "lr": 0.1})
+    workspace = scalar_workspace(config_of("num_nodes=1") | {"strategy": strategy}, Vector([1.0, 2.0]), targets=(3,))
+    client = workspace.client_class(workspace, [0])
+    iterates, loss = [], client.loss
+
+    def watched(params, batch, constants):
+        iterates.append(params["classifier.w"].detach().clone())
+        return loss(params, batch, constants)
+
+    client.loss = watched
+    received = {"model/classifier.w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    for server_round in (1, 2):
+        (update,) = client.update([received], server_round)
+        client.memories = [update.memory]
+    assert update.memory["pushed"].item() == 4
+    held = {tuple(row.tolist()) for row in update.memory["buffer/classifier.w"]}
+    assert held == {tuple(i.tolist()) for i in iterates[1:]}
+    torch.testing.assert_close(
+        update.memory["previous/classifier.w"], received["model/classifier.w"] + update.tensors["delta/classifier.w"]
+    )
+
+
+@pytest.mark.parametrize("stack_size", [1, 2])
+@pytest.mark.parametrize(
+    "local", [{"iterations": 7}, {"iterations": None, "epochs": 2, "batch_size": 12}], ids=["steps", "epochs"]
+)
+@pytest.mark.parametrize(("scope", "size"), [("across", 3), ("within", 3), ("across", 60)])
+def test_compares_with_what_its_buffer_holds(scope, size, local, stack_size):
+    """Representations made ahead, against embedding the received model and every slot of the buffer anew at each step.
+
+    Nodes of unequal size take part unequally often: a stack has buffers of different fill, and the one that fills last stays
+    longest.
+    """
+    config = config_of("strategy=pmfl", "num_nodes=12", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
+    config["strategy"] |= {"buffer_size": size}
+    config["strategy"]["local"] |= local
+    workspace, steps, pairs = workspace_of(config, dtype=torch.float64), [], []
+
+    class Watched(workspace.client_class):
+        def train(self, stack, each_step, **options):
+            def watched(now):
+                # What fails in here fails a node, not the test. Pushing overwrites a slot: the buffer is looked at before.
+                anew, there = self.anew(now)
+                found = each_step(now)
+                steps.append((now.number, len(now.stack)))
+                pairs.append((~found["missing"], there))
+                real = there[:, None, :, None] * now.batch.mask[..., None, None]
+                pairs.append((found["directions"] * real, anew * real))
+                return found
+
+            return super().train(stack, each_step=watched, **options)
+
+        def anew(self, now):
+            memory, rows = now.stack.memory, torch.arange(len(now.stack))
+            pushed = memory["pushed"] + now.number
+            ages = range(1, min(size, int(pushed.max())) + 1)
+            models = [now.stack.global_model]
+            models += [{n: ring[rows, (pushed - age) % size] for n, ring in group(memory, "buffer").items()} for age in ages]
+            anew = torch.stack([unit(each_image(self.represent, model, now.batch.x)) for model in models], dim=2)
+            return anew, torch.tensor([[True] + [age <= int(count) for age in ages] for count in pushed])
+
+    workspace.client_class = Watched
+    run_strategy(workspace, config, Schedule([[0, 2], [0, 1], [1, 2], [0, 1, 2]]), 4, stack_size=stack_size)
+    sizes = [len(workspace.federation.partition.train(node)) for node in range(3)]
+    assert len(set(sizes)) > 1
+    assert {step for step, _ in steps} == set(range(max(map(workspace.config.local.steps, sizes))))
+    assert {alive for _, alive in steps} >= {1, stack_size}
+    for found, anew in pairs:
+        torch.testing.assert_close(found, anew, rtol=0, atol=1e-12)
+
+
+def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
+    """Five steps and five iterates: 5 old ones, 3 new ones, the received and the previous model, instead of 31 passes."""
+    config = config_of("strategy=pmfl", "num_nodes=1", "model=mlp", "model.hidden=[8]", "strategy.local.iterations=5")
+    workspace = workspace_of(config)
+    calls, held = [], []
+
+    class Counted(workspace.client_class):
+        def represent(self, params, x):
+            calls.append(len(x))
+            return super().represent(params, x)
+
+        def train(self, stack, each_step, **options):
+            held.append(weakref.ref(stack))
+            return super().train(stack, each_step=lambda now: held.append(weakref.ref(now.stack)) or each_step(now), **options)
+
+    client, received = Counted(workspace, [0]), {f"model/{n}": v for n, v in workspace.initial.items()}
+    gc.disable()  # what a round leaves behind in a cycle is 12 models, until some collection
+    try:
+        for server_round in (1, 2):
+            calls.clear()
+            (update,) = client.update([received], server_round)
+            client.memories = [update.memory]
+            assert held
+            assert all(stack() is None for stack in held)
+    finally:
+        gc.enable()
+    batch = config["strategy"]["local"]["batch_size"]
+    assert sorted(calls) == [batch * steps for steps in (1, 1, 2, 2, 3, 3, 4, 5, 5, 5)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the server rule
+
+
+def server(config_changes, num_nodes=4, num_rounds=5):
+    """The server half without a network around it."""
+    rule = rule_of("pmfl", [1] * num_nodes, **config_changes)
+    rule.num_rounds = num_rounds
+    return rule
+
+
+def aggregate(strategy, t, w, deltas):
+    strategy.round = Round(t + 1, np.zeros(0, dtype=np.int64))
+    replies = Replies(Reply(k, {"delta/w": torch.tensor([d])}, 1, {}) for k, d in deltas.items())
+    return float(strategy.aggregate({"w": torch.tensor([float(w)], dtype=torch.float64)}, replies)["w"])
+
+
+def test_server_rule_by_hand():
+    """P10: K = 4, Delta_1 = 1 with x = 4, Delta_2 = -2 with x = 1: W + (4 - 2)/4. The paper's literal formula: W - 2."""
+    for changes, expected in (
+        ({}, 10.5),
+        ({"sign": "paper", "normalize": "none"}, 8.0),
+        ({"normalize": "participants"}, 11.0),
+        ({"normalize": "weights"}, 10.4),
+        ({"adaptive_weights": False}, 9.5),
+    ):
+        rule = server({"history_size": 0, **changes})
+        for t in range(3):
+            aggregate(rule, t, 10.0, {1: 0.0})
+        assert aggregate(rule, 3, 10.0, {0: 1.0, 1: -2.0}) == pytest.approx(expected), changes
+
+
+def test_history_by_hand():
+    """P9: W^{t-1} = 2, W^{t-2} = 4, W^t = 6, mean update 1, psi = 0.5, H = 3: 0.5 * 7 + 0.25 * (2 + 4) = 5."""
+    rule = server({"history_size": 3}, num_nodes=1, num_rounds=10**9)  # psi stays 0.5 to nine digits
+    aggregate(rule, 0, 4.0, {})
+    aggregate(rule, 1, 2.0, {})
+    rule.state["mean"][:], rule.state["ended"][:], rule.state["waited"][:] = 1, 1, 0
+    assert aggregate(rule, 2, 6.0, {0: 1.0}) == pytest.approx(5.0, abs=1e-6)
+
+
+def test_history_coefficient():
+    """P8: T = 5 gives 0.5, 0.375, 0.25, 0.125, 0; seen through an update of 0 onto a history of 1."""
+    got = []
+    for t in range(5):
+        rule = server({"history_size": 2}, num_rounds=5)
+        rule.state["history"] = [{"w": torch.tensor([1.0], dtype=torch.float64)}]
+        got.append(aggregate(rule, t, 0.0, {}))
+    assert got == pytest.approx([0.5, 0.375, 0.25, 0.125, 0])
+    single = server({"history_size": 2}, num_rounds=1)
+    single.state["history"] = [{"w": torch.tensor([1.0])}]
+    assert aggregate(single, 0, 0.0, {}) == 0.0  # T = 1 divides by zero in the paper: psi = 0
+
+
+def test_history_warmup():
+    """Round t = 1 of H = 4 with one older model, 8: available uses it, wait does not, pad adds W^0 = 8 twice."""
+    for warmup, expected in (("available", 8.0), ("wait", 0.0), ("pad", 8.0)):
+        rule = server({"history_size": 4, "history_warmup": warmup}, num_rounds=10**9)
+        first = aggregate(rule, 0, 8.0, {})
+        assert first == pytest.approx(8.0)
+        assert aggregate(rule, 1, 0.0, {}) == pytest.approx(expected / 2, abs=1e-6), warmup
+
+
+def test_constant_history_stays():
+    """P11: no update and a constant history leave W where it is for any psi."""
+    rule = server({"history_size": 5}, num_rounds=7)
+    for t in range(7):
+        assert aggregate(rule, t, 3.0, {}) == pytest.approx(3.0, rel=1e-15)
+
+
+def test_history_of_one_is_off():
+    rule = server({"history_size": 1})
+    aggregate(rule, 0, 100.0, {})
+    assert aggregate(rule, 1, 0.0, {}) == 0.0
+
+
+# -------------------------------------------------------------------------------------------------- golden runs, reductions
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "pattern"),
+    [
+        (
+            {"history_size": 0},
+            [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
+            [2.126667, 2.371978, 2.265964, 2.265964, 2.776335],
+        ),
+        (
+            {"history_size": 3},
+            [2.190000, 2.214938, 2.296825, 2.401933, 2.515566],
+            [2.126667, 2.232486, 2.140504, 2.145388, 2.687577],
+        ),
+        (
+            {"history_size": 0, "cutoff": 2},
+            [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
+            [2.126667, 2.371978, 2.206302, 2.206302, 2.590416],
+        ),
+    ],
+)
+def test_golden_values(changes, full, pattern):
+    assert run_scalar("pmfl", FULL, **PLAIN, **changes) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("pmfl", PATTERN, **PLAIN, **changes) == pytest.approx(pattern, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"contrast_weight": 0.0, "adaptive_weights": False},
+        {"contrast_weight": 0.0},  # x = 1 at full participation
+        {"buffer_size": 0},  # P2: no buffer, no contrast
+        {"threshold": "constant", "threshold_value": -1.0},  # P4
+    ],
+)
+def test_neutral_settings_equal_fedavg(changes):
+    reference, _ = digits_run("fedavg", weights="uniform")
+    models, _ = digits_run("pmfl", history_size=0, **changes)
+    close(models[-1], reference[-1])
+
+
+def test_without_its_parts_and_with_lagged_weights_it_is_fedau():
+    schedule = [[0, 1, 2], [], [1, 5], [0, 3], [2, 5, 7]]
+    pmfl, _ = digits_run("pmfl", 5, schedule=schedule, contrast_weight=0.0, history_size=0, interval_lag=True, cutoff=3)
+    fedau, _ = digits_run("fedau", 5, schedule=schedule, cutoff=3)
+    close(pmfl[-1], fedau[-1])
+
+
+def test_with_the_papers_sign_climbs():
+    down = run_scalar("pmfl", FULL, **PLAIN, history_size=0, start=10.0)
+    up = run_scalar("pmfl", FULL, **PLAIN, history_size=0, start=10.0, sign="paper")
+    assert abs(down[-1] - 3) < 7 < abs(up[-1] - 3)
+
+
+def test_step_is_divided_by_all_nodes():
+    # METHODS P10: K = 4, Delta = 1 with x = 4 (first seen in round 4), Delta = -2 with x = 1 (seen every round).
+    changes = {**PLAIN, "history_size": 0}
+    # Node 1 sits at its optimum at first (Delta 0), so that only round 4 moves; see the server rule's own test below.
+    values = run_scalar("pmfl", [[], [], [], [0]], targets=(12, 2, 2, 2), **changes)
+    # x = 4, Delta = 0.19 (12 - 2) = 1.9, K = 4: W = 2 + 4 * 1.9 / 4
+    assert values == pytest.approx([2, 2, 2, 3.9], rel=1e-12)

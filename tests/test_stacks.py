@@ -1,0 +1,134 @@
+"""A stack of nodes computes what each of its nodes computes alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from rig import METHODS, Schedule, close, config_of, digits_run, given, run_strategy, sized_workspace, workspace_of
+
+
+@pytest.mark.parametrize("local", [{}, {"iterations": None, "epochs": 2, "batch_size": 7}], ids=["own", "epochs"])
+@pytest.mark.parametrize("name", METHODS)
+def test_stacked_equals_one_by_one(name, local):
+    """Nodes of unequal size: with epochs they leave the stack at different steps and have short batches."""
+    schedule = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
+    alone, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local)
+    for size in (2, 4):
+        stacked, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local, stack_size=size)
+        close(stacked[-1], alone[-1])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": "adam", "lr": 0.01}, {"momentum": 0.9, "weight_decay": 0.01}, {"clip_norm": 0.5}]
+)
+def test_stacked_equals_one_by_one_with_every_optimiser(changes):
+    local = {"iterations": None, "epochs": 1, "batch_size": 7, **changes}
+    few = {"nodes": 40, "schedule": [range(8)] * 2}
+    alone, _ = digits_run("pmfl", 2, local=local, **few)
+    stacked, _ = digits_run("pmfl", 2, local=local, stack_size=8, **few)
+    close(stacked[-1], alone[-1])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcrl", "fedrep"])
+def test_kept_optimisers_stack(name):
+    """Nodes that come for the first time share a stack with others that have state; their numbers of steps differ."""
+    local = {"iterations": None, "epochs": 1, "batch_size": 7, "optimizer": "adam", "lr": 0.01, "keep_optimizer": True}
+    schedule = [[0, 1, 2], [1, 3, 4, 5], [0, 1, 6, 5]]
+    alone, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local)
+    stacked, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local, stack_size=4)
+    close(stacked[-1], alone[-1])
+
+
+def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
+    config = config_of("strategy=fedavg", "num_nodes=40", "model=cnn", "model.hidden=16", "model.dropout=0.3")
+    config["strategy"]["local"] |= {"iterations": None, "epochs": 1, "batch_size": 9}
+
+    def trained(stack_size):
+        workspace = workspace_of(config, dtype=torch.float64)
+        return run_strategy(workspace, config, Schedule([range(4)] * 2), 2, stack_size=stack_size)[0][-1]
+
+    alone = trained(1)
+    close(trained(4), alone)
+    config["model"]["dropout"] = 0.0
+    with pytest.raises(AssertionError):
+        close(trained(1), alone)
+
+
+# --------------------------------------------------------------------------------------------- two phases that are unlike
+
+
+def together_and_alone(workspace, kind, rounds=2):
+    """Compare what a stack of all nodes sends, remembers and reports with what each does alone; no stack is tried again."""
+    nodes = range(len(workspace.federation.partition.sizes))
+    received = given(workspace)
+    stack, lone = kind(workspace, nodes), [kind(workspace, [node]) for node in nodes]
+    for server_round in range(1, rounds + 1):
+        found = stack.update([received] * len(nodes), server_round)
+        for client, one in zip(lone, found, strict=True):
+            (own,) = client.update([received], server_round)
+            close(one.tensors, own.tensors)
+            close(one.memory, own.memory)
+            assert one.metrics == pytest.approx(own.metrics, rel=1e-9)
+            assert one.num_examples == own.num_examples
+            client.memories = [own.memory]
+        stack.memories = [update.memory for update in found]
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["anew", "kept"])
+@pytest.mark.parametrize("turned", [False, True], ids=["unlike-first", "unlike-last"])
+def test_a_phase_whose_steps_are_in_another_order_than_the_stacks(turned, keep):
+    """Nodes of 20 and 11 examples: by six hundredths 10 and 11 steps, by fours 5 and 3, and 15 and 14 in all."""
+    local = {"iterations": None, "epochs": 1, "batch_size": 4, "momentum": 0.9, "keep_optimizer": keep}
+    workspace = sized_workspace("fedavg", [20, 11], local=local)
+    by_share = replace(workspace.config.local, batch_size=0.06)
+    assert [[work.steps(n) for n in (20, 11)] for work in (by_share, workspace.config.local)] == [[10, 11], [5, 3]]
+
+    class Phases(workspace.client_class):
+        def local_work(self, stack):
+            phases = [(by_share, "by share"), (self.config.local, "batches")]
+            for work, purpose in reversed(phases) if turned else phases:
+                self.train(stack, work=work, purpose=purpose)
+            return self.sent(stack)
+
+        def work_of(self, examples):
+            return by_share.steps(examples) + super().work_of(examples)
+
+    together_and_alone(workspace, Phases)
+
+
+WIDTHS = pytest.mark.parametrize("widths", [(16, 3), (3, 16), (1, 8), (1, 1)], ids=str)
+
+
+@WIDTHS
+@pytest.mark.parametrize("name", ["fedrep", "mpfedcon"])
+def test_phases_whose_batches_are_of_different_width(name, widths):
+    """What an encoder or a frozen model makes of each image once, in batches of one width and then of another."""
+    first, second = widths
+    local = {"iterations": None, "epochs": 2, "batch_size": second}
+    workspace = sized_workspace(name, [20, 11, 1], head_epochs=2, local=local)
+
+    class Phases(workspace.client_class):
+        @property
+        def _head_work(self):
+            return replace(super()._head_work, batch_size=first)
+
+    together_and_alone(workspace, Phases)
+
+
+@WIDTHS
+@pytest.mark.parametrize("name", ["moon", "pmfl"])
+def test_local_work_done_again_in_batches_of_another_width(name, widths):
+    """Previous models and a buffer of iterates outlive a phase, and are asked about other batches."""
+    first, second = ({"iterations": None, "epochs": 2, "batch_size": width} for width in widths)
+    workspace = sized_workspace(name, [20, 11, 1], local=first)
+
+    class Again(workspace.client_class):
+        def local_work(self, stack):
+            super().local_work(stack)
+            self.config = replace(self.config, local=replace(self.config.local, **second))
+            try:
+                return super().local_work(stack)
+            finally:
+                self.config = self.workspace.config
+
+    together_and_alone(workspace, Again)

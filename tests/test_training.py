@@ -1,0 +1,205 @@
+"""A phase of local work: its batches, its optimiser, clipping and rates, what is kept between rounds, and its deadline."""
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from rig import close, config_of, digits_run, run_scalar, sized_workspace, work_of, workspace_of
+
+from clients.base import DeadlineError, LocalError
+from clients.training import stack as stack_module
+from clients.training.optimizers import Optimizer
+from core.errors import UserError
+
+# ----------------------------------------------------------------------------------------------------------------- batches
+
+
+def test_batches_of_epochs_and_iterations():
+    examples = np.arange(100, 110)
+    epochs = work_of(epochs=2, batch_size=4).batches(examples, np.random.default_rng(0))
+    assert [len(b) for b in epochs] == [4, 4, 2, 4, 4, 2]
+    assert sorted(np.concatenate(epochs[:3])) == sorted(np.concatenate(epochs[3:])) == list(examples)
+    steps = work_of(iterations=5, batch_size=4).batches(examples, np.random.default_rng(0))
+    assert [len(b) for b in steps] == [4] * 5
+    assert len(set(np.concatenate(steps[:2]))) == 8  # within a pass nothing repeats
+    small = work_of(iterations=3).batches(examples, np.random.default_rng(0))
+    assert [len(b) for b in small] == [10] * 3
+    share = work_of(epochs=1, batch_size=0.25)
+    assert [len(b) for b in share.batches(examples, np.random.default_rng(0))] == [3, 3, 3, 1]  # ceil(10 / 4)
+    assert (share.steps(10), work_of(epochs=5, batch_size=0.1).steps(500)) == (4, 50)
+    assert [work_of(epochs=1, batch_size=0.07).batch_of(n) for n in (100, 101)] == [7, 8]
+
+
+def test_exactly_one_of_epochs_and_iterations():
+    for epochs, iterations in ((1, 5), (None, None)):
+        with pytest.raises(UserError, match="exactly one"):
+            work_of(epochs=epochs, iterations=iterations)
+
+
+# --------------------------------------------------------------------------------------------------- gradients and clipping
+
+
+@pytest.mark.parametrize("stack_size", [1, 3])
+def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(monkeypatch, stack_size):
+    """Autograd may return one tensor for two parameters, a broadcast one or one in another layout; clipping writes in place."""
+    config = config_of("strategy=fedavg", "num_nodes=30", "model=cnn_pmfl", "model.hidden=[8]", "strategy.local.clip_norm=0.01")
+    workspace, seen, taken = workspace_of(config, dtype=torch.float64), [], Optimizer.step
+
+    class Shared(workspace.client_class):
+        def loss(self, params, batch, constants):
+            stages = [params[f"encoder.stages.{layer}.bias"] for layer in (0, 1)]
+            return {"loss": (stages[0] + stages[1]).sum() + super().loss(params, batch, constants)["loss"]}
+
+    def watched(self, params, step):
+        gradients = [value.grad for value in params.values()]
+        norms = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0).sqrt()
+        layouts = [(value.stride(), value.grad.stride()) for value in params.values()]
+        seen.append((params, norms, layouts, len({gradient.data_ptr() for gradient in gradients})))
+        taken(self, params, step)
+
+    monkeypatch.setattr(Optimizer, "step", watched)
+    client = Shared(workspace, range(stack_size))
+    client.update([{f"model/{name}": value for name, value in workspace.initial.items()}] * stack_size, 1)
+    assert len(seen) == 5
+    for params, norms, layouts, apart in seen:
+        torch.testing.assert_close(norms, torch.full_like(norms, 0.01), rtol=1e-3, atol=0)
+        # Where there is one node, the stride of the node axis means nothing.
+        assert all(value[1:] == gradient[1:] for value, gradient in layouts)
+        assert apart == len(layouts) == len(workspace.initial)
+        assert all(value.grad is None for value in params.values())
+
+
+def test_clipping_bounds_each_nodes_gradient():
+    """One SGD step of lr 1 moves a node by exactly the clip norm when its gradient is larger."""
+    models, _ = digits_run("fedavg", 1, nodes=1, local={"iterations": 1, "lr": 1.0, "clip_norm": 0.01})
+    moved = torch.cat([(models[1][n] - models[0][n]).flatten() for n in models[0]]).norm().item()
+    assert moved == pytest.approx(0.01, rel=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------- rates and optimisers
+
+
+def test_learning_rate_decays_per_round():
+    """lr at round 501 is 0.1 * 0.998^500 = 0.0367512 (F7)."""
+    work = work_of(epochs=1, batch_size=1, lr_decay=0.998)
+    w = torch.zeros(1, 1, requires_grad=True)
+    w.grad = torch.ones(1, 1)
+    Optimizer(work, 501, [1], {"w": w}, {}).step({"w": w}, 0)
+    assert -w.item() == pytest.approx(0.0367512, rel=1e-5)
+
+
+def test_learning_rate_decays_per_local_epoch():
+    """w = 2, a = 0, two passes over one example: 2 (1 - 0.1) (1 - 0.05) = 1.71."""
+    values = run_scalar("fedavg", [[0]], targets=(0,), local={"epoch_lr_decay": 0.5})
+    assert values == pytest.approx([1.71], rel=1e-12)
+
+
+def test_proximal_weight_by_hand():
+    """w: 2 -> 1.8; then gradient 1.8 + 0.5 * (1.8 - 2) = 1.7, so 1.63: mu/2 |w - W|^2, FedProx's own key to the last bit."""
+    values = run_scalar("fedavg", [[0]], targets=(0,), local={"proximal_weight": 0.5})
+    assert values == pytest.approx([1.63], rel=1e-12)
+    for rounds in ([[0]], [[0, 1], [2], [0, 1, 2]]):
+        fedprox = run_scalar("fedprox", rounds, proximal_weight=0.5)
+        assert run_scalar("fedavg", rounds, local={"proximal_weight": 0.5}) == pytest.approx(fedprox, rel=1e-14)
+
+
+def test_the_optimisers_of_one_by_one_nodes_and_of_stacks_agree():
+    """Per-node optimisers (own clocks) with nothing to differ in equal the stacked one."""
+    local = {"iterations": None, "epochs": 2, "batch_size": 7, "optimizer": "adam", "lr": 0.01}
+    few = {"nodes": 40, "schedule": [range(4)] * 2}
+    plain, _ = digits_run("fedavg", 2, stack_size=4, local=local, **few)
+    nearly = digits_run("fedavg", 2, stack_size=4, local=local | {"epoch_lr_decay": 1 - 1e-16}, **few)[0]
+    close(plain[-1], nearly[-1])
+    decayed, _ = digits_run("fedavg", 2, stack_size=4, local=local | {"epoch_lr_decay": 0.5}, **few)
+    with pytest.raises(AssertionError):
+        close(plain[-1], decayed[-1])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_kept_optimisers_go_on_where_they_were(optimizer):
+    """One node, two rounds of two steps: with its optimiser kept it is one run of four steps."""
+    local = {"optimizer": optimizer, "momentum": 0.9, "keep_optimizer": True}
+    kept = run_scalar("fedavg", [[0]] * 2, targets=(0,), local=local)
+    w = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    whole = torch.optim.Adam([w], 0.1) if optimizer == "adam" else torch.optim.SGD([w], 0.1, 0.9)
+    for _ in range(4):
+        w.grad = w.detach().clone()
+        whole.step()
+    assert kept[-1] == pytest.approx(w.item(), rel=1e-12)
+    again = run_scalar("fedavg", [[0]] * 2, targets=(0,), local=local | {"keep_optimizer": False})
+    assert again[-1] != pytest.approx(w.item(), rel=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------- order and time
+
+
+def passes(epochs):
+    return {"epochs": epochs, "iterations": None, "batch_size": 4}
+
+
+def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
+    """Nodes of 20 and 11 examples: 10 and 11 steps by six hundredths, 5 and 3 by fours; whose is whose shows in the losses."""
+    workspace, seen = sized_workspace("fedavg", [20, 11], local=passes(1)), []
+
+    class Phases(workspace.client_class):
+        def local_work(self, stack):
+            mine = torch.tensor([[float(node)] for node in stack.nodes])
+            work, model = replace(self.config.local, batch_size=0.06), {"mine": mine}
+            phases = [
+                self.train(stack, work=work, constants=model, loss=self.told, purpose="first"),
+                self.train(stack, work=work, frozen={"mine": (self.name, model)}, loss=self.told, purpose="second"),
+                self.train(stack, each_step=self.asked, loss=self.told),
+            ]
+            for losses in phases:
+                seen.append((losses.steps, losses.mean("mine").tolist(), losses.counts.sum(1).tolist()))
+            return self.sent(stack)
+
+        def name(self, model, x):
+            return model["mine"].expand(len(x), 1)
+
+        def asked(self, now):
+            assert len(now.batch.y) == len(now.stack)
+            return {"mine": torch.tensor([[float(node)] for node in now.stack.nodes])}
+
+        def told(self, params, batch, constants):
+            return self.loss(params, batch, {}) | {"mine": constants["mine"].mean()}
+
+    client = Phases(workspace, [0, 1])
+    received = {f"model/{n}": v for n, v in workspace.initial.items()}
+    updates = client.update([received] * 2, 1)
+    assert seen == [([10, 11], [0, 1], [20, 11])] * 2 + [([5, 3], [0, 1], [20, 11])]
+    assert [update.num_examples for update in updates] == [20, 11]
+
+
+def test_a_deadline_is_looked_at_before_every_step(monkeypatch):
+    workspace = sized_workspace("fedavg", [20, 11], local=passes(2))
+    clock, steps = itertools.count(), []
+    monkeypatch.setattr(stack_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    class Watched(workspace.client_class):
+        def local_work(self, stack):
+            self.train(stack, each_step=lambda now: steps.append(now.number) or {})
+            return self.sent(stack)
+
+    received = {f"model/{n}": v for n, v in workspace.initial.items()}
+    with pytest.raises(DeadlineError):
+        Watched(workspace, [0, 1]).update([received] * 2, 1, deadline=2.5)
+    assert steps == [0, 1, 2]
+    Watched(workspace, [0, 1]).update([received] * 2, 1, deadline=1e9)
+    assert steps == [0, 1, 2, *range(10)]
+
+
+def test_what_goes_wrong_is_said_with_node_round_and_step():
+    workspace = sized_workspace("fedavg", [20, 11], local=passes(2))
+
+    class Broken(workspace.client_class):
+        def local_work(self, stack):
+            self.train(stack, each_step=lambda now: {} if now.number < 3 else 1 / 0)
+            return self.sent(stack)
+
+    received = {f"model/{n}": v for n, v in workspace.initial.items()}
+    with pytest.raises(LocalError, match=r"^node 0, 1, round 7, step 3: ZeroDivisionError: division by zero$"):
+        Broken(workspace, [1, 0]).update([received] * 2, 7)
