@@ -8,16 +8,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from accelerator import NAME, accelerator, crossings
 from rig import close, same, workspace_of
 from watched import ROUNDS, STACK, numbers, sent_tensors, settings_of, shapes, watch, write_problem
 
 from clients.training.loop import part_of
+from clients.training.workspace import EVALUATION_BATCH
 from contrafed import checkpoint
 from contrafed.experiment import run
 from contrafed.settings import resolve
 from core import registry
 from core.config import convert
 from core.errors import UserError
+from core.tensors import on_host
 
 METHODS = list(registry.choices("strategy"))
 
@@ -125,6 +128,32 @@ def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config
     again = watch(config, judge=False)
     compare(again, alone, identical)
     assert [done.metrics for done in again.rounds] == [done.metrics for done in alone.rounds]
+
+
+# ---------------------------------------------------------------------------------------------------------- an accelerator
+
+
+def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
+    """On the stand-in, which refuses a tensor that was forgotten on the other side."""
+    monkeypatch.setattr("clients.training.workspace.EVALUATION_BATCH_ELSEWHERE", EVALUATION_BATCH)
+    config, rounds = settings_of(method, problem, epochs=1), [(1, 3), (1, 2, 4)]
+    here = watch(config, rounds, stack_size=STACK)
+    with accelerator():
+        there = watch(config, rounds, stack_size=STACK, device=NAME)
+        there.models = [on_host(model) for model in there.models]
+    compare(there, here, identical)
+    assert [numbers(done) for done in there.rounds] == [numbers(done) for done in here.rounds]
+
+
+def test_no_step_waits_for_the_accelerator(method, problem):
+    """Rounds of two epochs cross between the two as often as rounds of one."""
+    counts = []
+    for epochs in (1, 2):
+        crossings.clear()
+        with accelerator():
+            watch(settings_of(method, problem, epochs=epochs), [(1, 3)] * 2, stack_size=2, judge=False, device=NAME)
+        counts.append(len(crossings))
+    assert counts[0] == counts[1] > 0
 
 
 # ------------------------------------------------------------------------------------------------------------------ faults

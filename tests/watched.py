@@ -10,6 +10,7 @@ from rig import Schedule, config_of, run_strategy, workspace_of
 from sklearn.datasets import load_digits
 
 from core import codec
+from core.tensors import on_host
 from simulation.grid import LocalGrid
 from simulation.worker import FIRST_NODE_ID
 from strategies.base import Round
@@ -61,12 +62,12 @@ def small_steps(config, **local):
     return config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | local}}
 
 
-def watch(config, rounds=ROUNDS, *, stack_size=1, judge=True, trouble=None):
+def watch(config, rounds=ROUNDS, *, stack_size=1, judge=True, trouble=None, device="cpu"):
     """Run a method in float64 and return what it left behind.
 
     ``trouble(server_round, nodes, sent)`` sees what a stack is about to send and may change it or raise.
     """
-    found = Run(workspace=workspace_of(config, dtype=torch.float64))
+    found = Run(workspace=workspace_of(config, dtype=torch.float64, device=device))
     grid, method = LocalGrid(NODES, stack_size), found.workspace.client_class
 
     class Watched(method):
@@ -111,8 +112,8 @@ def watch(config, rounds=ROUNDS, *, stack_size=1, judge=True, trouble=None):
 
 
 def copied(tensors):
-    """Tensors of their own: what is remembered could be written to later."""
-    return {name: value.clone() for name, value in tensors.items()}
+    """Tensors of their own, on the host: what is remembered could be written to later."""
+    return {name: value.clone() for name, value in on_host(tensors).items()}
 
 
 def shapes(record):
