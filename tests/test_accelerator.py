@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from accelerator import NAME, There, accelerator, crossings
-from rig import METHODS, PERSONAL, close, config_of, digits_run, same, with_images, workspace_of
+from rig import close, config_of, digits_run, same, with_images, workspace_of
 from tiny import run_tiny
 from wire import Wire, plain, run_devices
 
@@ -62,18 +62,11 @@ def test_the_stand_in_computes_and_refuses_what_a_gpu_refuses():
             y.numpy()
 
 
-@pytest.mark.parametrize("method", [*METHODS, *PERSONAL, "fedadam", "fedagm", "fedavgm", "fedcl", "fedscl"])
-def test_every_method_gives_the_same_on_an_accelerator(tmp_path, method):
-    here, there = both(tmp_path, *STACKED, f"strategy={method}")
-    assert same(here[1], there[1])
-    assert here[2:] == there[2:]
-
-
-@pytest.mark.parametrize("method", [*METHODS, *PERSONAL, "fedcl", "fedscl"])
+@pytest.mark.parametrize("method", ["pmfl", "fedrcl"])
 def test_no_step_waits_for_the_accelerator(method):
-    """A round of four epochs crosses between the two as often as one of two."""
+    """A round of two epochs crosses between the two as often as one of one, also with convolutions and dropout."""
     counts = []
-    for epochs in (2, 4):
+    for epochs in (1, 2):
         local = ("strategy.local.iterations=null", f"strategy.local.epochs={epochs}", "strategy.local.batch_size=16")
         config = config_of(f"strategy={method}", *local, "num_nodes=20", "model=cnn", "model.hidden=8", "model.dropout=0.1")
         with accelerator():
