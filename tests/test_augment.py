@@ -7,7 +7,16 @@ import pytest
 import torch
 from rig import close, config_of, digits_run, workspace_of
 
-from clients.training.augment import augmented, draw_augmentation
+from clients.training.augment import (
+    COLOURS,
+    augmented,
+    brightened,
+    draw_augmentation,
+    equalised,
+    recoloured,
+    sharpened,
+    shifted_hue,
+)
 
 
 def image(height=5, width=6, channels=2):
@@ -62,6 +71,80 @@ def test_augmentation_is_drawn_by_seed_round_and_node():
     assert not crop[:, [0, 3]].any()
     small = draw_augmentation(("crop",), 8, 1000, 0, "batches", 3, 5)  # digits: one pixel either way
     assert small[:, 1].unique().tolist() == [-1, 0, 1]
+
+
+def pictures(count=6, channels=3):
+    """Random pictures (n, C, H, W) uint8: noise, smooth ones, one of few levels, one grey, one of a single level."""
+    rng = torch.Generator().manual_seed(3)
+    x = (torch.rand(count, channels, 32, 32, generator=rng) * 256).to(torch.uint8)
+    x[1] = torch.nn.functional.interpolate(x[1:2].float()[..., :4, :4], (32, 32), mode="bilinear")[0].to(torch.uint8)
+    x[2] = x[2] // 100 * 100
+    x[3] = x[3, :1]
+    x[4] = 77
+    x[5] = x[1] // 4 + 100
+    return x
+
+
+def laid(x):
+    """(n, C, H, W) as images lie in a workspace."""
+    return x.permute(0, 2, 3, 1).float()
+
+
+def off(ours, theirs):
+    """By how many levels each number differs."""
+    return (ours - laid(theirs)).abs()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_colours_match_torchvision_on_uint8(channels):
+    from torchvision.transforms.v2 import functional as tv
+
+    x = pictures(channels=channels)
+    assert off(sharpened(laid(x)), tv.adjust_sharpness(x, 2)).max() == 0
+    assert off(equalised(laid(x)), tv.equalize(x)).max() == 0
+    for value in (0.953, 1.0, 1.0499):
+        factor = torch.tensor(value)
+        assert off(brightened(laid(x), factor.view(1, 1, 1, 1)), tv.adjust_brightness(x, factor.item())).max() == 0
+    for value in (-0.05, -0.013, 0.031, 0.05):
+        hue = off(shifted_hue(laid(x), torch.full((6, 1, 1, 1), value)), tv.adjust_hue(x, value))
+        assert hue.max() <= 1  # where rounding falls to either side of a whole number
+        assert (hue > 0).float().mean() < 0.001
+    posterised = torch.tensor([[0.0, 1.0, 0.0, 1.0, 1.0, 0.0]]).expand(6, -1)
+    assert off(recoloured(laid(x), posterised), tv.posterize(x, 2)).max() == 0
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_chain_of_cifar_100_matches_torchvisions(first):
+    from torchvision.transforms.v2 import functional as tv
+
+    x, brightness, hue = pictures(), torch.tensor(1.03).item(), -0.02
+    theirs = tv.adjust_sharpness(x, 2)
+    for step in ("brightness", "hue") if first else ("hue", "brightness"):
+        theirs = tv.adjust_brightness(theirs, brightness) if step == "brightness" else tv.adjust_hue(theirs, hue)
+    theirs = tv.horizontal_flip(tv.crop(tv.equalize(tv.posterize(theirs, 2)), 3, -1, 32, 32))
+    change = torch.tensor([[0.0, 3.0, -1.0, 1.0, 1.0, brightness, hue, float(first), 1.0, 1.0]]).expand(6, -1)
+    assert (off(augmented(laid(x), change), theirs) > 0).float().mean() < 0.002
+    nothing = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0]]).expand(6, -1)
+    assert torch.equal(augmented(laid(x).double(), nothing), laid(x).double())
+
+
+def test_colours_have_draws_of_their_own():
+    where = (32, 4000, 0, "batches", 3, 5)
+    plain, both = draw_augmentation(("crop", "flip"), *where), draw_augmentation((*COLOURS, "crop", "flip"), *where)
+    assert torch.equal(plain, both[:, :4])
+    assert both[:, [4, 7, 8, 9]].mean(0).tolist() == pytest.approx([0.5] * 4, abs=0.05)
+    assert both[:, 5:7].amin(0).tolist() == pytest.approx([0.95, -0.05], abs=1e-3)
+    assert both[:, 5:7].amax(0).tolist() == pytest.approx([1.05, 0.05], abs=1e-3)
+    assert np.abs(np.corrcoef(both.T[1:].numpy()) - np.eye(9)).max() < 0.1
+    one = draw_augmentation(("equalize",), *where)
+    assert torch.equal(one[:, 9], both[:, 9])
+    assert one[:, 4:9].unique(dim=0).tolist() == [[0, 1, 0, 0, 0], [0, 1, 0, 1, 0]]
+
+
+def test_experiments_of_pmfl_augment_by_data_set():
+    moves = ["crop", "flip"]
+    for name, kinds in (("cifar10", moves), ("cinic10", moves), ("svhn", ["crop"]), ("cifar100", [*COLOURS, *moves])):
+        assert config_of(f"experiment=pmfl_{name}")["strategy"]["local"]["augment"] == kinds
 
 
 ONE_STEP = {"epochs": None, "iterations": 1, "batch_size": 16, "augment": []}

@@ -1,4 +1,4 @@
-"""Random rotation, crop and flip of training images, as batched tensor code (FedRCL: METHODS section 5)."""
+"""Random changes of training images, as batched tensor code: of colours (FedAU's CIFAR-100), and rotation, crop and mirror."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,11 @@ from core.randomness import torch_generator
 
 # Degrees either way, and pixels of black border that a crop is cut from: 4 on 32x32, and never more than an eighth of a side.
 LARGEST_ANGLE, BORDER, SHARE = 10.0, 4, 8
+# Changes of colour in the order in which they are made: three by chance, each in half of all images, and the jitter in all.
+COLOURS = ("sharpness", "jitter", "posterize", "equalize")
+JITTER = 0.05  # of the brightness, as a factor, and of the hue, as a share of the circle, either way
+POSTERIZED = 64  # levels of brightness that become one: two bits are left of eight
+LEVELS = 256
 
 
 def draw_augmentation(
@@ -17,8 +22,10 @@ def draw_augmentation(
 ) -> Tensor:
     """Return (count, 4): angle in radians, rows and columns to shift by, and 1 for a mirrored image.
 
-    For all examples that a node sees in a round, in the order it sees them; what ``kinds`` does not name is 0. ``side`` is the
-    shorter one of an image, in pixels.
+    Where ``kinds`` names a change of colour (count, 10), these and: 1 for a sharpened image, factor of the brightness, shift of
+    the hue, 1 for the brightness first, 1 for a posterised image, 1 for an equalised one. For all examples that a node sees
+    in a round, in the order it sees them; what ``kinds`` does not name changes nothing. ``side`` is the shorter one of an
+    image, in pixels.
     """
     border = min(BORDER, side // SHARE)
     rng = torch_generator(seed, f"{purpose} augmentation", server_round, node)
@@ -26,14 +33,36 @@ def draw_augmentation(
     angle = (2 * uniform[:, 0] - 1) * math.radians(LARGEST_ANGLE) * ("rotation" in kinds)
     shift = ((uniform[:, 1:3] * (2 * border + 1)).floor() - border) * ("crop" in kinds)
     flip = (uniform[:, 3] < 0.5) * float("flip" in kinds)
-    return torch.cat([angle.unsqueeze(1), shift, flip.unsqueeze(1)], dim=1)
+    moves = torch.cat([angle.unsqueeze(1), shift, flip.unsqueeze(1)], dim=1)
+    if not set(kinds) & set(COLOURS):
+        return moves
+    uniform = torch.rand(count, 6, generator=torch_generator(seed, f"{purpose} colours", server_round, node))
+    half, jitter = (uniform < 0.5).float(), (2 * uniform - 1) * JITTER * ("jitter" in kinds)
+    columns = [
+        half[:, 0] * ("sharpness" in kinds),
+        1 + jitter[:, 1],
+        jitter[:, 2],
+        half[:, 3],
+        half[:, 4] * ("posterize" in kinds),
+        half[:, 5] * ("equalize" in kinds),
+    ]
+    return torch.cat([moves, torch.stack(columns, dim=1)], dim=1)
 
 
 def augmented(images: Tensor, change: Tensor) -> Tensor:
+    """Return images (n, H, W, C), 0 to 255, with changed colours, then moved.
+
+    ``change`` (n, 4 or 10) is what ``draw_augmentation`` returns.
+    """
+    moves, colours = change[:, :4], change[:, 4:]
+    return moved(recoloured(images, colours) if colours.shape[1] else images, moves)
+
+
+def moved(images: Tensor, change: Tensor) -> Tensor:
     """Return images (n, H, W, C) rotated about their centre, then cropped from a black border, then mirrored.
 
-    ``change`` (n, 4) is what ``draw_augmentation`` returns. Pixels are taken from the nearest one, as torchvision's random
-    rotation does by default; crops and flips are exact.
+    ``change`` (n, 4): angle, rows, columns, mirrored. Pixels are taken from the nearest one, as torchvision's random rotation
+    does by default; crops and flips are exact.
     """
     count, height, width, _ = images.shape
     angle, down, right, flip = (column.view(-1, 1, 1) for column in change.unbind(1))
@@ -50,3 +79,60 @@ def augmented(images: Tensor, change: Tensor) -> Tensor:
     place = (source_row.clamp(0, height - 1) * width + source_column.clamp(0, width - 1)).view(count, -1, 1)
     pixels = images.flatten(1, 2).gather(1, place.expand(-1, -1, images.shape[-1]))
     return (pixels * inside.view(count, -1, 1)).view_as(images)
+
+
+def recoloured(images: Tensor, change: Tensor) -> Tensor:
+    """Return images (n, H, W, C), whole numbers 0 to 255, sharpened, jittered, posterised and equalised.
+
+    ``change`` (n, 6): sharpened, brightness, hue, brightness first, posterised, equalised. Every step ends in whole numbers, as
+    torchvision's on uint8; computed in float32 whatever the images' type.
+    """
+    sharp, factor, shift, first, few, equal = (column.float().view(-1, 1, 1, 1) for column in change.unbind(1))
+    x = images.float()
+    x = torch.where(sharp > 0, sharpened(x), x)
+    x = torch.where(first > 0, shifted_hue(brightened(x, factor), shift), brightened(shifted_hue(x, shift), factor))
+    x = torch.where(few > 0, (x / POSTERIZED).floor() * POSTERIZED, x)
+    return torch.where(equal > 0, equalised(x), x).to(images.dtype)
+
+
+def sharpened(x: Tensor) -> Tensor:
+    """Return images (n, H, W, C) twice as far from their smoothed selves; the outermost pixels stay."""
+    rows = x[:, :-2] + x[:, 1:-1] + x[:, 2:]
+    middle = x[:, 1:-1, 1:-1]
+    smooth = ((rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * middle) / 13).round()
+    out = x.clone()
+    out[:, 1:-1, 1:-1] = (2 * middle - smooth).clamp(0, LEVELS - 1)
+    return out
+
+
+def brightened(x: Tensor, factor: Tensor) -> Tensor:
+    """Return images (n, H, W, C) with every number multiplied by the image's ``factor`` (n, 1, 1, 1)."""
+    return (x * factor).clamp(0, LEVELS - 1).floor()
+
+
+def shifted_hue(x: Tensor, shift: Tensor) -> Tensor:
+    """Return images (n, H, W, C) with hues turned by a share of the circle ``shift`` (n, 1, 1, 1); those without colour stay."""
+    if x.shape[-1] == 1:
+        return x
+    red, green, blue = (x / (LEVELS - 1)).split(1, dim=-1)
+    least, value = torch.aminmax(x / (LEVELS - 1), dim=-1, keepdim=True)
+    span = value - least
+    safe = torch.where(span > 0, span, 1.0)
+    of_blue = torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4)
+    sixths = torch.where(value == red, (green - blue) / safe, of_blue) + 6 * shift
+    # Each channel falls from the value by the span, in the part of the circle away from it.
+    place = (sixths + torch.tensor([5.0, 3.0, 1.0], device=x.device)).remainder(6)
+    turned = value - span * torch.minimum(place, 4 - place).clamp(0, 1)
+    return torch.where(shift == 0, x, (turned * (LEVELS - 1e-3)).floor())
+
+
+def equalised(x: Tensor) -> Tensor:
+    """Return images (n, H, W, C) whose levels are spread so that each channel's are about equally frequent."""
+    level = x.flatten(1, 2).long()  # (n, H W, C)
+    counts = torch.zeros(len(x), LEVELS, x.shape[-1], dtype=torch.int64, device=x.device)
+    counts.scatter_add_(1, level, torch.ones_like(level))
+    highest = counts.gather(1, level.amax(1, keepdim=True))
+    step = (level.shape[1] - highest) // (LEVELS - 1)  # pixels a level, but those of the highest one
+    below = counts.cumsum(1) - counts
+    new = ((below + step // 2) // step.clamp_min(1)).clamp(0, LEVELS - 1).gather(1, level)
+    return torch.where(step > 0, new, level).view_as(x).to(x.dtype)

@@ -44,7 +44,7 @@ class Batches:
         self.mask = self.real.to(workspace.device, workspace.dtype)
         self.counts = torch.from_numpy(lengths).to(self.mask)  # (B, S) examples at each step
         self.dropout: Tensors = {}  # by layer (B, S, b, D)
-        self.changes: Tensor | None = None  # (B, S, b, 4)
+        self.changes: Tensor | None = None  # (B, S, b, 4 or 10)
 
     @classmethod
     def drawn(cls, workspace: Any, work: LocalWork, stack: Stack, purpose: str) -> "Batches":
@@ -118,7 +118,7 @@ class Batches:
         return Table(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
 
     def _distinct(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the phase's distinct images: examples (B, n), each step's places among them (B, S, b), changes (B, n, 4)."""
+        """Return the phase's distinct images: examples (B, n), each step's places among them (B, S, b), changes (B, n, ...)."""
         if self.changes is not None:  # no two images are alike
             where = torch.arange(self.index[0].numel(), device=self.index.device).view(1, *self.index.shape[1:])
             return self.index.flatten(1), where.expand(self.index.shape), self.changes.flatten(1, 2)

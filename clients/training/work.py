@@ -30,7 +30,7 @@ class LocalWork:
     proximal_weight: Annotated[float, Range(ge=0)]
     clip_norm: Annotated[float, Range(gt=0)] | None
     keep_optimizer: bool
-    augment: tuple[Literal["rotation", "crop", "flip"], ...]
+    augment: tuple[Literal["sharpness", "jitter", "posterize", "equalize", "rotation", "crop", "flip"], ...]
     mixed_precision: bool
 
     def __post_init__(self) -> None:
