@@ -30,6 +30,7 @@ class Config:
     buffer_scope: Literal["across", "within"]  # whether the buffer spans rounds
     threshold: Literal["previous", "literal", "current", "node", "constant"]  # mu
     threshold_value: Annotated[float, Range(ge=-1, le=1)]  # mu for threshold=constant
+    buffer_start: Literal["received", "previous"]  # what a round's first step pushes
 
 
 class PMFLClient(Client):
@@ -43,7 +44,8 @@ class PMFLClient(Client):
     Deviation: the paper's threshold mu = cos(z_k^{tE}, Z^t) is 1 by its own definition of w_k^{tE}; ``threshold`` selects
     the reading. ``previous`` (default) takes the node's last local model for z_k^{tE}, and 1 in its first round;
     ``literal`` is 1; ``current`` is cos(z, Z); ``node`` averages ``previous`` over the batch; ``constant`` is a number.
-    A similarity within 1e-6 of the threshold reaches it.
+    A similarity within 1e-6 of the threshold reaches it. By the same symbol a round's first step pushes W^t into the buffer
+    (``buffer_start: received``, default), or the node's last local model (``previous``).
     """
 
     upload = "delta"
@@ -53,12 +55,17 @@ class PMFLClient(Client):
         if not self.config.contrast_weight:
             return {}
         model, zero = group(received, "model"), torch.zeros((), dtype=torch.int64, device=self.workspace.device)
-        previous = named("previous", model) if self._looks_at_previous else {}
+        previous = named("previous", model) if self.keeps_previous else {}
         return fresh_ring(model, self.config.buffer_size) | previous | {"pushed": zero, "rounds": zero}
 
     @property
     def _looks_at_previous(self) -> bool:
         return self.config.threshold in ("previous", "node")
+
+    @property
+    def keeps_previous(self) -> bool:
+        """Whether nodes remember their last local model."""
+        return self._looks_at_previous or self.config.buffer_start == "previous"
 
     def local_work(self, stack: Stack) -> Tensors:
         """Algorithm 1: E steps beside the received, the previous and the buffered models; send Delta = w_end - W."""
@@ -67,14 +74,14 @@ class PMFLClient(Client):
         if self.config.buffer_scope == "within":
             stack.memory["pushed"].zero_()
         if self.config.buffer_size:
-            previous = {"previous": group(stack.memory, "previous")} if self._looks_at_previous else {}
+            previous = {"previous": group(stack.memory, "previous")} if self.keeps_previous else {}
             frozen = {"received": stack.global_model} | previous
             losses = self.train(stack, frozen=frozen, each_step=partial(self._compared, History(self)))
         else:
             losses = self.train(stack)
         stack.memory["pushed"] += torch.tensor(losses.steps, device=self.workspace.device)
         stack.memory["rounds"] += 1
-        if self._looks_at_previous:
+        if self.keeps_previous:
             stack.memory |= named("previous", stack.params)
         return self.sent(stack)
 
@@ -121,7 +128,7 @@ class History:
     """
 
     def __init__(self, client: PMFLClient) -> None:
-        self.represent, self.size = client.represent, client.config.buffer_size
+        self.represent, self.size, self.start = client.represent, client.config.buffer_size, client.config.buffer_start
         self.known: dict[int, list[Tensor]] = {}  # by step, representations (B, b, D) of its batch, newest iterate first
 
     def of(self, now: Step) -> tuple[list[Tensor], Tensor]:
@@ -132,17 +139,19 @@ class History:
         count = len(now.stack)
         known = [z[:count] for z in self.known.pop(now.number, [])]
         if 1 <= now.number <= self.size:
-            known.insert(now.number - 1, now.frozen["received"])  # what the round's first step started from
+            known.insert(now.number - 1, now.frozen[self.start])  # what the round's first step pushed
         known = known[: max(self.pushed[:count]) + now.number]
         ages = torch.arange(1 + len(known), device=now.batch.mask.device)
         return known, ages > (now.stack.memory["pushed"] + now.number).unsqueeze(1)
 
     def push(self, now: Step) -> None:
-        """Add the iterate that a step starts from."""
+        """Add the iterate that a step starts from, or, at a round's first, what ``buffer_start`` says."""
         slot = self._slot(now, now.number)
+        previous = now.number == 0 and self.start == "previous"
+        pushed = group(now.stack.memory, "previous") if previous else now.stack.params
         for name, ring in group(now.stack.memory, "buffer").items():
-            ring[slot] = now.stack.params[name]
-        if now.number:  # the first is the received model
+            ring[slot] = pushed[name]
+        if now.number:  # the first is a frozen model
             self._ask(now, now.stack.params, range(now.number + 1, now.number + 1 + self.size), newest=True)
 
     def _look_back(self, now: Step) -> None:

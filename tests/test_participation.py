@@ -132,11 +132,23 @@ def test_cyclic_offsets_are_uniform():
 
 
 def test_cyclic_by_hand():
-    """Period 5, p = 0.4, offset 3: active at t = 3, 4, 8, 9, ...; FedAU's variant has the idle rounds first: t = 1, 2, 6, 7."""
-    for variant, active in (("pmfl", [3, 4, 8, 9]), ("fedau", [1, 2, 6, 7])):
-        pattern = make("cyclic", num_nodes=1, beta=None, mean_probability=0.4, period=5, variant=variant)
-        pattern.offsets = np.array([3])
+    """Period 5, p = 0.4, offset 3: active at t = 3, 4, 8, 9, ...; offset 4: at t = 0, 4, 5, 9."""
+    for offset, active in ((3, [3, 4, 8, 9]), (4, [0, 4, 5, 9])):
+        pattern = make("cyclic", num_nodes=1, beta=None, mean_probability=0.4, period=5)
+        pattern.offsets = np.array([offset])
         assert [t for t in range(10) if pattern.available(t + 1)[0]] == active
+
+
+def test_fedaus_cycles_begin_idle_so_that_each_first_window_is_whole():
+    """Period 5, p = 0.4: a node waits 0, 1 or 2 rounds, equally often, then has two active and three idle rounds for ever."""
+    pattern = make("cyclic", num_nodes=3000, beta=None, mean_probability=0.4, period=5, variant="fedau")
+    here = np.array([pattern.available(r) for r in range(1, 13)]).T
+    windows, counts = np.unique(here, axis=0, return_counts=True)
+    cycles = ["001100011000", "011000110001", "110001100011"]
+    assert ["".join(map(str, window.astype(int))) for window in windows] == cycles
+    assert counts == pytest.approx([1000] * 3, abs=5 * 1000**0.5)
+    cut = make("cyclic", num_nodes=3000, beta=None, mean_probability=0.4, period=5)
+    assert len(np.unique([cut.available(r) for r in range(1, 13)], axis=1).T) == 5  # PMFL's may begin within a window
 
 
 def test_cyclic_fedau_variant_has_an_active_and_an_idle_round():

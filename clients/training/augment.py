@@ -111,7 +111,7 @@ def brightened(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def shifted_hue(x: Tensor, shift: Tensor) -> Tensor:
-    """Return images (n, H, W, C) with hues turned by a share of the circle ``shift`` (n, 1, 1, 1); those without colour stay."""
+    """Return images (n, H, W, C) with hues turned by a share of the circle ``shift`` (n, 1, 1, 1); grey images stay."""
     if x.shape[-1] == 1:
         return x
     red, green, blue = (x / (LEVELS - 1)).split(1, dim=-1)

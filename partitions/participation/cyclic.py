@@ -29,8 +29,8 @@ class Config(Heterogeneous):
 class Cyclic(Participation):
     """A_k^t = 1 iff (t - o_k) mod period < period p_k. Source: PMFL section VI, METHODS section 4.6.
 
-    That is ceil(period p_k) rounds of each cycle. ``variant: fedau`` has max(1, round(period p_k)) active rounds, at least
-    one idle one, and the idle ones first.
+    That is ceil(period p_k) rounds of each cycle. ``variant: fedau`` has max(1, round(period p_k)) active rounds and at least
+    one idle one, and every node begins among its idle ones, o_k uniform over these, so that its first active window is whole.
     """
 
     everyone = False
@@ -39,16 +39,16 @@ class Cyclic(Participation):
         """Draw the probabilities and the offsets."""
         self.probabilities = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
         period = self.config.period
-        self.offsets = generator(self.seed, "availability offsets").integers(0, period, self.num_nodes)
         if self.config.variant == "pmfl":
             # 100 * 0.07 is a little more than 7 in floating point; relative, so that a tiny p_k keeps its one round.
             self.active = np.ceil(period * self.probabilities * (1 - 1e-12)).astype(np.int64)
+            first: int | np.ndarray = period
         else:
             self.active = np.clip(np.rint(period * self.probabilities).astype(np.int64), 1, period - 1)
+            first = period - self.active
+        self.offsets = generator(self.seed, "availability offsets").integers(0, first, self.num_nodes)
 
     def available(self, server_round: int) -> np.ndarray:
         """Return which nodes are available, (K,) bool."""
-        phase = (server_round - 1 - self.offsets) % self.config.period
-        if self.config.variant == "fedau":
-            return phase >= self.config.period - self.active
-        return phase < self.active
+        here: np.ndarray = (server_round - 1 - self.offsets) % self.config.period < self.active
+        return here

@@ -101,9 +101,15 @@ def test_literal_with_one_previous_model_is_moons_loss():
     torch.testing.assert_close(w.grad, v.grad, rtol=1e-12, atol=1e-12)
 
 
-def test_buffer_holds_the_last_iterates_across_rounds():
-    """N = 3, two steps a round: after rounds 1 and 2 it holds iterates 1, 2 and 3 of the four that steps started from."""
-    strategy = strategy_settings("pmfl", buffer_size=3, local={"iterations": 2, "batch_size": 1, "lr": 0.1})
+@pytest.mark.parametrize("start", ["received", "previous"])
+def test_buffer_holds_the_last_iterates_across_rounds(start):
+    """N = 3, two steps a round: after rounds 1 and 2 it holds iterates 1, 2 and 3 of the four that steps started from.
+
+    With ``buffer_start=previous`` the second round's first step adds what the first round ended with.
+    """
+    local = {"iterations": 2, "batch_size": 1, "lr": 0.1}
+    threshold = {"received": "previous", "previous": "literal"}[start]  # either is a reason to remember the previous model
+    strategy = strategy_settings("pmfl", buffer_size=3, buffer_start=start, threshold=threshold, local=local)
     workspace = scalar_workspace(config_of("num_nodes=1") | {"strategy": strategy}, Vector([1.0, 2.0]), targets=(3,))
     client = workspace.client_class(workspace, [0])
     iterates, loss = [], client.loss
@@ -116,28 +122,33 @@ def test_buffer_holds_the_last_iterates_across_rounds():
     received = {"model/classifier.w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     for server_round in (1, 2):
         (update,) = client.update([received], server_round)
-        client.memories = [update.memory]
+        client.memories, end = [update.memory], received["model/classifier.w"] + update.tensors["delta/classifier.w"]
+        if server_round == 1 and start == "previous":
+            iterates.append(end)
+    if start == "previous":
+        del iterates[3]  # W, which the second round began from
+    torch.testing.assert_close(update.memory["previous/classifier.w"], end)
     assert update.memory["pushed"].item() == 4
     held = {tuple(row.tolist()) for row in update.memory["buffer/classifier.w"]}
     assert held == {tuple(i.tolist()) for i in iterates[1:]}
-    torch.testing.assert_close(
-        update.memory["previous/classifier.w"], received["model/classifier.w"] + update.tensors["delta/classifier.w"]
-    )
 
 
 @pytest.mark.parametrize("stack_size", [1, 2])
 @pytest.mark.parametrize(
     "local", [{"iterations": 7}, {"iterations": None, "epochs": 2, "batch_size": 12}], ids=["steps", "epochs"]
 )
-@pytest.mark.parametrize(("scope", "size"), [("across", 3), ("within", 3), ("across", 60)])
-def test_compares_with_what_its_buffer_holds(scope, size, local, stack_size):
+@pytest.mark.parametrize(
+    ("scope", "size", "start"),
+    [("across", 3, "received"), ("within", 3, "received"), ("across", 60, "received"), ("across", 3, "previous")],
+)
+def test_compares_with_what_its_buffer_holds(scope, size, start, local, stack_size):
     """Representations made ahead, against embedding the received model and every slot of the buffer anew at each step.
 
     Nodes of unequal size take part unequally often: a stack has buffers of different fill, and the one that fills last stays
     longest.
     """
     config = config_of("strategy=pmfl", "num_nodes=12", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
-    config["strategy"] |= {"buffer_size": size}
+    config["strategy"] |= {"buffer_size": size, "buffer_start": start}
     config["strategy"]["local"] |= local
     workspace, steps, pairs = workspace_of(config, dtype=torch.float64), [], []
 
