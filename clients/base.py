@@ -4,7 +4,7 @@ A method never loops over nodes, opens a loader, moves a tensor to a device or n
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -163,22 +163,26 @@ class Client(NumPyClient):
     def forward(self, params: Tensors, batch: Batch, with_levels: bool = False) -> Features:
         """Run one node's model on its batch, with the step's dropout; for use inside a loss."""
         dropout = batch.dropout if self.model.dropout else None
-        with self._precision() as mixed, self.model.holding(params) as model:
-            features: Features = model(batch.x, dropout, with_levels, encoded=batch.x.dim() == 2)
-        return tree_map(lambda t: t.to(self.workspace.dtype), features) if mixed else features  # type: ignore[no-any-return]
+        with self.precision(), self.model.holding(params) as model:
+            return self.widened(model(batch.x, dropout, with_levels, encoded=batch.x.dim() == 2))
 
     def task_loss(self, features: Features, batch: Batch) -> Tensor:
         """Mean cross-entropy of one node's batch."""
         return cross_entropy(features.logits, batch.y, batch.mask)
 
+    def features(self, params: Tensors, x: Tensor, with_levels: bool = False) -> Features:
+        """Return all that one node's model makes of images (n, ...), in evaluation mode."""
+        with self.precision(), self.model.holding(params) as model:
+            return self.widened(model(x, None, with_levels))
+
     def represent(self, params: Tensors, x: Tensor) -> Tensor:
         """Return one node's representations z (n, D) of images, in evaluation mode."""
-        with self._precision(), self.model.holding(params) as model:
+        with self.precision(), self.model.holding(params) as model:
             return model.represent(x).to(self.workspace.dtype)
 
     def encode(self, params: Tensors, x: Tensor) -> Tensor:
         """Return one node's encoder outputs (n, E) of images."""
-        with self._precision(), self.model.holding(params) as model:
+        with self.precision(), self.model.holding(params) as model:
             out: Tensor = model.encoder(x)
         return out.to(self.workspace.dtype)
 
@@ -228,16 +232,22 @@ class Client(NumPyClient):
         totals = self.over_examples(stack, sums, {n: v.detach() for n, v in stack.params.items()}, {})
         return totals["sum"] / totals["count"].clamp_min(1).unsqueeze(-1), totals["count"]
 
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[bool]:
-        """Compute as ``mixed_precision`` says, where it has an effect; yields whether it has."""
-        device = self.workspace.device.type
-        if not (self.config.local.mixed_precision and device in self.mixed_on):
-            yield False  # entering autocast costs a small model a tenth of its forward pass, even to switch it off
-            return
+    def precision(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context that computes as ``mixed_precision`` says, where it has an effect."""
+        if not self._mixed:
+            return (
+                contextlib.nullcontext()
+            )  # entering autocast costs a small model a tenth of its forward pass, even to switch it off
         # Casts are not cached: the cache outlives neither vmap's wrappers nor a model's change of parameters.
-        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
-            yield True
+        return torch.autocast(self.workspace.device.type, torch.bfloat16, cache_enabled=False)
+
+    def widened(self, features: Features) -> Features:
+        """Return what was computed in the workspace's type: losses are."""
+        return tree_map(lambda t: t.to(self.workspace.dtype), features) if self._mixed else features  # type: ignore[no-any-return]
+
+    @property
+    def _mixed(self) -> bool:
+        return self.config.local.mixed_precision and self.workspace.device.type in self.mixed_on
 
     # --------------------------------------------------------------------------------------------------------- a round
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clients.base import Batch, Client, LocalWork, Tensors
-from clients.losses import masked_mean, unit
+from clients.losses import masked_mean, unit, without
 from core.config import Range
 
 
@@ -61,7 +61,7 @@ def _hard(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Te
         same = torch.zeros_like(same)
     none = ~same.any(1)
     hardest = torch.where(none, 1.0, similarity.masked_fill(~same, torch.inf).amin(1).clamp_max(1.0))
-    scores = _masked(similarity / config.temperature, others & ~same)
+    scores = without(similarity / config.temperature, ~others | same)
     nearest = scores.topk(min(config.hard_negatives, scores.shape[1]), dim=1).values
     contrast = F.softplus(torch.logsumexp(nearest, dim=1) - hardest / config.temperature)
     close = torch.where(none | (hardest < config.threshold), -1.0, hardest)
@@ -77,7 +77,7 @@ def _all(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Ten
     """
     similarity, others, same = _pairs(features, y, mask)
     scores = similarity / config.temperature
-    every = torch.logsumexp(_masked(scores, others), dim=1)
+    every = torch.logsumexp(without(scores, ~others), dim=1)
     if config.positives == "self":
         return masked_mean(F.softplus(every - 1 / config.temperature), mask), torch.zeros_like(mask[0])
     count = same.sum(1).to(scores)
@@ -93,8 +93,3 @@ def _pairs(features: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, T
     directions = unit(features)
     others = (mask.unsqueeze(1) * mask.unsqueeze(0) > 0) & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
     return directions @ directions.T, others, others & (y.unsqueeze(1) == y.unsqueeze(0))
-
-
-def _masked(scores: Tensor, keep: Tensor) -> Tensor:
-    # A large finite number rather than -inf: the gradient of logsumexp over nothing but -inf is NaN.
-    return scores.masked_fill(~keep, torch.finfo(scores.dtype).min / 4)

@@ -43,18 +43,42 @@ def cosines(a: Tensor, directions: Tensor) -> Tensor:
     return (directions @ a.unsqueeze(-1)).squeeze(-1) * length
 
 
+def without(scores: Tensor, gone: Tensor) -> Tensor:
+    """``scores`` (..., J) with those that are ``gone`` so low that a softmax gives them nothing, and they get no gradient."""
+    # A large finite number rather than -inf, whose gradient is NaN where it is multiplied by 0.
+    return scores.masked_fill(gone, torch.finfo(scores.dtype).min / 4)
+
+
+def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(softmax(teacher / T) || softmax(student / T)) per example (b,) of logits (b, C), without a factor T^2."""
+    log_p, log_q = (torch.log_softmax(logits / temperature, dim=1) for logits in (teacher, student))
+    return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
+def decorrelation(z: Tensor, mask: Tensor) -> Tensor:
+    """FedDecorr's penalty ``(1/n) mean over i != j of (X^T X)_ij^2``, X the batch's z (b, D) standardised per dimension.
+
+    By the unbiased deviation, with 1e-8 added to the variance; n is the number of real examples. Exactly 0, with zero
+    gradient, for one.
+    """
+    count, width = mask.sum().clamp_min(1), z.shape[1]
+    centred = (z - (z * mask.unsqueeze(1)).sum(0) / count) * mask.unsqueeze(1)
+    variance = centred.square().sum(0) / (count - 1).clamp_min(1)
+    standard = centred / (variance + EPSILON).sqrt()
+    products = (standard.T @ standard).masked_fill(torch.eye(width, dtype=torch.bool, device=z.device), 0)
+    return products.square().sum() / max(width * (width - 1), 1) / count
+
+
 def contrast(scores: Tensor, negative: Tensor, missing: Tensor | None = None) -> Tensor:
     """``-log(sum_pos e^s / (sum_pos e^s + sum_neg e^s))`` per example, from ``scores`` (b, J).
 
     ``negative`` (b, J) says which scores are negatives; the first, and all that are neither these nor ``missing`` (J,), are
     positives. Returns (b,). Exactly 0, with zero gradient, when no score is negative.
     """
-    # A large finite number rather than -inf, whose gradient is NaN where it is multiplied by 0.
-    low = torch.finfo(scores.dtype).min / 4
     if missing is not None:
-        scores = scores.masked_fill(missing, low)
+        scores = without(scores, missing)
     # The first score less each logsumexp: the same difference, in one operation each.
-    every, positive = torch.log_softmax(scores, dim=-1), torch.log_softmax(scores.masked_fill(negative, low), dim=-1)
+    every, positive = torch.log_softmax(scores, dim=-1), torch.log_softmax(without(scores, negative), dim=-1)
     return (positive - every)[:, 0]
 
 
@@ -64,7 +88,6 @@ def prototype_contrast(z: Tensor, y: Tensor, means: Tensor, valid: Tensor, tempe
     z (b, D), y (b,), prototypes ``means`` (C, D), ``valid`` (C,) 1 for a class that has one. 0 where y has none.
     """
     scores, known = unit(z) @ unit(means).T / temperature, valid > 0
-    # A large finite number rather than -inf, whose gradient is NaN where no class is known.
-    every = torch.logsumexp(scores.masked_fill(~known, torch.finfo(scores.dtype).min / 4), dim=1)
+    every = torch.logsumexp(without(scores, ~known), dim=1)
     own = scores.gather(1, y.unsqueeze(1)).squeeze(1)
     return torch.where(known[y], every - own, torch.zeros_like(own))

@@ -36,6 +36,20 @@ class Stages(nn.Module):
         super().__init__()
         self.stages, self.tails = nn.ModuleList(stages), nn.ModuleList(tails)
 
+    def outputs(self, x: Tensor) -> list[Tensor]:
+        """Return what every stage hands on, lowest first; the last is what ``forward`` returns."""
+        found: list[Tensor] = []
+        for stage, tail in zip(self.stages, self.tails, strict=True):
+            x = tail(stage(x))
+            found.append(x)
+        return found
+
+    def resume(self, x: Tensor, level: int) -> Tensor:
+        """Return the last stage's output from ``x``, what the first ``level`` stages have made of images."""
+        for stage, tail in zip(self.stages[level:], self.tails[level:], strict=True):
+            x = tail(stage(x))
+        return x
+
     def forward(self, x: Tensor, levels: list[Tensor] | None = None) -> Tensor:
         """Return the last stage's output, appending every stage's pooled features to ``levels`` if given."""
         for stage, tail in zip(self.stages, self.tails, strict=True):
@@ -88,6 +102,10 @@ class SplitModel(nn.Module):
             z = layer(z * masks[name] if name in masks else z)
         logits = self.classifier(z * masks["classifier"] if masks else z)
         return Features(logits, z, tuple(levels or ()))
+
+    def resume(self, x: Tensor, level: int, dropout_mask: Mapping[str, Tensor] | None = None) -> Features:
+        """Return the features from ``x``, what the encoder's first ``level`` stages have made of b images."""
+        return self(self.encoder.resume(x, level), dropout_mask, encoded=True)  # type: ignore[no-any-return]
 
     def represent(self, x: Tensor) -> Tensor:
         """Return z (b, D) of images x alone, in evaluation mode."""

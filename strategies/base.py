@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from clients.base import Client
 from core import codec, registry
+from core.errors import UserError
 from core.run import Choice
 from core.tensors import Tensors, named, size_of
 from models.base import SplitModel
@@ -307,6 +308,9 @@ class FederatedStrategy(Strategy):
         for node, config in configs.items():
             own = self.download(model, node, kind == MessageType.EVALUATE)
             self._received[node] = shared if own is None else shared | own
+            if missing := self.down.keys() - self._received[node].keys():
+                rule = type(self).__name__
+                raise UserError(f"strategy.server: the nodes' half expects {min(missing)}, which {rule} does not send")
             arrays = record if own is None else codec.to_record(self._received[node])
             content = RecordDict({codec.ARRAYS: arrays, codec.CONFIG: config})
             message = Message(content, int(self.population.node_ids[node]), kind, group_id=str(server_round))

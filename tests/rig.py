@@ -88,17 +88,16 @@ class Scalar(SplitModel):
 
 
 class Vector(Scalar):
-    """Two parameters; the representation of every image is w, so that cosines can be set by hand."""
-
-    embedding_size = 2
+    """A parameter per value; representation and logits of every image are w, so that losses can be computed by hand."""
 
     def __init__(self, value):
         nn.Module.__init__(self)
+        self.embedding_size = self.num_classes = len(value)
         self.encoder, self.classifier = nn.Module(), nn.Module()
         self.classifier.w = nn.Parameter(torch.tensor(value, dtype=torch.float64))
 
     def forward(self, x, dropout_mask=None, with_levels=False, encoded=False):
-        z = self.classifier.w.expand(x.shape[0], 2)
+        z = self.classifier.w.expand(x.shape[0], -1)
         return Features(z, z, ())
 
 
@@ -138,14 +137,14 @@ def given(workspace):
     return tables | {f"model/{n}": v for n, v in workspace.initial.items() if f"model/{n}" in down}
 
 
-def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), **changes):
+def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, **changes):
     """Run a method on the golden problem (METHODS section 46) and return W after each round."""
     local = changes.pop("local", {})
     strategy = strategy_settings(name, **changes)
     strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | local
     settings = config_of(f"num_nodes={len(targets)}") | {"strategy": strategy}
     workspace = scalar_workspace(settings, Scalar(start), targets)
-    models, _ = run_strategy(workspace, settings, Schedule(rounds), len(rounds))
+    models, _ = run_strategy(workspace, settings, Schedule(rounds), len(rounds), stack_size=stack_size)
     return [float(model["classifier.w"]) for model in models[1:]]
 
 

@@ -50,6 +50,19 @@ def test_any_image_gives_finite_logits_and_named_features(name, channels, size):
     assert not list(model.buffers())
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_resumes_from_what_any_stage_hands_on(name):
+    model = make(name)
+    x = torch.randn(2, 3, 32, 32)
+    dropped = {layer: torch.rand(2, model.get_submodule(layer).in_features) for layer in model.dropped}
+    with torch.no_grad():
+        outputs, whole = model.encoder.outputs(x), model(x, dropped)
+        assert len(outputs) == len(model.encoder.stages)
+        for level, handed_on in enumerate([x, *outputs]):
+            for found, expected in zip(model.resume(handed_on, level, dropped), whole, strict=True):
+                assert found is expected or torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("name", ["cnn_pmfl", "squeezenet"])
 def test_larger_images(name):
     with torch.no_grad():

@@ -4,10 +4,24 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from rig import Schedule, Vector, config_of, run_strategy, scalar_workspace, strategy_settings, workspace_of
+from rig import (
+    Schedule,
+    Vector,
+    config_of,
+    digits_run,
+    run_strategy,
+    scalar_workspace,
+    strategy_settings,
+    with_images,
+    work_of,
+    workspace_of,
+)
 
 from clients.base import Batch, Stack
 from contrafed.settings import server_of
+from models.base import Features
+from partitions.federation import Federation
+from partitions.partition import Partition
 from simulation.grid import LocalGrid
 from strategies.base import Population, Replies, Reply, strategy_class_of
 
@@ -46,6 +60,21 @@ GOLDEN = {
         [2.189980, 2.474672, 2.770489, 3.017767, 3.184646],
         [2.189980, 3.044612, 3.339595, 3.339595, 3.763150],
     ),
+    "fedvarp": (
+        {},
+        [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
+        [2.190000, 2.280567, 2.436892, 2.436892, 2.541015],
+    ),
+    "mifa": (
+        {},
+        [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
+        [2.126667, 2.245311, 2.396216, 2.547121, 2.652283],
+    ),
+    "fedhyper": (
+        {},
+        [2.190000, 2.348400, 2.478183, 2.583334, 2.667917],
+        [2.190000, 3.013466, 2.746216, 2.746216, 3.023973],
+    ),
 }
 LOCAL = [1.062882, 3.874236, 2.468559]  # nodes by themselves after three full rounds: w := a + (w - a) 0.9^2 a round
 
@@ -68,8 +97,17 @@ def losses_of(client, now, y=0, **constants):
     w = torch.tensor(now, dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, dtype=torch.float64)
     batch = Batch(torch.ones(1, 1, 1, 1, dtype=torch.float64), torch.tensor([y]), one, one)
-    tensors = {n: torch.as_tensor(v, dtype=torch.float64) for n, v in constants.items()}
+    tensors = {n: v if isinstance(v, Features) else torch.as_tensor(v, dtype=torch.float64) for n, v in constants.items()}
     return client.loss({"classifier.w": w}, batch, tensors), w
+
+
+def class_losses(name, w, y=0, changes=None, **constants):
+    """As ``losses_of``, by cross-entropy proper: of one example with as many logits as ``w`` has numbers, which are these."""
+    settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, **changes or {})}
+    data = with_images(torch.zeros(1, 1, 1, 1, dtype=torch.uint8), [y], num_classes=len(w))
+    federation = Federation(data, Partition([np.arange(1)], [np.arange(0)], data.y.numpy(), len(w)))
+    workspace = workspace_of(settings, dtype=torch.float64, federation=federation, model=Vector(w))
+    return losses_of(workspace.client_class(workspace, [0]), w, y, **constants)
 
 
 def prototypes_of(workspace, nodes):
@@ -85,13 +123,14 @@ def prototypes_of(workspace, nodes):
 
 def rule_of(name, sizes=(1,), down=None, **changes):
     """The server half of a method beside nodes with so many examples; its model is one number w."""
-    server = server_of(strategy_settings(name, **changes))
+    settings = strategy_settings(name, **changes)
+    server = server_of(settings)
     down = {"model/w": (1,)} | (down or {})
     client = SimpleNamespace(messages=lambda model, config: (down, down), is_personal=lambda config: False)
     return strategy_class_of(server)(
         server.config,
         client_class=client,
-        node_config=None,
+        node_config=SimpleNamespace(local=work_of(**settings["local"])),
         model=torch.nn.Module(),
         population=Population(np.array(sizes), np.arange(1000, 1000 + len(sizes))),
         participation=Schedule([]),
@@ -102,11 +141,12 @@ def rule_of(name, sizes=(1,), down=None, **changes):
 
 
 def path(strategy, updates, start=0.0):
-    """The model and what is broadcast after each round of one reply whose Delta is given."""
+    """The model and what is broadcast after each round: an update is node 0's Delta, Deltas by node, or None for no reply."""
     model, models, sent = {"w": torch.tensor([start], dtype=torch.float64)}, [], []
     for update in updates:
         begin = strategy.broadcast(model)
-        replies = [] if update is None else [Reply(0, {"model/w": begin["model/w"] + update}, 1, {}, begin)]
+        deltas = {} if update is None else update if isinstance(update, dict) else {0: update}
+        replies = [Reply(node, {"model/w": begin["model/w"] + delta}, 1, {}, begin) for node, delta in deltas.items()]
         model = model | strategy.aggregate(model, Replies(replies))
         models.append(float(model["w"]))
         sent.append(float(strategy.broadcast(model)["model/w"]))
@@ -135,6 +175,17 @@ def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
     models, strategy = run_strategy(workspace, config, Schedule(schedule), len(schedule), grid=grid)
     memory = {f"{node}/{name}": tensor for node in grid.memory for name, tensor in grid.memory.get(node).items()}
     return models[-1], memory, strategy
+
+
+WORK = EPOCH | {"batch_size": 16, "lr": 0.1, "weight_decay": 0.0, "lr_decay": 1.0, "clip_norm": None}
+AWAY = [[0, 1, 2, 3], [1, 4], [], [0, 4]]  # of five nodes
+
+
+def as_fedavg(name, schedule=AWAY, **changes):
+    """Models of two runs with some nodes away: of a method with these changes, and of FedAvg with the same local work."""
+    weights = strategy_settings(name, **changes)["weights"]
+    runs = ((name, changes), ("fedavg", {"weights": weights}))
+    return [digits_run(n, len(schedule), nodes=5, schedule=schedule, local=WORK, **own)[0] for n, own in runs]
 
 
 def heads(memory):

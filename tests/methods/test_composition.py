@@ -11,6 +11,8 @@ NOTHING_OF_ITS_OWN = {
     "moon": {"contrast_weight": 0.0},
     "fedrcl": {"local": PLAIN_WORK},  # its contrast of one example is 0
     "pmfl": {"contrast_weight": 0.0},
+    "fedlc": {"calibration": 0.0},
+    "feddecorr": {"local": PLAIN_WORK},  # its penalty of one example is 0
 }
 
 

@@ -1,0 +1,42 @@
+"""FedAvg+FitNet, the node half: hold on to the received model's features at every level (METHODS section 29)."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from clients.base import Batch, Client, LocalWork, Stack, Tensors
+from clients.losses import masked_mean
+from core.config import Range
+from models.base import Features
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half; the paper's symbol beside each."""
+
+    local: LocalWork
+    hint_weight: Annotated[float, Range(ge=0)]
+
+
+class FitNetClient(Client):
+    """Cross-entropy + weight * the mean over levels of |h_l - h_l(W)|^2 / width_l, W the model received this round.
+
+    h_l are the encoder's levels: each stage's features before its last activation, globally average-pooled. Source: Romero
+    et al. 2015 (FitNets), Equation 3, as FedRCL's tables use it. Deviations, none printed there: the hint is every level of
+    the same network, so that no regressor is needed, without a factor 1/2 and for all of local training.
+    """
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train beside the received model's levels."""
+        self.train(stack, frozen={"hints": (partial(self.features, with_levels=True), stack.global_model)})
+        return self.sent(stack)
+
+    def loss(self, params: Tensors, batch: Batch, constants: dict[str, Features]) -> dict[str, Tensor]:
+        """Cross-entropy and the distance to the hints."""
+        features = self.forward(params, batch, with_levels=True)
+        task, pairs = self.task_loss(features, batch), zip(features.levels, constants["hints"].levels, strict=True)
+        hint = torch.stack([masked_mean((own - hint).square().mean(1), batch.mask) for own, hint in pairs]).mean()
+        return {"loss": task + self.config.hint_weight * hint, "task": task, "hint": hint}

@@ -1,0 +1,36 @@
+"""FedHyper, the node half: FedAvg's local training, with a rate that the server may scale (METHODS section 26)."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clients.base import Client, LocalWork, Shapes, Stack, Tensors
+from models.base import SplitModel
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half."""
+
+    local: LocalWork
+    scale_rate: bool  # the server's local schedule
+
+
+class FedHyperClient(Client):
+    """Cross-entropy with the learning rate alpha eta_l, alpha the server's. Source: Wang et al. 2023, Equation 10 (SL).
+
+    Deviation: the released code makes its rates anew in every round, so that this schedule has no effect there.
+    """
+
+    @classmethod
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+        """FedAvg's, and with ``scale_rate`` alpha (down)."""
+        down, up = super().messages(model, config)
+        return down | ({"rate/factor": ()} if config.scale_rate else {}), up
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train at the scaled rate, one number for all nodes of a round."""
+        work = self.config.local
+        if self.config.scale_rate:
+            work = replace(work, lr=work.lr * float(stack.received["rate/factor"][0]))
+        self.train(stack, work=work)
+        return self.sent(stack)

@@ -1,0 +1,57 @@
+"""FedMLB, the node half: the received model's upper blocks grafted on each of the node's blocks (METHODS section 30)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from clients.base import Batch, Client, LocalWork, Stack, Tensors
+from clients.losses import kl, masked_mean
+from core.config import Range
+from models.base import Features
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half; the paper's symbol beside each."""
+
+    local: LocalWork
+    hybrid_weight: Annotated[float, Range(ge=0)]  # lambda_1
+    distil_weight: Annotated[float, Range(ge=0)]  # lambda_2
+    temperature: Annotated[float, Range(gt=0)]  # T
+
+
+class FedMLBClient(Client):
+    """Cross-entropy + lambda_1 mean_l CE(h_l) + lambda_2 mean_l KL(softmax(h_l / T) || softmax(main / T)).
+
+    Hybrid path h_l: the node's stages up to l, then the received model's from there on, frozen but passed by the gradient.
+    Source: Kim et al. 2022 (multi-level branched regularization), Equations 3-7. As in the authors' code neither side of
+    the KL is detached and there is no factor T^2. A stage hands on what follows its last activation; ours are the model's.
+    """
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train beside the received model."""
+        self.train(stack, constants=stack.global_model)
+        return self.sent(stack)
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Cross-entropy of the main path, and cross-entropy and distance from it of the hybrid ones."""
+        main, hybrids = self.paths(params, batch, constants)
+        task = self.task_loss(main, batch)
+        hybrid = torch.stack([self.task_loss(path, batch) for path in hybrids]).mean()
+        apart = [kl(path.logits, main.logits, self.config.temperature) for path in hybrids]
+        distil = torch.stack([masked_mean(each, batch.mask) for each in apart]).mean()
+        loss = task + self.config.hybrid_weight * hybrid + self.config.distil_weight * distil
+        return {"loss": loss, "task": task, "hybrid": hybrid, "distil": distil}
+
+    def paths(self, params: Tensors, batch: Batch, received: Tensors) -> tuple[Features, list[Features]]:
+        """Return what the main path makes of one node's batch, and each hybrid path, lowest graft first."""
+        dropout = batch.dropout if self.model.dropout else None
+        with self.precision():
+            with self.model.holding(params) as model:
+                outputs = model.encoder.outputs(batch.x)
+                main = model.resume(outputs[-1], len(outputs), dropout)
+            with self.model.holding(received) as model:
+                hybrids = [model.resume(a, level) for level, a in enumerate(outputs, start=1)]
+        return self.widened(main), [self.widened(path) for path in hybrids]

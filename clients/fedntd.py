@@ -1,0 +1,44 @@
+"""FedNTD, the node half: keep the received model's view of the classes that are not true (METHODS section 32)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clients.base import Batch, Client, LocalWork, Stack, Tensors
+from clients.losses import kl, masked_mean, without
+from core.config import Range
+from models.base import Features
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half; the paper's symbol beside each."""
+
+    local: LocalWork
+    task_weight: Annotated[float, Range(ge=0)]  # of the cross-entropy
+    distil_weight: Annotated[float, Range(ge=0)]  # beta
+    temperature: Annotated[float, Range(gt=0)]  # tau
+
+
+class FedNTDClient(Client):
+    """Cross-entropy + beta tau^2 KL(softmax(g / tau) || softmax(l / tau)), both over the classes other than the true one.
+
+    l are the logits in training, g those of the model received this round. Source: Lee et al. 2022, Equations 3-5.
+    FedRCL's tables use 0.7 cross-entropy + 0.3 KL with tau = 1, hence ``task_weight``.
+    """
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train beside the received model's logits."""
+        self.train(stack, frozen={"teacher": (self.features, stack.global_model)})
+        return self.sent(stack)
+
+    def loss(self, params: Tensors, batch: Batch, constants: dict[str, Features]) -> dict[str, Tensor]:
+        """Cross-entropy and the distillation of what is not true."""
+        features, temperature = self.forward(params, batch), self.config.temperature
+        task, true = self.task_loss(features, batch), F.one_hot(batch.y, self.model.num_classes).bool()
+        teacher, student = (without(x / temperature, true) for x in (constants["teacher"].logits, features.logits))
+        distil = temperature**2 * masked_mean(kl(teacher, student), batch.mask)
+        loss = self.config.task_weight * task + self.config.distil_weight * distil
+        return {"loss": loss, "task": task, "distil": distil}

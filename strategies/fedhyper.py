@@ -1,0 +1,54 @@
+"""FedHyper, a server rule: a learning rate that follows the product of successive updates (METHODS section 26)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from core.config import Range
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Config(FedAvgConfig):
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    hyper_rate: Annotated[float, Range(ge=0)]
+    bound: Annotated[float, Range(ge=1)]  # gamma
+    scale_step: bool  # the global schedule
+
+
+class FedHyper(FedAvg):
+    """alpha_t = clip(alpha_(t-1) + <D_t, D_(t-1)>, 1/gamma, gamma), D the mean update;  W += alpha_t D_t. alpha_0 = 1.
+
+    Source: Wang et al. 2023, Equation 8 (schedule G). Without ``scale_step`` W += D_t. Nodes that ask for it receive alpha to
+    scale their own rate by (``strategy=fedhyper strategy.scale_rate=true``: schedule SL, or both). A round without replies
+    keeps alpha and D. ``hyper_rate`` multiplies the product, whose size goes with the model's and the learning rate's; in
+    the paper it is 1.
+    """
+
+    def setup(self) -> None:
+        """Start at alpha = 1."""
+        self.state["alpha"] = 1.0
+
+    def broadcast(self, model: Tensors) -> Tensors:
+        """Return the model, and alpha for nodes that ask for it."""
+        known = {"rate/factor": torch.tensor(self.state["alpha"])}
+        return super().broadcast(model) | {name: value for name, value in known.items() if name in self.down}
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Adapt alpha and step along the mean update."""
+        if len(replies):
+            mean, bound, last = super().aggregate(model, replies), self.config.bound, self.state.get("last")
+            update = {name: value - model[name].double() for name, value in mean.items()}
+            if last is not None:
+                product = sum(float((value * last[name]).sum()) for name, value in update.items())
+                alpha = self.state["alpha"] + self.config.hyper_rate * product
+                self.state["alpha"] = min(max(alpha, 1 / bound), bound)
+            self.state["last"] = update
+            factor = self.state["alpha"] if self.config.scale_step else 1.0
+            model = {name: model[name] + factor * value for name, value in update.items()}
+        self.round.metrics["alpha"] = self.state["alpha"]
+        return model

@@ -1,0 +1,42 @@
+"""FedVARP, a server rule: updates corrected by each node's last one, against the variance of absence (METHODS section 24)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from core.combine import combine
+from core.config import Range
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
+from strategies.table import Table
+
+
+@dataclass(frozen=True)
+class Config(FedAvgConfig):
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    server_lr: Annotated[float, Range(gt=0)]  # eta_g
+
+
+class FedVARP(FedAvg):
+    """W += eta_g v, v = mean over S of (Delta_k - y_k) + mean over all of y;  then y_k := Delta_k for k in S.
+
+    Source: Jhunjhunwala et al. 2022, Algorithm 1, with y = 0 at first. A round without replies changes nothing. With
+    ``weights=samples`` Delta_k is multiplied by n_k over the mean of all n.
+    """
+
+    def setup(self) -> None:
+        """Start with no update known."""
+        self.table = Table(self.state, self.population.num_holders)
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """The corrected step; the participants' updates are remembered."""
+        if not len(replies):
+            return model
+        before, changes = self.table.mean, list[Tensors]()
+        for node, delta, share in zip(replies.nodes.tolist(), replies.deltas(), self.shares(replies), strict=True):
+            changes.append(self.table.replace(node, {name: value * share for name, value in delta.items()}))
+        change = combine(changes, np.full(len(changes), 1 / len(changes)).tolist())
+        return {n: model[n] + self.config.server_lr * (value + before.get(n, 0)) for n, value in change.items()}

@@ -1,0 +1,53 @@
+"""FedAvg+FitNet: METHODS section 29, BASELINES sections 1 and 4."""
+
+import pytest
+import torch
+from hand import as_fedavg, class_losses
+from rig import digits_run, same
+
+from clients.fedavg_fitnet import FitNetClient
+from models.base import Features
+
+
+def test_by_hand(monkeypatch):
+    """h (1, 2, 2) held to (1, 0, 0): 8/3 (not 4); with a second level (0, 3) held to (0, 1): (8/3 + 2) / 2."""
+    h, second = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    own = torch.tensor([[0.0, 3.0]], dtype=torch.float64)
+    for hints, levels, expected in (((h,), (), 8 / 3), ((h, second), (own,), (8 / 3 + 2) / 2)):
+        forward = FitNetClient.forward
+
+        def with_its_levels(self, params, batch, with_levels=False, forward=forward, levels=levels):
+            found = forward(self, params, batch)
+            return found._replace(levels=(found.z, *levels))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FitNetClient, "forward", with_its_levels)
+            weight = {"hint_weight": 0.5}
+            losses, _ = class_losses("fedavg_fitnet", [1.0, 2.0, 2.0], 0, weight, hints=Features(h, h, hints))
+        assert losses["hint"].item() == pytest.approx(expected, rel=1e-12)
+        assert losses["loss"].item() == pytest.approx(losses["task"].item() + expected / 2, rel=1e-12)
+
+
+def test_at_the_first_step_hint_and_gradient_are_0():
+    seen = []
+
+    class Watched(FitNetClient):
+        def loss(self, params, batch, constants):
+            losses = super().loss(params, batch, constants)
+            seen.append(losses["hint"].item())
+            return losses
+
+    work = {"epochs": None, "iterations": 1, "batch_size": 16, "lr": 0.1}
+    digits_run("fedavg_fitnet", 1, nodes=2, model="cnn_pmfl", client_class=Watched, local=work, hint_weight=1e6)
+    assert len(seen) == 2
+    assert max(seen) < 1e-24
+    fitnet, fedavg = (digits_run(n, 1, nodes=2, local=work, weights="uniform")[0] for n in ("fedavg_fitnet", "fedavg"))
+    for name, value in fedavg[-1].items():
+        torch.testing.assert_close(fitnet[-1][name], value, rtol=0, atol=1e-14)
+
+
+def test_without_the_hint_it_is_fedavg():
+    fitnet, fedavg = as_fedavg("fedavg_fitnet", hint_weight=0.0)
+    assert all(map(same, fitnet, fedavg))
+    fitnet, fedavg = as_fedavg("fedavg_fitnet")
+    assert not same(fitnet[-1], fedavg[-1])

@@ -1,0 +1,43 @@
+"""MIFA: METHODS section 25, BASELINES sections 1 and 4."""
+
+import pytest
+from hand import FULL, GOLDEN, PATTERN, WORK, path, rule_of
+from rig import close, digits_run, run_scalar
+
+
+def test_two_nodes_by_hand():
+    """S = {1}, {2}, {1} with Delta = 1, 3, 2: steps 0.5, 2, 2.5; an empty round moves by the mean as well."""
+    for rate in (1.0, 0.5):
+        models, _ = path(rule_of("mifa", (4, 4), server_lr=rate), [{0: 1}, {1: 3}, None, {0: 2}])
+        assert models == pytest.approx([0.5 * rate, 2.5 * rate, 4.5 * rate, 7 * rate], rel=1e-12)
+
+
+def test_before_anybody_came_nothing_moves():
+    assert path(rule_of("mifa", (4, 4)), [None, None])[0] == [0, 0]
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_with_everybody_there_it_is_fedavg(weights):
+    same_nodes = {"nodes": 5, "local": WORK | {"lr_decay": 0.9}, "weights": weights}
+    runs = [digits_run(name, 3, **same_nodes)[0] for name in ("mifa", "fedavg")]
+    for a, b in zip(*runs, strict=True):
+        close(a, b, 1e-12)
+
+
+@pytest.mark.parametrize("stack_size", [1, 3])
+def test_a_decaying_rate_scales_old_updates_too(stack_size):
+    """The table holds Delta / eta_t; the step has this round's eta."""
+    golden = [2.126667, 2.189217, 2.229472, 2.249599, 2.259286]
+    assert run_scalar("mifa", PATTERN, stack_size=stack_size, local={"lr_decay": 0.5}) == pytest.approx(golden, abs=1e-5)
+
+
+@pytest.mark.parametrize("stack_size", [1, 3])
+def test_golden_values(stack_size):
+    for schedule, golden in zip((FULL, PATTERN), GOLDEN["mifa"][1:], strict=True):
+        assert run_scalar("mifa", schedule, stack_size=stack_size) == pytest.approx(golden, abs=1e-5)
+
+
+def test_at_a_constant_rate_it_does_not_matter_what_is_stored():
+    updates = [{0: 1.0, 2: -3.0}, None, {1: 0.5}, {0: 2.0}]
+    slow, fast = (path(rule_of("mifa", (4, 4, 4), local={"lr": lr}), updates)[0] for lr in (0.001, 0.9))
+    assert slow == pytest.approx(fast, rel=1e-12)
