@@ -1,20 +1,15 @@
 """One run from a composed configuration: ``run(cfg) -> summary``, for notebooks and for ``main.py``."""
 
 import json
-import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from contrafed.composition import compose_job
-from contrafed.reporting import claim_folder, quiet_libraries
-from contrafed.settings import Run, read_config, resolve
+from contrafed.prepare import checked, with_folder
 from core.errors import UserError
-
-LATEST = "latest"
 
 
 def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig:
@@ -45,61 +40,3 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
     assert ready.folder is not None
     summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))
     return {**summary, "folder": str(ready.folder)}
-
-
-def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "") -> Run:
-    """Return a run that ``flwr run`` began, from one string of Hydra overrides, its folder made. Raises ``UserError``.
-
-    ``num_nodes``: how many nodes there are, where that is known; the run takes as many unless the overrides say otherwise.
-    """
-    words = shlex.split(overrides)
-    if num_nodes is not None and not any(word.startswith(("num_nodes=", "experiment=")) for word in words):
-        words.append(f"num_nodes={num_nodes}")
-    wanted = checked(compose_job(words, config_dir))
-    if num_nodes is not None and wanted.num_nodes != num_nodes:
-        raise UserError(
-            f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
-            f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
-        )
-    if wanted.checkpoint_every is not None or wanted.resume is not None:
-        raise UserError("checkpoint_every and resume go with simulation: devices keep what they remember to themselves")
-    return with_folder(wanted, unique=True)
-
-
-def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
-    """Return the run that a configuration describes, with libraries quiet. Raises ``UserError``."""
-    composed: Any = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else dict(cfg)
-    quiet_libraries(bool(composed.get("verbose", False)))
-    return resolve(composed)
-
-
-def with_folder(wanted: Run, unique: bool) -> Run:
-    """Return the run with its folder, made here, and with the checkpoint that it goes on from."""
-    start = starting_point(wanted)
-    folder = Path(wanted.output_dir)
-    if wanted.resume != LATEST or not (folder / "config.yaml").exists():
-        folder = claim_folder(folder, unique=unique)
-    return replace(wanted, resume=start, folder=folder)
-
-
-def starting_point(wanted: Run) -> str | None:
-    """Return the path of the checkpoint that ``resume`` means, None to begin. Raises ``UserError`` where it does not fit."""
-    from contrafed import checkpoint
-
-    if wanted.resume is None:
-        return None
-    latest = wanted.resume == LATEST
-    found = checkpoint.find(wanted.output_dir if latest else wanted.resume)
-    if found is not None:
-        checkpoint.check_same(found.path, found.config, wanted.composed)
-        checkpoint.check_logs(found)
-        return str(found.path)
-    if not latest:
-        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}")
-    folder = Path(wanted.output_dir)
-    if (folder / "config.yaml").exists():  # a run that stopped before its first checkpoint is begun anew, no other
-        if (folder / "summary.json").exists() and '"finished"' in (folder / "summary.json").read_text(encoding="utf-8"):
-            raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
-        checkpoint.check_same(folder, read_config(folder), wanted.composed)
-    print(f"no checkpoint in {folder}: beginning with round 1", flush=True)
-    return None

@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     from flwr.superlink.grid import InMemoryGrid
 
-    from contrafed.experiment import deployed
+    from contrafed.prepare import deployed
 
     mistakes_in_one_line()
     overrides, config_dir = str(context.run_config["overrides"]), str(context.run_config.get("config-dir", ""))

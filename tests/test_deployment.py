@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from contrafed import keys
-from contrafed.experiment import deployed, run
+from contrafed.experiment import run
+from contrafed.prepare import deployed
 from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent

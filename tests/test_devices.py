@@ -18,7 +18,8 @@ from wire import RUN, SMALL, Wire, clients_error, plain, rows_of, run_devices
 import clients.node.app
 from clients.node.files import MemoryFileError, StateDir
 from contrafed.devices import DeviceGrid
-from contrafed.experiment import deployed, run
+from contrafed.experiment import run
+from contrafed.prepare import deployed
 from contrafed.server_app import serve
 from core import codec
 from core.errors import UserError

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from wire import ROOT, RUN, SMALL, Wire, plain, rows_of, run_devices
 
 from contrafed.devices import DeviceGrid
-from contrafed.experiment import deployed, run
+from contrafed.experiment import run
+from contrafed.prepare import deployed
 from contrafed.server_app import serve
 from core import codec
 from core.errors import UserError

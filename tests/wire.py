@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import clients.node.app
 from contrafed.devices import DeviceGrid
-from contrafed.experiment import deployed
+from contrafed.prepare import deployed
 from contrafed.server_app import serve
 from simulation.worker import identify
 

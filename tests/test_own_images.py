@@ -1,0 +1,154 @@
+"""Images of a user's own, as npz and as a folder: their conversion to tensors and one-line refusals."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rig import config_of
+
+from core.errors import UserError
+from core.run import choose
+from partitions.images import check, load_images
+
+
+def settings_of(name, **changes):
+    return choose("dataset", config_of(f"dataset={name}")["dataset"] | changes)
+
+
+def npz(tmp_path, **arrays):
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays)
+    return str(path)
+
+
+GOOD = {"x": np.zeros((20, 8, 9, 3), dtype=np.uint8), "y": np.arange(20) % 4}
+
+
+def test_npz_keeps_pixels_labels_and_split(tmp_path):
+    rng = np.random.default_rng(0)
+    x, split = rng.integers(0, 256, (20, 8, 9, 3), dtype=np.uint8), np.arange(20) % 2
+    data = load_images(settings_of("npz", path=npz(tmp_path, x=x, y=GOOD["y"], split=split)))
+    assert torch.equal(data.x[7, 2], torch.from_numpy(x[7, :, :, 2].copy()))
+    assert data.y.tolist() == GOOD["y"].tolist()
+    assert data.test.tolist() == split.astype(bool).tolist()
+    assert data.num_classes == 4
+
+
+def test_npz_floats_are_rounded_to_bytes_and_grey_gets_a_channel(tmp_path):
+    x = np.linspace(0, 1, 10 * 64, dtype=np.float32).reshape(10, 8, 8)
+    data = load_images(settings_of("npz", path=npz(tmp_path, x=x, y=np.arange(10) % 2)))
+    assert data.x.shape == (10, 1, 8, 8)
+    assert np.abs(data.x[:, 0].numpy() / 255 - x).max() <= 0.5 / 255 + 1e-6
+
+
+def nan_pixel():
+    x = np.zeros((20, 8, 8), dtype=np.float32)
+    x[3, 1, 1] = np.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("arrays", "changes", "message"),
+    [
+        ({"x": GOOD["x"]}, {}, "has no array 'y'; it holds: x"),
+        ({"y": GOOD["y"]}, {}, "has no array 'x'; it holds: y"),
+        ({**GOOD, "y": GOOD["y"] - 1}, {}, r"labels must be in 0\.\.2, found -1\.\.2"),
+        ({**GOOD, "y": GOOD["y"] + 1}, {"num_classes": 4}, r"labels must be in 0\.\.3, found 1\.\.4"),
+        ({**GOOD, "y": GOOD["y"] * 10_000}, {}, "largest label is 30000 though only 4 occur"),
+        ({**GOOD, "y": GOOD["y"] / 2}, {}, "labels y must be whole numbers"),
+        ({**GOOD, "y": GOOD["y"][:, None]}, {}, "labels y must be whole numbers"),
+        ({**GOOD, "x": nan_pixel()}, {}, "1 pixels of x are NaN or infinite"),
+        ({**GOOD, "x": np.full((20, 8, 8), 3.0)}, {}, r"must be in \[0, 1\], found 3\.\.3"),
+        ({**GOOD, "x": np.zeros((20, 8, 8), dtype=np.int32)}, {}, "x must be uint8, or float"),
+        ({**GOOD, "x": np.zeros((20, 8), dtype=np.uint8)}, {}, r"must be uint8 \(N,H,W\)"),
+        ({**GOOD, "x": np.zeros((20, 7, 8), dtype=np.uint8)}, {}, "at least 8x8 .* got 7x8 with 1"),
+        ({**GOOD, "x": np.zeros((20, 8, 8, 4), dtype=np.uint8)}, {}, "got 8x8 with 4"),
+        ({**GOOD, "y": GOOD["y"][:19]}, {}, "20 images, 19 labels"),
+        ({**GOOD, "split": np.full(20, 2)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \[2\]"),
+        ({**GOOD, "split": np.array(["train"] * 20)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \['train'\]"),
+        ({**GOOD, "split": np.zeros((20, 1))}, {}, r"one mark per image \(N,\), got \(20, 1\)"),
+        ({**GOOD, "split": np.zeros(19)}, {}, "20 images, 20 labels and 19 split marks"),
+        ({**GOOD, "split": np.ones(20)}, {}, "training split is empty"),
+        ({"x": np.zeros((0, 8, 8), dtype=np.uint8), "y": np.zeros(0, dtype=int)}, {}, "training split is empty"),
+        ({**GOOD, "y": np.zeros(20, dtype=int)}, {}, "at least 2 classes, found 1"),
+    ],
+)
+def test_npz_faults_are_one_line(tmp_path, arrays, changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        load_images(settings_of("npz", path=npz(tmp_path, **arrays), **changes))
+    assert "\n" not in str(error.value)
+    assert "data.npz" in str(error.value)
+
+
+def test_files_that_are_no_npz(tmp_path):
+    for name, content in (("text.npz", b"hello"), ("empty.npz", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match="no readable npz file"):
+            load_images(settings_of("npz", path=str(tmp_path / name)))
+    np.save(tmp_path / "bare.npy", np.zeros(3))
+    with pytest.raises(UserError, match="no readable npz file"):
+        load_images(settings_of("npz", path=str(tmp_path / "bare.npy")))
+    np.savez_compressed(tmp_path / "damaged.npz", **GOOD)
+    content = bytearray((tmp_path / "damaged.npz").read_bytes())
+    content[60:90] = bytes(30)
+    (tmp_path / "damaged.npz").write_bytes(content)
+    with pytest.raises(UserError, match="no readable npz file"):
+        load_images(settings_of("npz", path=str(tmp_path / "damaged.npz")))
+    with pytest.raises(UserError, match="no readable npz file"):
+        load_images(settings_of("npz", path=str(tmp_path)))
+    np.savez(tmp_path / "objects.npz", x=np.array([{}, {}], dtype=object), y=np.arange(2))
+    with pytest.raises(UserError, match="no readable npz file"):
+        load_images(settings_of("npz", path=str(tmp_path / "objects.npz")))
+
+
+def test_paths_are_checked_before_anything_is_loaded(tmp_path):
+    for verb in (check, load_images):
+        with pytest.raises(UserError, match="dataset=npz needs dataset.path"):
+            verb(settings_of("npz"))
+        with pytest.raises(UserError, match="nothing at /nowhere"):
+            verb(settings_of("npz", path="/nowhere"))
+    for name in ("mnist", "cinic10"):
+        check(settings_of(name, root=str(tmp_path)))
+        with pytest.raises(UserError, match=f"dataset={name}: not found"):
+            check(settings_of(name, root=str(tmp_path), download=False))
+    check(settings_of("npz", path=npz(tmp_path, x=np.zeros(1))))
+    with pytest.raises(UserError, match="nothing at /nowhere"):
+        check(settings_of("folder", path="/nowhere"))
+    with pytest.raises(UserError, match="merge_splits must be true or false"):
+        check(settings_of("digits", merge_splits=3))
+    with pytest.raises(UserError, match="did you mean 'root'"):
+        check(settings_of("mnist", roots="x"))
+
+
+def images_in(folder, colours):
+    for name, colour in colours.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (12, 10), (colour, i, 0)).save(folder / name / f"{i}.png")
+
+
+def test_folders(tmp_path):
+    images_in(tmp_path / "a" / "train", {"cat": 10, "dog": 200})
+    images_in(tmp_path / "a" / "test", {"dog": 200})
+    data = load_images(settings_of("folder", path=str(tmp_path / "a"), image_size=16))
+    assert data.x.shape == (12, 3, 16, 16)
+    assert data.test.tolist() == [False] * 8 + [True] * 4
+    assert data.y[data.test].tolist() == [1] * 4
+    assert set(data.x[data.y == 1, 0].flatten().tolist()) == {200}
+    images_in(tmp_path / "b", {"cat": 10, "dog": 200})
+    plain = load_images(settings_of("folder", path=str(tmp_path / "b"), grayscale=True))
+    assert plain.x.shape == (8, 1, 32, 32)
+    assert int(plain.test.sum()) == 2
+    (tmp_path / "c").mkdir()
+    with pytest.raises(UserError, match="no folder of class folders"):
+        load_images(settings_of("folder", path=str(tmp_path / "c")))
+    images_in(tmp_path / "e" / "train", {"cat": 10, "dog": 200})
+    with pytest.raises(UserError, match="has a folder train alone"):
+        load_images(settings_of("folder", path=str(tmp_path / "e")))
+    (tmp_path / "b" / "cat" / "broken.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="an image cannot be read"):
+        load_images(settings_of("folder", path=str(tmp_path / "b")))
+    images_in(tmp_path / "d" / "train", {"cat": 10, "dog": 1})
+    images_in(tmp_path / "d" / "test", {"emu": 200})
+    with pytest.raises(UserError, match="class 'emu' is in test but not in train"):
+        load_images(settings_of("folder", path=str(tmp_path / "d")))
