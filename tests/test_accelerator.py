@@ -15,6 +15,7 @@ import clients.training.workspace
 import simulation.ray
 import simulation.ray_worker
 from clients.pmfl import PMFLClient
+from clients.training import one_round
 from clients.training.workspace import uninstall
 from contrafed.reporting import RunRecorder
 from core import codec
@@ -156,20 +157,20 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDNN_STATUS_ALLOC_FAILED")])
-@pytest.mark.parametrize("where", ["_open", "before_step", "finish"])
-def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, where, error):
+@pytest.mark.parametrize(("place", "where"), [(one_round, "_opened"), (PMFLClient, "_compared"), (PMFLClient, "sent")])
+def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, where, error):
     """Memory for three nodes: eight are halved twice, in the first round only, and no result changes."""
     alone, _ = digits_run("pmfl", 3, nodes=8)
-    tried, method = [], getattr(PMFLClient, where)
+    tried, method = [], getattr(place, where)
 
-    def small(self, *args):
-        if where != "before_step" or args[0].step == 2:
-            tried.append(len(self.nodes))
-            if len(self.nodes) > 3:
+    def small(client, *args):
+        if where != "_compared" or args[-1].number == 2:
+            tried.append(len(client.nodes))
+            if len(client.nodes) > 3:
                 raise error
-        return method(self, *args)
+        return method(client, *args)
 
-    monkeypatch.setattr(PMFLClient, where, small)
+    monkeypatch.setattr(place, where, small)
     halved, strategy = digits_run("pmfl", 3, nodes=8, stack_size=8)
     assert tried == [8, 4, *[2] * 12]
     assert not strategy.round.failures
@@ -177,16 +178,16 @@ def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, where, er
 
 
 def test_a_stack_that_raises_is_halved_until_the_faulty_node_fails_alone(monkeypatch):
-    tried, step = [], PMFLClient.before_step
+    tried, compared = [], PMFLClient._compared
 
-    def broken(self, stack, losses):
-        if stack.step == 0:
+    def broken(self, history, now):
+        if now.number == 0:
             tried.append(sorted(self.nodes))
         if 2 in self.nodes:
             raise RuntimeError("broken sensor")
-        step(self, stack, losses)
+        return compared(self, history, now)
 
-    monkeypatch.setattr(PMFLClient, "before_step", broken)
+    monkeypatch.setattr(PMFLClient, "_compared", broken)
     _, strategy = digits_run("pmfl", 1, nodes=8, stack_size=8, may_fail=True)
     assert strategy.round.failures == ["node 2: node 2, round 1, step 0: RuntimeError: broken sensor"]
     assert [len(nodes) for nodes in tried if 2 in nodes] == [8, 4, 2, 1]
@@ -249,14 +250,14 @@ def test_an_evaluation_takes_fewer_large_images_at_a_time():
 
 
 def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
-    step = PMFLClient.before_step
+    compared = PMFLClient._compared
 
-    def small(self, stack, losses):
-        if 2 in self.nodes and stack.step == 1:
+    def small(self, history, now):
+        if 2 in self.nodes and now.number == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        step(self, stack, losses)
+        return compared(self, history, now)
 
-    monkeypatch.setattr(PMFLClient, "before_step", small)
+    monkeypatch.setattr(PMFLClient, "_compared", small)
     _, strategy = digits_run("pmfl", 2, nodes=4, stack_size=4, may_fail=True)
     assert strategy.round.failures == ["node 2: node 2, round 2, step 1: OutOfMemoryError: CUDA out of memory"]
     assert strategy.round.rejected == {"failed": 1}
