@@ -99,24 +99,23 @@ def test_what_the_configuration_adds_stays_there_too(tmp_path, options):
     assert here[2:] == there[2:]
 
 
-def test_a_lone_node_evaluates_its_stored_models_in_one_call(tmp_path):
-    """Where a CPU takes one after the other: the same up to rounding."""
+def test_a_lone_node_on_an_accelerator_equals_the_cpu_up_to_rounding(tmp_path):
     here, there = both(tmp_path, "strategy=pmfl", "model=cnn_pmfl", "engine=local", "engine.stack_size=1")
     for name, value in here[1].items():
         torch.testing.assert_close(there[1][name], value)
 
 
-def test_a_stack_evaluates_its_stored_models_in_one_call():
-    """Six calls a round: the received, the previous and all stored models, and three new iterates."""
+def test_a_stack_asks_each_frozen_model_once_a_round():
+    """For all the batches that are compared with it: the received, the previous, five stored, newest first, and three new."""
     config = config_of("strategy=pmfl", "num_nodes=4", "model=mlp", "model.hidden=[8]", "strategy.local.batch_size=8")
     calls = []
     with accelerator():
         workspace = workspace_of(config, device=NAME)
 
         class Counted(workspace.client_class):
-            def _represent(self, params, x):
+            def represent(self, params, x):
                 calls.append(len(x))
-                return super()._represent(params, x)
+                return super().represent(params, x)
 
         received, memories = {f"model/{name}": value for name, value in workspace.initial.items()}, [{}] * 3
         for server_round in (1, 2):
@@ -124,7 +123,7 @@ def test_a_stack_evaluates_its_stored_models_in_one_call():
             updates = Counted(workspace, range(3), memories).update([received] * 3, server_round)
             memories = [update.memory for update in updates]
     # What all nodes received sees all their images as one batch.
-    assert calls == [3 * 40, 40, 40, 24, 16, 8]
+    assert calls == [3 * 40, 40, 40, 32, 24, 16, 8, 24, 16, 8]
 
 
 @pytest.mark.parametrize("method", ["pmfl", "fedcrl", "fedagm"])
