@@ -1,5 +1,6 @@
 """FedRCL, the node half: a relaxed contrastive loss at every level of the network (METHODS section 5)."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -18,7 +19,8 @@ class Config:
 
     local: LocalWork
     contrast_weight: Annotated[float, Range(ge=0)]
-    penalty_weight: Annotated[float, Range(ge=0)]  # beta
+    penalty_weight: Annotated[float, Range(ge=0)]  # beta, in Equation 5
+    negative_weight: Annotated[float, Range(gt=0)]  # beta, in the released code
     temperature: Annotated[float, Range(gt=0)]  # tau
     threshold: Annotated[float, Range(ge=-1)]  # lambda
     pairs: Literal["hard", "all"]  # form C, the released code; form P, Equation 5
@@ -34,6 +36,8 @@ class FedRCLClient(Client):
     Source: Seo et al. 2024 (FedRCL). Every level's pooled features are compared by cosine within the batch. ``pairs=all`` is
     Equation 5; deviation: its penalty is added, where the print has it under the leading minus, which would attract.
     ``pairs=hard`` is what the released code computes instead, and the default. The two are different functions.
+    So are their betas: the paper's, and the default here, is the penalty's weight (``penalty_weight``); that code's
+    (``negative_weight``) adds log(beta) / tau to the logits that push, of other classes and of the penalty. At 1 both are one.
     """
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
@@ -62,10 +66,10 @@ def _hard(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Te
     none = ~same.any(1)
     hardest = torch.where(none, 1.0, similarity.masked_fill(~same, torch.inf).amin(1).clamp_max(1.0))
     scores = without(similarity / config.temperature, ~others | same)
-    nearest = scores.topk(min(config.hard_negatives, scores.shape[1]), dim=1).values
+    nearest = scores.topk(min(config.hard_negatives, scores.shape[1]), dim=1).values + _raise(config)
     contrast = F.softplus(torch.logsumexp(nearest, dim=1) - hardest / config.temperature)
     close = torch.where(none | (hardest < config.threshold), -1.0, hardest)
-    penalty = F.softplus((close - 1) / config.temperature)
+    penalty = F.softplus((close - 1) / config.temperature + _raise(config))
     return masked_mean(contrast, mask), masked_mean(penalty, mask)
 
 
@@ -77,7 +81,8 @@ def _all(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Ten
     """
     similarity, others, same = _pairs(features, y, mask)
     scores = similarity / config.temperature
-    every = torch.logsumexp(without(scores, ~others), dim=1)
+    negative = others if config.positives == "self" else others & ~same
+    every = torch.logsumexp(without(scores + _raise(config) * negative.to(scores), ~others), dim=1)
     if config.positives == "self":
         return masked_mean(F.softplus(every - 1 / config.temperature), mask), torch.zeros_like(mask[0])
     count = same.sum(1).to(scores)
@@ -93,3 +98,8 @@ def _pairs(features: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, T
     directions = unit(features)
     others = (mask.unsqueeze(1) * mask.unsqueeze(0) > 0) & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
     return directions @ directions.T, others, others & (y.unsqueeze(1) == y.unsqueeze(0))
+
+
+def _raise(config: Config) -> float:
+    """Return what the released code's beta adds to the logits of negatives."""
+    return math.log(config.negative_weight) / config.temperature

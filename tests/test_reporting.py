@@ -28,8 +28,9 @@ def test_series_by_hand():
     assert top_k_mean([1, 5, 3, 5, 4, 2, 6]) == pytest.approx(4.6)
     assert top_k_mean([2, 4]) == 3
     assert math.isnan(top_k_mean([]))
-    assert ema([0, 10, 10], 0.9) == pytest.approx([0, 1.0, 1.9])
-    assert ema([3, 3, 3], 0.9) == pytest.approx([3, 3, 3])
+    assert ema([(1, 0), (2, 10), (3, 10)], 0.9) == pytest.approx({1: 0, 2: 1.0, 3: 1.9})
+    assert ema([(1, 0), (3, 10)], 0.9) == pytest.approx({1: 0, 3: 1.9})  # as if round 2 had had round 3's
+    assert ema([(1, 3), (7, 3), (8, 3)], 0.9) == pytest.approx({1: 3, 7: 3, 8: 3})
     assert moving_average([1, 2, 3, 4], 2) == [1, 1.5, 2.5, 3.5]
     assert moving_average([1, 2, 6], 20) == [1, 1.5, 3]
 
@@ -118,6 +119,16 @@ def test_summary_by_hand(tmp_path):
     assert written["odd"] is None
     assert written == summary
     assert written["method"] == "pmfl"
+
+
+def test_the_moving_average_is_reported_at_round_500_too(tmp_path):
+    recorder = RunRecorder(tmp_path, "")
+    for t in range(1, 1001):
+        recorder.metric(t, "global", "test", "accuracy", float(t > 495))
+    summary = recorder.finish("finished", {})
+    recorder.close()
+    assert summary["accuracy_ema_500"] == pytest.approx(1 - 0.9**5)
+    assert summary["accuracy_ema"] == pytest.approx(1)
 
 
 def test_the_best_personal_accuracy_comes_with_its_own_spread(tmp_path):

@@ -30,8 +30,8 @@ LOGS = ("metrics", "nodes", "participants", "times")
 # At most so many nodes are rows of the participation figure.
 SHOWN_NODES = 200
 
-# FedRCL reports the average that forgets by this factor per evaluation.
-EMA_DECAY = 0.9
+# FedRCL reports the average that forgets by this factor per round, at the end of 1,000 rounds and half way.
+EMA_DECAY, EMA_ROUND = 0.9, 500
 
 # Seconds after which TensorBoard events reach the disk; its own thread writes them.
 EVENTS_DELAY = 10
@@ -209,12 +209,15 @@ class RunRecorder:
     def _curve_summary(self, split: str, prefix: str) -> dict[str, float]:
         points = self._points("global", split, "accuracy")
         nothing = float("nan")
-        return {
+        curve = [(t, value) for t, value in self._curves.get(("global", split, "accuracy"), []) if t >= self.first_round]
+        averages = ema(curve, EMA_DECAY)
+        summary = {
             f"{prefix}accuracy_final": points[-1] if points else nothing,
             f"{prefix}accuracy_best": max(points, default=nothing),
             f"{prefix}accuracy_top5_mean": top_k_mean(points),
-            f"{prefix}accuracy_ema": ema(points, EMA_DECAY)[-1] if points else nothing,
+            f"{prefix}accuracy_ema": averages[curve[-1][0]] if curve else nothing,
         }
+        return summary | ({f"{prefix}accuracy_ema_{EMA_ROUND}": averages[EMA_ROUND]} if EMA_ROUND in averages else {})
 
     def _draw(self) -> None:
         from contrafed.reporting import figures

@@ -9,11 +9,17 @@ def top_k_mean(values: Sequence[float], k: int = 5) -> float:
     return sum(best) / len(best) if best else float("nan")
 
 
-def ema(values: Sequence[float], decay: float) -> list[float]:
-    """Return e_0 = a_0, e_t = decay e_{t-1} + (1 - decay) a_t (FedRCL's reported curve; its decay is 0.9)."""
-    out: list[float] = []
-    for value in values:
-        out.append(value if not out else decay * out[-1] + (1 - decay) * value)
+def ema(points: Sequence[tuple[int, float]], decay: float) -> dict[int, float]:
+    """Return the average e_t of points (t, a_t) by round: the first a_t, then decay e_{t-1} + (1 - decay) a_t.
+
+    FedRCL's reported curve, with a decay of 0.9 a round. Where rounds lie between two points it forgets as often.
+    """
+    out: dict[int, float] = {}
+    last = None
+    for t, value in points:
+        kept = 0.0 if last is None else decay ** (t - last)
+        out[t] = value if last is None else kept * out[last] + (1 - kept) * value
+        last = t
     return out
 
 

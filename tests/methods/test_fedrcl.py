@@ -63,6 +63,21 @@ def test_penalty_magnitudes_of_form_c(q, value):
     assert each(_hard, features_of(q, 0.0), [0, 0, 1])[1] == pytest.approx(value, rel=1e-3)
 
 
+def test_the_released_codes_beta_raises_the_negatives_and_not_the_penaltys_weight():
+    """F2 with beta = 2: 20 ln 2 beside each negative's logit, in form C beside the penalty's too; else twice the penalty."""
+    features, y, raised = features_of(0.8, 0.1), [0, 0, 1], 20 * math.log(2)
+    plain = each(_hard, features, y)
+    contrast, penalty = each(_hard, features, y, negative_weight=2.0)
+    assert contrast == pytest.approx(math.log1p(math.exp(-14 + raised)), rel=1e-9)
+    assert penalty == pytest.approx(math.log1p(math.exp(-4 + raised)), rel=1e-9)
+    contrast, penalty = each(_all, features, y, negative_weight=2.0)
+    assert contrast == pytest.approx(math.log1p(math.exp(-14 + raised)), rel=1e-9)
+    assert penalty == pytest.approx(16.0, rel=1e-12)
+    loss = [digits_run("fedrcl", 1, nodes=2, local=PLAIN, threshold=0.0, **c)[0][-1] for c in ({}, {"penalty_weight": 2.0})]
+    assert not same(*loss)
+    assert each(_hard, features, y, negative_weight=1.0) == plain
+
+
 def test_form_c_takes_the_hardest_positive_and_the_two_hardest_negatives():
     features, y = features_of(0.9, 0.3, 0.5, 0.4, -0.2), [0, 0, 0, 1, 1, 1]
     scores = [math.exp((n - 0.3) / 0.05) for n in (0.5, 0.4)]
