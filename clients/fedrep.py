@@ -15,7 +15,7 @@ class Config:
     local: LocalWork  # of the body phase; the head phase differs in its length alone
     head_epochs: Annotated[int, Range(ge=0)]  # tau_h
     head: Literal["classifier", "projector_classifier"]
-    eval_head_refresh: bool  # whether every node runs the head phase before the run's last evaluation
+    eval_head_refresh: bool  # whether the run's last evaluation also judges nodes by heads fitted to the final body
 
 
 class FedRepClient(Client):
@@ -39,10 +39,15 @@ class FedRepClient(Client):
         self.train(stack, work=self._head_work, parts=HEADS[self.config.head], loss=self.head_loss, purpose=purpose)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """In the run's last evaluation fit the head to the final body: that of a rarely drawn node hardly trained."""
-        if stack.final and self.config.eval_head_refresh:
-            self.train_head(stack, "final head batches")
-        return {"model": stack.params}
+        """The body that it received and its own head; in the run's last evaluation also ``refit``, a head fitted to that body.
+
+        The head of a node that was drawn rarely hardly trained.
+        """
+        if not (stack.final and self.config.eval_head_refresh):
+            return {"model": stack.params}
+        left = {n: v.detach().clone() for n, v in stack.params.items()}
+        self.train_head(stack, "final head batches")
+        return {"model": left, "refit": stack.params}
 
     @property
     def _head_work(self) -> LocalWork:

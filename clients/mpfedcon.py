@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import Batch, Shapes, Stack, Tensors
+from clients.base import PARTS, Batch, Shapes, Stack, Tensors
 from clients.fedrep import Config as FedRepConfig
 from clients.fedrep import FedRepClient
 from clients.losses import cosine, masked_mean
@@ -23,6 +23,7 @@ class Config(FedRepConfig):
     contrast_weight: Annotated[float, Range(ge=0)]  # mu
     temperature: Annotated[float, Range(gt=0)]  # T
     invalid_centre: Literal["mask", "zero_vector"]  # a class without a centre: no contrast, or a centre of zero
+    body_phase: Literal["body", "all"]  # what learns in the body phase
 
 
 class MpFedconClient(FedRepClient):
@@ -31,6 +32,7 @@ class MpFedconClient(FedRepClient):
     ``l_con = log(1 + e^((cos(z, z_con) - cos(z, z_glob)) / T))``: z is the projection under the model in training, z_con under
     the node's whole model as it was at the start of the round, z_glob the global centre (prototype) of the example's class.
     Deviations: Algorithm 1 line 25 lacks mu, which Equation 6 has; an example whose class has no centre yet has l_con = 0.
+    ``body_phase: all`` is Equation 6 to the letter, a minimum over the whole model.
     """
 
     @classmethod
@@ -45,7 +47,7 @@ class MpFedconClient(FedRepClient):
         contrast = self.config.contrast_weight > 0
         self.train(
             stack,
-            parts=self.parts,
+            parts=self.parts if self.config.body_phase == "body" else PARTS,
             loss=self.loss if contrast else self.head_loss,
             frozen={"start": start} if contrast else {},
             constants=prototype_table(stack),

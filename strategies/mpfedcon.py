@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from strategies.base import FederatedStrategy, Replies, Tensors
+import torch
+
+from strategies.base import FederatedStrategy, Replies, Reply, Tensors
 from strategies.prototypes import Prototypes
 
 
@@ -12,18 +14,22 @@ class Config:
     """Hyper-parameters of the server half."""
 
     centre_weights: Literal["class_count", "plain", "data"]
+    centre_memory: Literal["round", "bank"]
 
 
 class MpFedcon(FederatedStrategy):
     """theta = sum_k (n_k / n) theta_k (Algorithm 1, line 29); centres per class over their holders (line 30).
 
     ``class_count`` (default) is the exact pooled mean, ``plain`` Equation 4, ``data`` line 30 without its extra 1/n, which
-    would shrink every centre. Deviation: a class nobody held this round keeps its centre.
+    would shrink every centre. Deviation: a class nobody held this round keeps its centre. ``centre_memory: bank`` pools the
+    latest centres of every node that ever took part, as section 4.2's memory bank and Equation 4's sum over all parties.
     """
 
     def setup(self) -> None:
         """Start with an empty table; a class centre is a prototype."""
         self.centres = Prototypes(self.state, self.down)
+        if self.config.centre_memory == "bank":
+            self.state["bank"] = {}
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the base encoder and the centres."""
@@ -33,5 +39,15 @@ class MpFedcon(FederatedStrategy):
         """Average encoders (line 29) and centres (line 30); nothing changes in a round without replies."""
         if not len(replies):
             return model
-        self.centres.merge(replies, self.config.centre_weights)
+        self.centres.merge(self._known(replies), self.config.centre_weights)
         return replies.mean("model", replies.num_examples)
+
+    def _known(self, replies: Replies) -> Replies:
+        """Return the replies whose centres count: this round's, or each node's latest."""
+        if self.config.centre_memory == "round":
+            return replies
+        bank: dict[int, Tensors] = self.state["bank"]
+        for reply in replies:
+            centres = {n: v for n, v in reply.tensors.items() if n.startswith("proto/")}
+            bank[reply.node] = centres | {"examples": torch.tensor(reply.num_examples)}
+        return Replies(Reply(node, latest, int(latest["examples"]), {}) for node, latest in bank.items())

@@ -73,8 +73,8 @@ def test_parameter_counts_match_the_papers():
     fedcrl = make("cnn")
     assert (count(fedcrl), count(fedcrl.encoder)) == (259_914, 258_624)
     assert count(make("cnn_pmfl")) == 551_786
-    mpfedcon = make("cnn5")
-    assert count(mpfedcon.encoder) + count(mpfedcon.classifier) == 307_842
+    assert count(make("cnn5", projection=[])) == 307_842
+    assert make("cnn5").embedding_size == 256  # of MpFedcon's class centres
     # The usual MNIST CNN: 5x5 convolutions of 32 and 64 channels, 1024 -> 512 -> 10.
     assert count(make("cnn", 1, 28, hidden=512)) == 832 + 51_264 + 524_800 + 5_130
     assert count(make("cnn", 1, 28, hidden=512, padding=2)) == 1_663_370  # as McMahan et al. 2017 print for theirs

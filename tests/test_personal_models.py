@@ -1,4 +1,4 @@
-"""Personal models: judged after the run's last fit, saved, and scored again for good."""
+"""Personal models: judged also by heads fitted at the end, saved, and scored again for good."""
 
 import csv
 import json
@@ -24,26 +24,27 @@ def finished(tmp_path_factory):
     @cache
     def made(name):
         folder = tmp_path_factory.mktemp(name) / "run"
-        epochs = ["strategy.head_epochs=3"] if name == "mpfedcon" else []
+        epochs = ["strategy.head_epochs=3"] if name in ("mpfedcon", "fedrep") else []
         return folder, run(config_of(f"strategy={name}", *SAVED, *epochs, "save_personal=true", f"output_dir={folder}"))
 
     return made
 
 
-def test_the_last_evaluation_refits_every_head(tmp_path, finished):
-    """A node that never took part is judged by a trained head, and only then."""
-    folder, refitted = finished("mpfedcon")
+@pytest.mark.parametrize("name", ["mpfedcon", "fedrep"])
+def test_the_last_evaluation_refits_every_head_and_reports_it_by_itself(tmp_path, finished, name):
+    """A node that never took part has a trained head only there; no other number knows of it."""
+    folder, refitted = finished(name)
     changes = ("strategy.head_epochs=3", "strategy.eval_head_refresh=false", f"output_dir={tmp_path}/run")
-    plain = run(config_of("strategy=mpfedcon", *SAVED, *changes))
+    plain = run(config_of(f"strategy={name}", *SAVED, *changes))
     assert refitted["status"] == plain["status"] == "finished"
-    scores = {}
-    for refresh, path in ((True, folder), (False, tmp_path / "run")):
-        with open(path / "nodes.csv") as file:
-            scores[refresh] = {
-                (int(r["round"]), int(r["node"])): float(r["value"]) for r in csv.DictReader(file) if r["metric"] == "accuracy"
-            }
-    assert all(scores[True][1, n] == scores[False][1, n] for n in range(6))
-    assert sum(scores[True][2, n] for n in range(6)) > sum(scores[False][2, n] for n in range(6)) + 0.5
+    with open(folder / "metrics.csv") as file:
+        values = {(int(r["round"]), r["metric"]): float(r["value"]) for r in csv.DictReader(file) if r["scope"] == "personal"}
+    assert [t for t, metric in values if metric == "refit/accuracy"] == [2]
+    assert refitted["personal_refit_accuracy_mean"] == values[2, "refit/accuracy"] > values[2, "accuracy"] + 0.1
+    assert refitted["personal_accuracy_last10_mean"] == pytest.approx((values[1, "accuracy"] + values[2, "accuracy"]) / 2)
+    assert "personal_refit_accuracy_mean" not in plain
+    for key in ("personal_accuracy_mean", "personal_accuracy_best", "personal_accuracy_last10_mean", "personal_accuracy_std"):
+        assert refitted[key] == plain[key]
 
 
 @pytest.mark.parametrize("name", ["mpfedcon", "fedproto", "fedcrl", "local"])

@@ -181,6 +181,9 @@ class RunRecorder:
             last = own[-10:]
             summary |= {"personal_accuracy_mean": own[-1], "personal_accuracy_best": max(own)}
             summary["personal_accuracy_last10_mean"] = sum(last) / len(last)
+        for scope, split, name in list(self._curves):  # nodes' other models, such as MpFedcon's refitted heads
+            if (scope, split) == ("personal", "test") and name.endswith("/accuracy"):
+                summary[f"personal_{name.removesuffix('/accuracy')}_accuracy_mean"] = self._points(scope, split, name)[-1]
         if spread := self._points("personal", "test", "accuracy_std"):
             summary["personal_accuracy_std"] = spread[-1]
             if len(spread) == len(own):

@@ -76,22 +76,30 @@ def test_a_frozen_encoder_sees_each_image_once(nodes, epochs):
     assert sum(seen) == (longest if epochs else 0)
 
 
-def test_the_last_evaluation_fits_the_head_and_remembers_nothing():
+def test_the_last_evaluation_also_judges_a_fitted_head_and_remembers_nothing():
     config = config_of("strategy=fedrep", "num_nodes=4", "model=mlp")
+    config["partition"]["test_fraction"] = 0.25
     workspace = workspace_of(config)
     client = workspace.client_class(workspace, [0])
     received = {f"model/{n}": v for n, v in workspace.initial.items() if not n.startswith("classifier")}
 
     def judged(final):
-        (found,) = client.judge([received], 3, final=final)
-        return found.model
+        found = []
+        client.judged = lambda stack: found.append(type(client).judged(client, stack)) or found[0]
+        (score,) = client.judge([received], 3, final=final)
+        models = {name: {n: v[0] for n, v in model.items()} for name, model in found[0].items()}
+        assert same(score.model, models["model"])
+        assert set(models) == ({"model", "refit"} if final else {"model"})
+        assert {key for key in score.metrics if "/" in key} == ({"refit/accuracy", "refit/loss"} if final else set())
+        return models["refit" if final else "model"], score.metrics
 
-    fitted = judged(final=True)
+    fitted, metrics = judged(final=True)
+    assert metrics["refit/loss"] < metrics["loss"]
     changed = {n for n, v in fitted.items() if not torch.equal(v, workspace.initial[n])}
     assert changed == {"classifier.weight", "classifier.bias"}
     assert client.memories == [{}]
-    assert same(judged(final=False), workspace.initial)
+    assert same(judged(final=False)[0], workspace.initial)
     client.memories = [{f"personal/{n}": fitted[n].clone() for n in ("classifier.weight", "classifier.bias")}]
-    assert same(judged(final=False), fitted)
-    assert not torch.equal(judged(final=True)["classifier.weight"], fitted["classifier.weight"])
+    assert same(judged(final=False)[0], fitted)
+    assert not torch.equal(judged(final=True)[0]["classifier.weight"], fitted["classifier.weight"])
     assert torch.equal(client.memories[0]["personal/classifier.weight"], fitted["classifier.weight"])

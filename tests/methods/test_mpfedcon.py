@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hand import client_of, heads, losses_of, no_head_travels, whole
+from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
 from rig import close, config_of, workspace_of
 
 from clients.losses import cosine
+from strategies.base import Replies, Reply
 
 
 def test_contrast_by_hand():
@@ -46,6 +47,33 @@ def test_without_contrast_it_is_fedrep():
     other, _, _ = whole("mpfedcon", contrast_weight=1.0, head_epochs=2)
     with pytest.raises(AssertionError):
         close(con, other)
+
+
+def test_the_body_phase_may_move_the_whole_model():
+    """Equation 6 over w: without head epochs heads learn there all the same, and in Algorithm 1's reading not at all."""
+    initial = whole("mpfedcon", [[]])[0]
+    for phase, learns in (("body", False), ("all", True)):
+        _, memory, _ = whole("mpfedcon", head_epochs=0, body_phase=phase)
+        moved = [not torch.equal(v, initial[n.split("personal/")[1]]) for n, v in heads(memory).items()]
+        assert all(moved) if learns else not any(moved)
+        assert moved
+
+
+def test_the_bank_pools_every_nodes_latest_centres():
+    """Node 0 (counts 3) and node 1 (1) hold class 0; next round node 1 alone, of another centre and with class 1 too."""
+    rounds = [
+        [(0, [3.0, 0.0], [[1.0], [0.0]]), (1, [1.0, 0.0], [[5.0], [0.0]])],
+        [(1, [1.0, 1.0], [[9.0], [7.0]])],
+    ]
+    for memory, expected in (("round", [[9.0], [7.0]]), ("bank", [[3.0], [7.0]])):
+        rule = rule_of("mpfedcon", (3, 2), {"proto/mean": (2, 1), "proto/valid": (2,)}, centre_memory=memory)
+        for replies in rounds:
+            rows = [
+                Reply(k, {"model/w": torch.zeros(1), "proto/mean": torch.tensor(m), "proto/count": torch.tensor(c)}, 3, {})
+                for k, c, m in replies
+            ]
+            rule.aggregate({"w": torch.zeros(1)}, Replies(rows))
+        assert rule.broadcast({"w": torch.zeros(1)})["proto/mean"].tolist() == expected
 
 
 def test_a_loss_is_averaged_over_the_examples_that_had_it():
