@@ -118,14 +118,15 @@ def scalar_workspace(settings, model, targets=(0, 6, 3)):
     return workspace
 
 
-def sized_workspace(name, sizes, *, tests=3, **changes):
-    """A Workspace in float64 in which node k has ``sizes[k]`` of the digits to train on and ``tests`` to be judged by."""
+def sized_workspace(name, sizes, *, tests=None, **changes):
+    """A Workspace in float64 in which node k has ``sizes[k]`` of the digits to train on and ``tests[k]``, or 3, to test."""
+    tests = tests or [3] * len(sizes)
     config = config_of(f"num_nodes={len(sizes)}", "model=mlp", "model.hidden=[6]", "model.projection=[5]")
     config["strategy"] = strategy_settings(name, **changes)
     workspace = workspace_of(config, dtype=torch.float64)
-    parts = np.split(np.arange(sum(sizes) + tests * len(sizes)), np.cumsum([size + tests for size in sizes])[:-1])
+    parts = np.split(np.arange(sum(sizes) + sum(tests)), np.cumsum([*sizes, *tests])[:-1])
     data = workspace.federation.data
-    partition = Partition([p[tests:] for p in parts], [p[:tests] for p in parts], data.y.numpy(), data.num_classes)
+    partition = Partition(parts[: len(sizes)], parts[len(sizes) :], data.y.numpy(), data.num_classes)
     workspace.federation = Federation(data, partition)
     return workspace
 

@@ -72,7 +72,7 @@ def judge(
     client.losses, stacks = [], list[Stack]()
     nodes, partition = client.nodes, client.workspace.federation.partition
     examples = [partition.test(node) if moment.split == "test" else partition.train(node) for node in nodes]
-    metrics: list[dict[str, float]] = [{"loss": 0.0, "accuracy": 0.0} for _ in nodes]
+    metrics: list[dict[str, float]] = [{} for _ in nodes]
     with named(nodes, server_round, stacks, ", evaluation"):
         if models is None:
             rows = [_remembered(client, *pair) for pair in zip(client.memories, received, strict=True)]
@@ -87,9 +87,11 @@ def judge(
         judged = client.judged(stack) if models is None else {"model": stack.params}
         judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
         for name, model in judged.items():
-            for key, totals in client.over_examples(stack, _scored(client), model, stack.received, examples).items():
-                for k, total in enumerate(totals.tolist()):
-                    metrics[k][key if name == "model" else f"{name}/{key}"] = total / max(len(examples[k]), 1)
+            totals = client.over_examples(stack, _scored(client), model, stack.received, examples)
+            for key in ("loss", "accuracy"):
+                sums = totals[key].tolist() if totals else [0.0] * len(nodes)
+                for found, total, index in zip(metrics, sums, examples, strict=True):
+                    found[key if name == "model" else f"{name}/{key}"] = total / max(len(index), 1)
     own = unstacked(judged["model"], len(nodes))
     return [Judged(len(index), found, model) for index, found, model in zip(examples, metrics, own, strict=True)]
 

@@ -1,0 +1,175 @@
+"""Evaluation on nodes: in stacks, within the time limit, opening what it looks at and nothing else; it names what fails."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from rig import given, sized_workspace
+
+from clients.base import DeadlineError
+from clients.training import stack as stack_module
+from clients.training.workspace import install, uninstall
+from core import codec, registry
+from simulation.grid import LocalGrid
+from simulation.worker import FIRST_NODE_ID
+
+SIZES, TESTS = (20, 11, 1, 14), (7, 3, 0, 12)  # a node without anything to test
+LOCAL = {"iterations": None, "epochs": 1, "batch_size": 8, "keep_optimizer": True, "momentum": 0.5, "optimizer": "sgd"}
+
+
+def trained(name):
+    """A workspace, what its nodes receive, and what they remember after a round; evaluation takes 8 examples at a time."""
+    workspace = sized_workspace(name, SIZES, tests=TESTS, local=LOCAL)
+    workspace.evaluation_batch = 8
+    received = [given(workspace)] * len(SIZES)
+    updates = workspace.client_class(workspace, range(len(SIZES))).update(received, 1)
+    return workspace, received, [update.memory for update in updates]
+
+
+@pytest.mark.parametrize("name", registry.choices("strategy"))
+def test_a_stack_is_scored_as_its_nodes_alone(name):
+    workspace, received, memories = trained(name)
+    kept = [{n: v.clone() for n, v in memory.items()} for memory in memories]
+    for options in ({}, {"final": True}, {"split": "train"}):
+        stack = workspace.client_class(workspace, range(len(SIZES)), memories)
+        together = stack.judge(received, 2, **options)
+        for node, found in enumerate(together):
+            (own,) = workspace.client_class(workspace, [node], [memories[node]]).judge(received[:1], 2, **options)
+            assert found.metrics == pytest.approx(own.metrics, rel=1e-9)
+            assert found.num_examples == own.num_examples == (SIZES if options.get("split") else TESTS)[node]
+            for n, value in own.model.items():
+                torch.testing.assert_close(found.model[n], value, rtol=1e-9, atol=1e-9)
+        assert together[0].metrics["loss"] > 0
+    assert [{n: v.tolist() for n, v in m.items()} for m in memories] == [{n: v.tolist() for n, v in m.items()} for m in kept]
+
+
+@pytest.mark.parametrize(
+    ("name", "looked_at"),
+    [
+        ("fedavg", ()),
+        ("moon", ()),
+        ("pmfl", ()),
+        ("fedper", ("personal/",)),
+        ("fedrep", ("personal/",)),
+        ("fedcrl", ("own/", "personal/")),
+    ],
+)
+def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
+    """Nodes' other memories could not even be stacked: their shapes differ here."""
+    workspace, received, memories = trained(name)
+    others = [n for n in memories[0] if not n.startswith(looked_at or "-")]
+    assert any(n.startswith("optimizer/") for n in others)
+    assert any(n.startswith("buffer/") for n in others) == (name == "pmfl")
+    memories[1] |= {n: torch.zeros(2, *memories[1][n].shape) for n in others}
+    stacks = []
+
+    class Watched(workspace.client_class):
+        def judged(self, stack):
+            stacks.append(stack)
+            return super().judged(stack)
+
+    Watched(workspace, range(len(SIZES)), memories).judge(received, 2)
+    (stack,) = stacks
+    assert {n for n in stack.memory if n.startswith(looked_at or "-")} == set(stack.memory.opened)
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        stack.memory[others[0]]
+
+
+# ------------------------------------------------------------------------------------------------------- deadlines, faults
+
+
+def counting(monkeypatch):
+    """A clock that says how often stacks have looked at it."""
+    clock = itertools.count()
+    monkeypatch.setattr(stack_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    return clock
+
+
+def test_a_deadline_is_looked_at_before_every_batch(monkeypatch):
+    """Twelve examples, two of a node's at a time: six batches."""
+    workspace, received, memories = trained("fedavg")
+    client = workspace.client_class(workspace, range(len(SIZES)), memories)
+    counting(monkeypatch)
+    client.judge(received, 2, deadline=5)
+    counting(monkeypatch)
+    with pytest.raises(DeadlineError):
+        client.judge(received, 2, deadline=4.5)
+
+
+def test_a_deadline_is_looked_at_in_training_before_an_evaluation(monkeypatch):
+    """FedRep's last evaluation fits the head: 10 epochs of 3 steps, then four batches of the node that has 7 examples."""
+    workspace, received, memories = trained("fedrep")
+    client = workspace.client_class(workspace, [0], memories[:1])
+    clock = counting(monkeypatch)
+    client.judge(received[:1], 2, final=True, deadline=1e9)
+    assert next(clock) == workspace.config.head_epochs * 3 + 1
+    counting(monkeypatch)
+    with pytest.raises(DeadlineError):
+        client.judge(received[:1], 2, final=True, deadline=workspace.config.head_epochs * 3 - 1.5)
+
+
+@pytest.fixture
+def ask():
+    """Ask the nodes of a workspace for their scores through a grid; returns the replies."""
+
+    def replies(workspace, received, stack_size, timeout=None):
+        settings, grid = workspace.run.to_json(), LocalGrid(len(received), stack_size)
+        install(settings, workspace)
+        content = RecordDict(
+            {
+                codec.ARRAYS: codec.to_record(received[0]),
+                codec.CONFIG: ConfigRecord({"server-round": 3, "settings": settings, "cost": 1, "split": "test"}),
+            }
+        )
+        messages = [Message(content, FIRST_NODE_ID + node, MessageType.EVALUATE) for node in range(len(received))]
+        return list(grid.send_and_receive(messages, timeout=timeout))
+
+    yield replies
+    uninstall()
+
+
+def test_nodes_that_are_out_of_time_are_not_scored(monkeypatch, ask):
+    workspace, received, _ = trained("fedavg")
+    assert len(ask(workspace, received, 1, timeout=600.0)) == len(SIZES)
+    clock = itertools.count()
+    monkeypatch.setattr(stack_module, "time", SimpleNamespace(monotonic=lambda: math.inf if next(clock) > 1 else 0.0))
+    found = ask(workspace, received, 1, timeout=600.0)  # nodes 0 and 1 take a batch each, node 2 has none
+    assert [reply.metadata.src_node_id - FIRST_NODE_ID for reply in found] == [0, 1, 2]
+
+
+def test_a_stack_that_fails_is_halved_until_the_faulty_node_is_alone(ask):
+    workspace, received, _ = trained("fedavg")
+    tried = []
+
+    class Broken(workspace.client_class):
+        def judged(self, stack):
+            tried.append(stack.nodes)
+            if 2 in stack.nodes:
+                raise RuntimeError("broken sensor")
+            return super().judged(stack)
+
+    workspace.client_class = Broken
+    found = ask(workspace, received, 4)
+    assert tried == [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]
+    assert [reply.has_error() for reply in found] == [False, False, True, False]
+    assert found[2].error.reason == "node 2, round 3, evaluation, step 0: RuntimeError: broken sensor"
+
+
+def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):
+    workspace, received, _ = trained("fedavg")
+    tried = []
+
+    class Big(workspace.client_class):
+        def judged(self, stack):
+            tried.append(stack.nodes)
+            if len(stack) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().judged(stack)
+
+    workspace.client_class = Big
+    found = ask(workspace, received, 4)
+    assert tried == [[0, 1, 2, 3], [0, 1], [0], [1], [2], [3]]
+    assert not any(reply.has_error() for reply in found)
