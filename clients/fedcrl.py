@@ -36,6 +36,7 @@ class FedCRLClient(Client):
     tau = e^(-gamma L_Reg) with the contrastive loss of the node's last participation: a large loss takes the global body.
     L_Reg contrasts each example's representation with the global prototype of its class (positive) and those of all other
     classes (negatives): ``-log(e^(cos(w, W_c)/T) / sum_c' e^(cos(w, W_c')/T))``; classes nobody has held are masked.
+    An example whose class has no prototype counts 0 in training, and not at all in the loss that sets tau.
     Deviations: "clip it into [0,1]" is not applied to the weights; a node's first participation is the paper's initial round.
     """
 
@@ -89,21 +90,25 @@ class FedCRLClient(Client):
             own = {n: stack.memory[f"own/{n}"] if self.travels(n) else v for n, v in stack.params.items()}
             now = self._contrast_over_examples(stack, own)
             last = now if self.config.tau_source == "on_receipt" else torch.where(unseen, now, last)
-        tau = torch.exp(-self.config.blend_rate * last)
+        tau = torch.where(last.isinf(), 0.0, torch.exp(-self.config.blend_rate * last))
         if self.config.tau_source == "train_mean" and self.config.first_tau != "evaluate":
             tau = torch.where(unseen, float(self.config.first_tau == "one"), tau)
         return tau
 
     def _contrast_over_examples(self, stack: Stack, params: Tensors) -> Tensor:
-        """Return the mean contrastive loss (B,) of models over each node's training part, in evaluation mode."""
+        """Return the mean contrastive loss (B,) of models over each node's training part, in evaluation mode.
+
+        Over the examples whose class has a prototype; infinite where none has: a node that cannot say takes the global body.
+        """
 
         def sums(params: Tensors, batch: Batch, table: Tensors) -> Tensors:
             with self.model.holding(params) as model:
                 z = model(batch.x).z
-            return {"sum": (self._each(z, batch.y, table) * batch.mask).sum()}
+            known = table["valid"][batch.y] * batch.mask
+            return {"sum": (self._each(z, batch.y, table) * known).sum(), "count": known.sum()}
 
-        total = self.over_examples(stack, sums, params, prototype_table(stack))["sum"]
-        return total / total.new_tensor(stack.sizes)
+        totals = self.over_examples(stack, sums, params, prototype_table(stack))
+        return torch.where(totals["count"] > 0, totals["sum"] / totals["count"].clamp_min(1), torch.inf)
 
     def _each(self, z: Tensor, y: Tensor, table: Tensors) -> Tensor:
         """Return L_Reg of each example (b,) from representations (b, D); 0 where the class has no prototype."""
@@ -114,14 +119,17 @@ class FedCRLClient(Client):
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
         contrast = masked_mean(self._each(features.z, batch.y, constants), batch.mask)
-        return {"loss": task + self.config.contrast_weight * contrast, "task": task, "contrast": contrast}
+        share = masked_mean(constants["valid"][batch.y], batch.mask)
+        loss = task + self.config.contrast_weight * contrast
+        return {"loss": loss, "task": task, "contrast": contrast, "contrasted": share}
 
     def _remember(self, stack: Stack, losses: Losses) -> None:
         """Remember the trained body, and the contrastive loss of the last local epoch."""
         memory, work = stack.memory, self.config.local
         last = [work.steps_per_pass(size) if work.epochs is not None else work.steps(size) for size in stack.sizes]
-        memory["contrast"] = losses.mean("contrast", last)
-        memory["contrasted"] = (stack.received["proto/valid"] > 0).any(1).to(memory["contrast"])  # no prototypes: says nothing
+        contrast, share = losses.mean("contrast", last), losses.mean("contrasted", last)
+        memory["contrast"] = torch.where(share > 0, contrast / torch.where(share > 0, share, 1.0), 0.0)
+        memory["contrasted"] = (share > 0).to(contrast)
         memory["rounds"] = memory["rounds"] + 1
         memory |= named("own", {n: v for n, v in stack.params.items() if self.travels(n)})
 

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class Session:
         first = 0 if self.resumed is None else self.resumed.server_round + 1
         scored = ConfigRecord({"nodes": self._scored(), **self.places})
         with Progress(self.rounds, title) as progress:
+            if self.resumed is None and (line := said_of_small(self.workspace)):
+                progress.note(line)
             log = RoundLog(self.recorder, progress, strategy, self.grid.memory_cost, self.grid.every_failure)
 
             def after(done: Round, arrays: ArrayRecord) -> None:
@@ -161,12 +164,23 @@ def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None)
     return RunRecorder(folder, run.text, first_round, resumed.logs)
 
 
+def said_of_small(workspace: Workspace) -> str:
+    """Return a line about nodes that had drawn too few examples, empty where there was none."""
+    small, partition = workspace.federation.partition.small, workspace.run.partition
+    if not small.nodes:
+        return ""
+    what = f"{small.moved} were moved to them" if small.moved else f"they are left out, with {small.dropped} examples"
+    return f"{small.nodes} nodes had drawn fewer than partition.min_node_size={partition.config.min_node_size} examples: {what}"
+
+
 def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
     """Return what identifies a run, for its summary."""
+    small = workspace.federation.partition.small
     return {
         "method": run.node.strategy.name,
         "dataset": run.node.dataset.name,
         "partition": run.node.partition.name,
+        **({f"partition_small_{n}": v for n, v in asdict(small).items()} if small.nodes else {}),
         "participation": run.participation.name,
         "model": run.node.model.name,
         "engine": run.engine.name,

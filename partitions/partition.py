@@ -30,8 +30,19 @@ class Common:
     cut_test: bool
 
 
+@dataclass(frozen=True)
+class Small:
+    """What ``on_small`` did about nodes that had drawn fewer than ``min_node_size`` examples."""
+
+    nodes: int  # how many these were
+    moved: int  # examples that were moved to them
+    dropped: int  # examples that no node holds for it
+
+
 class Partition:
     """Explicit index arrays, one training part and one test part per node."""
+
+    small = Small(0, 0, 0)
 
     def __init__(self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> None:
         """Take K index arrays of each part, and the labels ``y`` (N,) they index."""
@@ -131,26 +142,30 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
             "lower num_nodes or partition.min_node_size"
         )
     best: list[np.ndarray] | None = None
+    drawn_as = choice.values.get("module") or choice.name  # another's code with other settings draws as that one does
     for attempt in range(config.max_redraws + 1):
-        rng = generator(seed, f"partition {choice.name}", attempt)
+        rng = generator(seed, f"partition {drawn_as}", attempt)
         parts = module.split(config, Draw(y[pool], data.num_classes, num_nodes, rng, owner))
         if best is None or min(map(len, parts)) > min(map(len, best)):
             best = parts
         if min(map(len, parts)) >= needed or not getattr(module, "RANDOM_SIZES", True):
             break
     assert best is not None
-    rng = generator(seed, f"partition {choice.name} small")
+    rng = generator(seed, f"partition {drawn_as} small")
     limits = y[pool] if getattr(module, "FIXED_CLASSES", False) else None
-    parts = [pool[part] for part in _enough(best, limits, config, rng)]
-    rng = generator(seed, f"partition {choice.name} test")
+    enough = _enough(best, limits, config, rng)
+    parts = [pool[part] for part in enough]
+    rng = generator(seed, f"partition {drawn_as} test")
     if config.deal_test:
         train, test = parts, _dealt(parts, np.flatnonzero(data.test.numpy()), y, data.num_classes, rng)
     else:
         train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
-    train = _scarce(train, y, config, generator(seed, f"partition {choice.name} scarce"))
+    train = _scarce(train, y, config, generator(seed, f"partition {drawn_as} scarce"))
     if config.cut_test:
-        test = _scarce(test, y, config, generator(seed, f"partition {choice.name} scarce test"))
-    return Partition(train, test, y, data.num_classes)
+        test = _scarce(test, y, config, generator(seed, f"partition {drawn_as} scarce test"))
+    partition = Partition(train, test, y, data.num_classes)
+    partition.small = _small(best, enough, needed)
+    return partition
 
 
 def check(choice: Choice, num_nodes: int) -> None:
@@ -207,6 +222,12 @@ def _enough(parts: list[np.ndarray], limits: np.ndarray | None, common: Common, 
             )
         return [part if len(part) >= needed else part[:0] for part in parts]
     return _moved(parts, needed, limits, rng)
+
+
+def _small(before: list[np.ndarray], after: list[np.ndarray], needed: int) -> Small:
+    """Return what changed between two lists of parts."""
+    gained = [len(new) - len(old) for old, new in zip(before, after, strict=True)]
+    return Small(sum(len(part) < needed for part in before), sum(max(change, 0) for change in gained), -sum(gained))
 
 
 def _moved(parts: list[np.ndarray], needed: int, limits: np.ndarray | None, rng: np.random.Generator) -> list[np.ndarray]:

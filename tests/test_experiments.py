@@ -46,6 +46,14 @@ def test_fedavg_trains_with_the_experiments_recipe():
     assert (local["epochs"], local["iterations"], local["batch_size"], local["clip_norm"]) == (5, None, 0.1, 10.0)
 
 
+def test_fedcrls_experiment_goes_with_its_other_partition():
+    for partition, classes in (("pathological", 2), ("practical", None)):
+        run = resolve(config_of("experiment=fedcrl_cifar10", f"partition={partition}"))
+        assert getattr(run.node.partition.config, "classes_per_node", None) == classes
+        assert run.node.partition.config.min_node_size == 64
+    assert resolve(config_of("experiment=fedcrl_cifar10")).node.partition.config.scheme == "per_class"
+
+
 def test_what_a_table_sets_for_one_method_only_is_merged_for_that_method():
     config = config_of("experiment=mpfedcon_cifar10", "strategy=fedprox")
     assert config["strategy"]["proximal_weight"] == 0.1

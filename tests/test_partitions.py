@@ -228,49 +228,6 @@ def test_scarcity_cuts_test_parts_only_when_asked_to():
             assert kept < 0.5 if cut else kept == 1
 
 
-def test_small_nodes_error_move_and_drop():
-    tight = {"alpha": 0.05, "min_node_size": 60, "max_redraws": 2}
-    with pytest.raises(UserError, match=r"\d+ of 20 nodes have fewer than partition.min_node_size=60 .* and max_redraws=2"):
-        make("dirichlet", on_small="error", **tight)
-    moved = make("dirichlet", on_small="move", **tight)
-    assert moved.sizes.min() >= 60
-    assert moved.sizes.sum() == 2000
-    dropped = make("dirichlet", on_small="drop", **tight)
-    assert ((dropped.sizes == 0) | (dropped.sizes >= 60)).all()
-    assert (dropped.sizes == 0).any()
-    assert (dropped.class_proportions()[dropped.sizes == 0] == 0).all()
-
-
-def test_moving_is_refused_when_nobody_has_enough():
-    with pytest.raises(UserError, match=r"min_node_size=50 cannot be had: node \d+ has \d+ of the \d+ examples that 20 nodes"):
-        make("lognormal", mean_size=10, min_node_size=50)
-    owner = np.repeat(np.arange(40), 50)
-    with pytest.raises(UserError, match=r"node \d+ has 50 of the 1000 examples that 20 nodes hold"):
-        make("natural", data=data_of(owner=owner), min_node_size=60, on_small="move")
-
-
-def test_natural_nodes_get_nothing_that_others_wrote():
-    owner = np.repeat([0, 1, 2], [1997, 2, 1])
-    part = make("natural", nodes=3, data=data_of(owner=owner))
-    assert sorted(part.sizes.tolist()) == [0, 0, 1997]
-
-
-@pytest.mark.parametrize(("name", "each"), [("pathological", 2), ("lognormal", 3)])
-def test_filled_up_nodes_keep_their_class_limit(name, each):
-    changes = {"pieces": "random"} if name == "pathological" else {"mean_size": 60, "sigma": 1.0}
-    part = make(name, classes_per_node=each, min_node_size=30, max_redraws=0, **changes)
-    assert part.sizes.min() >= 30
-    assert ((part.class_counts() > 0).sum(1) <= each).all()
-
-
-def test_dropping_needs_no_examples_for_everyone_but_keeps_someone():
-    few = make("dirichlet", nodes=500, alpha=0.1, min_node_size=5, on_small="drop", max_redraws=1)
-    assert ((few.sizes == 0) | (few.sizes >= 5)).all()
-    assert 0 < (few.sizes > 0).sum() < 500
-    with pytest.raises(UserError, match=r"all 500 nodes have fewer than partition.min_node_size=10 .* would be dropped"):
-        make("iid", nodes=500, min_node_size=10, on_small="drop")
-
-
 def test_per_class_with_classes_that_have_no_example():
     part = make("dirichlet", nodes=5, data=data_with_a_gap(), scheme="per_class")
     assert part.sizes.sum() == 2000
@@ -396,3 +353,8 @@ def test_sampled_without_skew_has_the_balance_of_the_data():
     part = make("sampled", nodes=5000)
     assert part.class_proportions()[17] == pytest.approx(np.full(10, 0.1))
     assert part.test(3).tolist() == []
+
+
+def test_the_practical_partition_is_the_dirichlet_ones_scheme_by_class():
+    practical, by_class = make("practical", alpha=0.3), make("dirichlet", alpha=0.3, scheme="per_class")
+    assert all(np.array_equal(practical.train(k), by_class.train(k)) for k in range(20))

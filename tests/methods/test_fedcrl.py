@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
-from rig import close, config_of, same
+from rig import close, config_of, same, workspace_of
 
+from clients.losses import prototype_contrast
 from contrafed.experiment import run
 from strategies.base import Replies, Reply
 
@@ -78,6 +79,57 @@ def test_the_own_body_is_weighted_by_tau():
     assert blended(5.0, 2.0, 1.0) == pytest.approx(3.347987, abs=1e-6)
     assert blended(1.0, 2.0, 0.0) == 1.0
     assert blended(1.0, 2.0, 0.0, rounds=0.0) == 2.0  # a first participation takes the global body whole
+
+
+def trained(valid, **changes):
+    """What node 0 remembers after an epoch beside random prototypes of the classes ``valid``, its client and its message."""
+    config = config_of("strategy=fedcrl", "num_nodes=4", "model=mlp", "model.hidden=[12]")
+    config["strategy"] |= {"local": config["strategy"]["local"] | {"epochs": 1, "lr": 1e-9, **changes}}
+    workspace = workspace_of(config, dtype=torch.float64)
+    client = workspace.client_class(workspace, [0])
+    received = {f"model/{n}": v for n, v in workspace.initial.items() if not n.startswith("classifier")}
+    exists = torch.zeros(10, dtype=torch.float64)
+    exists[valid] = 1
+    received |= {"proto/mean": torch.rand(10, 12, dtype=torch.float64), "proto/valid": exists}
+    (update,) = client.update([received], 1)
+    return update, client, received
+
+
+def test_tau_is_set_by_the_examples_whose_class_has_a_prototype():
+    """A loss thinned by the others would be too small, and keep a node at its own body; training itself counts them 0."""
+    held = [0, 1]
+    update, client, received = trained(held)
+    workspace = client.workspace
+    index = torch.from_numpy(workspace.federation.partition.train(0))
+    y = workspace.y[index]
+    known = torch.isin(y, torch.tensor(held))
+    assert 0 < known.sum() < len(y)
+    z = workspace.model(workspace.images(index)).z.detach()
+    each = prototype_contrast(z, y, received["proto/mean"], received["proto/valid"], 0.1)
+    assert update.memory["contrast"].item() == pytest.approx(each[known].mean().item(), rel=1e-6)  # a rate of 1e-9
+    assert update.metrics["contrast"] == pytest.approx(each.mean().item(), rel=1e-6)
+    assert update.metrics["contrasted"] == pytest.approx(known.double().mean().item())
+    assert update.memory["contrasted"] == 1
+
+
+def test_a_node_none_of_whose_classes_has_a_prototype_was_not_contrasted():
+    """It evaluates its loss when it is back, and takes the global body where it still cannot."""
+    update, client, received = trained([])
+    assert (update.memory["contrasted"], update.memory["contrast"]) == (0, 0)
+    client.memories, began = [update.memory], []
+    client.train = lambda stack, **kept: began.append({n: v.clone() for n, v in stack.params.items()}) or stop()
+
+    def stop():
+        raise KeyboardInterrupt
+
+    for valid in (False, True):
+        other = {n: v + 1.0 if n.startswith("model/") else v for n, v in received.items()}
+        with pytest.raises(KeyboardInterrupt):
+            client.update([other | {"proto/valid": torch.full((10,), float(valid), dtype=torch.float64)}], 2)
+    own, name = update.memory["own/encoder.stages.0.1.weight"], "encoder.stages.0.1.weight"
+    tau = [1 - ((start[name][0] - own) / (other[f"model/{name}"] - own)).mean().item() for start in began]
+    assert tau[0] == pytest.approx(0, abs=1e-6)
+    assert 1e-6 < tau[1] < 0.99
 
 
 def test_golden_aggregation():
