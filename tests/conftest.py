@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from contrafed.reporting import quiet_libraries
+from contrafed.reporting import RunRecorder, quiet_libraries
 
 quiet_libraries(verbose=False)
 # The tests compare bits: one thread, as in a run.
@@ -19,12 +19,11 @@ def _no_ray_left_over():
     stop_ray()
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    """Runs draw nothing: figures take half a second, and what a test looks at is not in them."""
-    from contrafed.reporting import RunRecorder
-
-    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
+@pytest.fixture(autouse=True)
+def _no_figures(request, monkeypatch):
+    """Runs draw nothing but in tests marked ``figures``: it takes half a second of a run's one."""
+    if request.node.get_closest_marker("figures") is None:
+        monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
 
 
 @pytest.fixture(scope="session")
@@ -44,14 +43,12 @@ def local_runs(tmp_path_factory):
 
 @pytest.fixture
 def quick_devices(monkeypatch):
-    """Look at inboxes every hundredth of a second, and draw no figures, which take longer than these runs."""
+    """Look at inboxes every hundredth of a second."""
     import contrafed.devices
     import simulation.members
     from clients.training.workspace import uninstall
-    from contrafed.reporting import RunRecorder
 
     monkeypatch.setattr(contrafed.devices, "POLL", 0.01)
     monkeypatch.setattr(simulation.members, "POLL", 0.01)
-    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
     yield
     uninstall()

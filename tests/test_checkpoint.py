@@ -29,15 +29,11 @@ SMALL = (
     "engine=local", "num_nodes=8", "num_rounds=7", "eval_every=2", "model=mlp", "model.hidden=[8]", "model.projection=[6]",
     "partition.test_fraction=0.2", "participation=markovian", "participation.mean_probability=0.5", "participation.p01=0.5",
 )  # fmt: skip
+# Every method as it is goes on from its middle in test_every.py.
 EACH = [
     ("pmfl", ()),
-    ("fedau", ()),
-    ("moon", ()),
-    ("fedavgm", ()),
-    ("fedrcl", ("strategy.server=fedagm",)),
+    ("fedrcl", ("strategy.server=fedagm", "strategy.local.epochs=1")),
     ("fedcrl", ("strategy.local.keep_optimizer=true",)),
-    ("mpfedcon", ()),
-    ("fedproto", ()),
 ]
 
 
@@ -75,6 +71,15 @@ def stopped(tmp_path, monkeypatch):
     return make
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What PMFL's run leaves that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(config_of("strategy=pmfl", *SMALL, f"output_dir={folder}"))
+    return outcome(folder)
+
+
+@pytest.mark.figures
 @pytest.mark.parametrize(("name", "overrides"), EACH)
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped, name, overrides):
     config = (f"strategy={name}", *SMALL, *overrides)
@@ -87,6 +92,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped, name, overrides):
     assert (folder / "participation.png").read_bytes() == (tmp_path / "whole" / "participation.png").read_bytes()
 
 
+@pytest.mark.figures
 def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stopped, monkeypatch):
     """Who took part before the checkpoint is read from the log: choosing again would change the state."""
 
@@ -134,8 +140,7 @@ def test_a_table_by_node_goes_on_bit_for_bit(tmp_path, stopped, monkeypatch):
     assert not equal(outcome(tmp_path / "plain"), outcome(tmp_path / "whole"))
 
 
-def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stopped):
-    run(config_of("strategy=pmfl", *SMALL, f"output_dir={tmp_path}/whole"))
+def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stopped, whole):
     folder = stopped()
     before = outcome(folder)
     run(
@@ -143,15 +148,15 @@ def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stoppe
             "strategy=pmfl", *SMALL, f"resume={folder}/checkpoints/000002", "checkpoint_every=2", f"output_dir={tmp_path}/b"
         )
     )
-    assert equal(outcome(tmp_path / "b"), outcome(tmp_path / "whole"))
+    assert equal(outcome(tmp_path / "b"), whole)
     assert equal(outcome(folder), before)
     shutil.rmtree(folder)  # what went on elsewhere stands on its own
     overrides = ("engine=ray", "engine.workers=2")
     overrides += (f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1", f"output_dir={tmp_path}/c")
     run(config_of("strategy=pmfl", *SMALL, *overrides))
-    assert equal(outcome(tmp_path / "c"), outcome(tmp_path / "whole"))
+    assert equal(outcome(tmp_path / "c"), whole)
     run(config_of("strategy=pmfl", *SMALL, f"resume={tmp_path}/c/checkpoints/000006", f"output_dir={tmp_path}/d"))
-    assert equal(outcome(tmp_path / "d"), outcome(tmp_path / "whole"))
+    assert equal(outcome(tmp_path / "d"), whole)
 
 
 def test_only_the_last_few_are_kept_and_files_of_unchanged_nodes_are_shared(tmp_path):
@@ -213,13 +218,12 @@ def half_written(folder):
 
 
 @pytest.mark.parametrize("damage", [damage_state, damage_server, damage_node, half_written])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, stopped, damage):
-    run(config_of("strategy=pmfl", *SMALL, f"output_dir={tmp_path}/whole"))
+def test_a_damaged_checkpoint_is_passed_over(stopped, whole, damage):
     folder = stopped()
     damage(folder)
     summary = run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
     assert summary["resumed_from"].endswith("000002")
-    assert equal(outcome(folder), outcome(tmp_path / "whole"))
+    assert equal(outcome(folder), whole)
 
 
 def test_another_configuration_is_refused_by_its_keys(stopped):
@@ -238,13 +242,12 @@ def test_what_says_which_replies_count_may_not_differ(stopped):
         run(config_of("strategy=pmfl", *SMALL, "engine.max_norm=0.5", "resume=latest", f"output_dir={stopped()}"))
 
 
-def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(tmp_path, stopped):
+def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stopped, whole):
     """The damaged one is neither kept in place of a good one nor read again."""
-    run(config_of("strategy=pmfl", *SMALL, f"output_dir={tmp_path}/whole"))
     folder = stopped()
     damage_state(folder)
     run(config_of("strategy=pmfl", *SMALL, "checkpoint_every=1", "checkpoint_keep=1", "resume=latest", f"output_dir={folder}"))
-    assert equal(outcome(folder), outcome(tmp_path / "whole"))
+    assert equal(outcome(folder), whole)
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["000007", "nodes"]
 
 

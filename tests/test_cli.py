@@ -3,15 +3,18 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from rig import METHODS, config_of
 
+import main
 from contrafed.cli import check_jobs, help_text, jobs
 from contrafed.settings import GROUPS
 from core import registry
@@ -22,7 +25,27 @@ QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=m
 
 
 def command(*arguments, timeout=300):
+    """Run the command as a process of its own."""
     return subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.fixture
+def called(monkeypatch, capsys):
+    """Run the command in this process, which saves it five seconds of imports; answers as ``command``."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *arguments])
+        monkeypatch.setattr(main, "failed", [])
+        if (ray := sys.modules.get("simulation.ray")) is not None:  # the one that other tests go on with
+            monkeypatch.setattr(ray, "stop_ray", lambda: None)
+        capsys.readouterr()
+        status = main.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=status, stdout=said.out, stderr=said.err)
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +153,9 @@ for arguments in {KNOWN_BEFORE_ANY_IMPORT!r}:
     assert all(line.startswith("error: ") for line in done.stderr.splitlines())
 
 
-def test_a_mistake_in_the_data_leaves_no_folder(tmp_path):
+def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, called):
     folder = tmp_path / "run"
-    done = command(*QUICK, "partition=pathological", "partition.classes_per_node=20", f"output_dir={folder}")
+    done = called(*QUICK, "partition=pathological", "partition.classes_per_node=20", f"output_dir={folder}")
     assert done.returncode == 2
     assert done.stderr == "error: partition.classes_per_node=20 is more than the 10 classes of the data set\n"
     assert not folder.exists()
@@ -154,13 +177,13 @@ def test_every_choice_composes_and_has_a_description(group):
         assert config_of(f"{group}={name}")[group]["name"] == name
 
 
-def test_help_shows_every_choice_with_its_line():
+def test_help_shows_every_choice_with_its_line(called):
     text = help_text()
     for group in GROUPS:
         for name, line in registry.choices(group).items():
             assert f"{name} " in text
             assert line in text
-    done = command("--help")
+    done = called("--help")
     assert done.returncode == 0
     assert done.stdout.strip() == text.strip()
 
@@ -263,19 +286,19 @@ def test_the_saved_configuration_reproduces_the_run(finished, tmp_path):
     assert (again / "nodes.csv").read_bytes() == (folder / "nodes.csv").read_bytes()
 
 
-def test_a_named_folder_is_never_overwritten(finished):
+def test_a_named_folder_is_never_overwritten(finished, called):
     folder, _ = finished
     before = (folder / "metrics.csv").read_bytes()
-    done = command(*QUICK, f"output_dir={folder}")
+    done = called(*QUICK, f"output_dir={folder}")
     assert done.returncode == 2
     assert "already holds a run" in done.stderr
     assert (folder / "metrics.csv").read_bytes() == before
 
 
-def test_a_run_can_start_from_a_saved_model(finished, tmp_path):
+def test_a_run_can_start_from_a_saved_model(finished, tmp_path, called):
     folder, _ = finished
     saved = folder / "model.safetensors"
-    done = command(*QUICK, "strategy=pmfl", f"init_from={saved}", f"output_dir={tmp_path / 'on'}")
+    done = called(*QUICK, "strategy=pmfl", f"init_from={saved}", f"output_dir={tmp_path / 'on'}")
     assert done.returncode == 0, done.stderr
 
     def accuracies(where):
@@ -283,23 +306,22 @@ def test_a_run_can_start_from_a_saved_model(finished, tmp_path):
         return [r["value"] for r in rows if (r["split"], r["metric"]) == ("test", "accuracy")]
 
     assert accuracies(tmp_path / "on")[0] == accuracies(folder)[-1]
-    wrong = command(*QUICK, "model.hidden=[9]", f"init_from={saved}", f"output_dir={tmp_path / 'no'}")
+    wrong = called(*QUICK, "model.hidden=[9]", f"init_from={saved}", f"output_dir={tmp_path / 'no'}")
     assert wrong.returncode == 2
     assert "does not fit: encoder.stages.0.1.weight needs shape (9, 64), found shape (8, 64)" in wrong.stderr
 
 
-def test_a_run_leaves_one_folder(tmp_path):
+def test_a_run_leaves_one_folder(tmp_path, called, monkeypatch):
     """However many seconds pass between the check of its configuration and its start."""
-    asked = [sys.executable, str(ROOT / "main.py"), *QUICK, "engine=local"]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert called(*QUICK, "engine=local").returncode == 0
     (folder,) = tmp_path.glob("outputs/*/*")
     assert (folder / "summary.json").exists()
 
 
-def test_a_failed_job_does_not_end_a_sweep(tmp_path):
+def test_a_failed_job_does_not_end_a_sweep(tmp_path, called):
     """The middle job asks for more classes than the data have, which shows only when they are loaded."""
-    done = command(
+    done = called(
         "-m", *QUICK, "partition=pathological", "partition.classes_per_node=3,20,4", f"output_dir={tmp_path / 'sweep'}"
     )
     assert done.returncode == 2

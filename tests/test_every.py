@@ -234,7 +234,7 @@ def same_outcome(a, b):
         identical(a[1][node], b[1][node])
 
 
-def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path, no_figures):
+def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path):
     config = config | {"checkpoint_every": 2}
     run(config | {"output_dir": f"{tmp_path}/whole"})
     middle = f"{tmp_path}/whole/checkpoints/000002"
@@ -252,7 +252,7 @@ def shape_of(method, problem):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_every_engine_gives_the_same_bytes(method, config, problem, tmp_path, no_figures, engine):
+def test_every_engine_gives_the_same_bytes(method, config, problem, tmp_path, engine):
     """One method for each shape of message."""
     like = next(name for name in METHODS if shape_of(name, problem) == shape_of(method, problem))
     if like != method:

@@ -23,6 +23,8 @@ from contrafed.reporting import Progress, RunRecorder, claim_folder, figures, pr
 from contrafed.reporting.series import ema, moving_average, top_k_mean
 from core.errors import UserError
 
+pytestmark = pytest.mark.figures
+
 
 def test_series_by_hand():
     assert top_k_mean([1, 5, 3, 5, 4, 2, 6]) == pytest.approx(4.6)
