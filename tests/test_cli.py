@@ -68,7 +68,7 @@ def called(monkeypatch, capsys):
         (["strategy=fedrcl", "strategy.beta1=0.5"], "unknown strategy key 'beta1'"),
         (
             ["strategy=fedrcl", "strategy.local.augment=[blur]"],
-            "strategy.local.augment[0] is 'blur'; choices: rotation, crop, flip",
+            "strategy.local.augment[0] is 'blur'; choices: sharpness, jitter, posterize, equalize, rotation, crop, flip",
         ),
         (["strategy.local.batch_size=1.5"], "strategy.local.batch_size must be a whole number or a number, got 1.5"),
         (["sed=1"], "unknown key 'sed', did you mean 'seed'?"),
