@@ -21,8 +21,8 @@ class Config:
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
     """Encoder: two 5x5 convolutions with pools, then the hidden layers, each with ReLU; projector; linear classifier.
 
-    On CIFAR-10 encoder and classifier without the projector have 307,842 parameters, and class centres of the projector's width,
-    256, are 10 KiB: sizes that the paper's traffic implies (METHODS section 47.4).
+    On CIFAR-10 encoder and classifier without the projector have 307,842 parameters, and class centres of the projector's
+    width, 256, are 10 KiB: sizes that the paper's traffic implies (METHODS section 47.4).
     Images too small for unpadded convolutions are padded to keep their size.
     """
     padding = fitting_padding(image_size, 5, 2)

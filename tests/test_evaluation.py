@@ -100,12 +100,12 @@ def test_a_deadline_is_looked_at_before_every_batch(monkeypatch):
 
 
 def test_a_deadline_is_looked_at_in_training_before_an_evaluation(monkeypatch):
-    """FedRep's last evaluation fits the head: 10 epochs of 3 steps, then four batches of the node that has 7 examples."""
+    """FedRep's last evaluation also fits a head, in epochs of 3 steps, and scores both models on the node's 7 examples."""
     workspace, received, memories = trained("fedrep")
     client = workspace.client_class(workspace, [0], memories[:1])
     clock = counting(monkeypatch)
     client.judge(received[:1], 2, final=True, deadline=1e9)
-    assert next(clock) == workspace.config.head_epochs * 3 + 1
+    assert next(clock) == workspace.config.head_epochs * 3 + 2
     counting(monkeypatch)
     with pytest.raises(DeadlineError):
         client.judge(received[:1], 2, final=True, deadline=workspace.config.head_epochs * 3 - 1.5)

@@ -13,6 +13,7 @@ from clients.fedavg import FedAvgClient
 from contrafed.experiment import run
 from contrafed.settings import server_of
 from core import codec
+from simulation.worker import identify
 from strategies.base import Population, strategy_class_of
 from strategies.fedavg import FedAvg
 from strategies.replies import Replies, Reply
@@ -236,6 +237,7 @@ def test_whether_there_are_personal_models_and_a_global_one(name, changes, perso
 
 def scored(rows, last=1):
     """What the server makes of evaluation replies: one dict of metrics a node, or a text for a node that fails."""
+    identify()
     rule = stub(strategy_settings("fedavg"), [1] * len(rows))
     asked = rule.configure_evaluate(
         last, codec.to_record({"w": torch.ones(1)}), ConfigRecord({"nodes": list(range(len(rows)))}), None
