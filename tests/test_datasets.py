@@ -249,6 +249,26 @@ def test_writers_own_their_characters():
     assert 0 < int(data.test.sum()) < 10
 
 
+def test_only_some_of_the_published_classes_are_read():
+    """Numbered anew in the order given; writers who wrote none of them are no nodes."""
+    import datasets
+
+    rows = {
+        "image": [Image.new("L", (28, 28), i) for i in range(40)],
+        "character": [[36, 7, 45, 38][i % 4] for i in range(40)],
+        "writer_id": [f"w{i % 4 if i % 4 != 1 else 9}" for i in range(40)],
+    }
+    table = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    data = hub_sets.images(settings_of("femnist", classes=[45, 36]).config, [table])
+    assert data.num_classes == 2
+    assert data.x[:, 0, 0, 0].tolist() == [i for i in range(40) if i % 4 in (0, 2)]
+    assert data.y.tolist() == [1, 0] * 10
+    assert data.owner.tolist() == [0, 1] * 10
+    for wrong in ([36, 40], [36, 36]):
+        with pytest.raises(UserError, match="dataset.classes must name labels that images have, each once"):
+            hub_sets.images(settings_of("femnist", classes=wrong).config, [table])
+
+
 def test_stratified_split_takes_the_fraction_of_every_class():
     y = np.repeat([0, 1, 2], [40, 20, 4])
     test = stratified_split(y, 0.25, 0)

@@ -25,6 +25,7 @@ class Config(Common):
     label_column: str
     owner_column: str | None
     grayscale: bool
+    classes: tuple[Annotated[int, Range(ge=0)], ...] | None
     root: str
     download: bool
     test_fraction: Annotated[float, Range(gt=0, lt=1)]
@@ -63,10 +64,19 @@ def load(config: Config, name: str) -> ImageData:
 
 
 def images(config: Config, splits: list[Any]) -> ImageData:
-    """Return one or two tables of rows with a PIL image, a label and perhaps an owner as ``ImageData``."""
-    mode = "L" if config.grayscale else "RGB"
-    x = np.stack([np.asarray(row[config.image_column].convert(mode)) for table in splits for row in table])
+    """Return one or two tables of rows with a PIL image, a label and perhaps an owner as ``ImageData``.
+
+    Of the published labels only ``classes``, numbered anew in their order. Raises ``UserError`` for one that no image has.
+    """
+    mode, kept = "L" if config.grayscale else "RGB", config.classes
+    if kept is not None:
+        splits = [table.select(np.flatnonzero(np.isin(table[config.label_column], kept))) for table in splits]
     y = _column(splits, config.label_column).astype(np.int64)
+    if kept is not None:
+        if len(set(kept)) < len(kept) or set(kept) - set(y.tolist()):
+            raise UserError(f"dataset.classes must name labels that images have, each once, got {list(kept)}")
+        y = (y[:, None] == np.array(kept)).argmax(1)
+    x = np.stack([np.asarray(row[config.image_column].convert(mode)) for table in splits for row in table])
     owner = None
     if config.owner_column is not None:
         owner = np.unique(_column(splits, config.owner_column), return_inverse=True)[1]
