@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
 from clients.training.workspace import Workspace, workspace_for
 from contrafed import checkpoint
@@ -72,9 +72,7 @@ class Session:
                 num_rounds=self.rounds,
                 timeout=run.engine.config.round_timeout,
                 evaluate_config=scored,
-                evaluate_fn=lambda server_round, arrays: evaluate(
-                    self.workspace, self.members.federation, run, server_round, codec.from_record(arrays), strategy.whole
-                ),
+                evaluate_fn=self._evaluate,
                 on_round=after,
                 first_round=first,
             )
@@ -86,10 +84,15 @@ class Session:
             if self.resumed is None and self.rounds and not log.participants:
                 progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
 
+    def _evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Score the global model, where it is time to."""
+        model, federation = self.strategy.judged(codec.from_record(arrays)), self.members.federation
+        return evaluate(self.workspace, federation, self.run, server_round, model, self.strategy.whole)
+
     def finish(self, status: str) -> None:
         """Write the model, the summary and the figures of what there is, and close every file."""
         run = self.run
-        self.recorder.save_model(self.model, {"strategy": run.node.strategy.name, "seed": str(run.seed)})
+        self.recorder.save_model(self.strategy.judged(self.model), {"strategy": run.node.strategy.name, "seed": str(run.seed)})
         seconds = time.perf_counter() - self.began
         self.recorder.finish(status, {**facts(run, self.workspace), **self.grid.about(), "seconds": seconds})
         self.recorder.close()

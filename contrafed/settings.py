@@ -62,6 +62,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     import partitions.images
     import partitions.partition
     from clients.training.workspace import client_class_of
+    from strategies.base import strategy_class_of
 
     config = for_evaluation(composed)
     top = check_top(config)
@@ -72,6 +73,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     partitions.partition.check(node.partition, node.num_nodes)
     participation.config.count(node.num_nodes)
     _check_plain_sgd(node.strategy)
+    strategy_class_of(server).check(server.config, node.strategy, participation)
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
     if top.save_personal and not personal:
         raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")

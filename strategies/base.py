@@ -72,10 +72,10 @@ class Round:
 class FederatedStrategy(Strategy):
     """A Flower ``Strategy`` whose subclasses only state the server rule.
 
-    Subclasses set ``Config`` in their module and override ``aggregate`` and, where needed, ``setup``, ``select``,
-    ``broadcast``, ``broadcast_for_evaluation`` and ``download``. Everything that a rule carries from round to round lives in
-    ``self.state``: tensors, arrays and numbers, in lists and in dictionaries whose keys are text or, for tables by node,
-    partition ids (``dict[int, Tensors]``). A checkpoint brings it back as it was.
+    Subclasses set ``Config`` in their module and override ``aggregate`` and, where needed, ``check``, ``setup``, ``select``,
+    ``broadcast``, ``broadcast_for_evaluation``, ``download`` and ``judged``. Everything that a rule carries from round to
+    round lives in ``self.state``: tensors, arrays and numbers, in lists and in dictionaries whose keys are text or whole
+    numbers (``dict[int, Tensors]``: tables by partition id or round). A checkpoint brings it back as it was.
 
     A rule may read ``config``, ``node_config`` and ``rate`` (of the node half), ``seed``, ``num_rounds`` (planned), ``state``,
     ``round``, ``population``, ``participation``, ``down`` and ``up`` (names and shapes of what travels) and ``travelling``.
@@ -136,6 +136,10 @@ class FederatedStrategy(Strategy):
 
     # ---------------------------------------------------------------------------------------------- what a method declares
 
+    @classmethod
+    def check(cls, config: Any, node: Choice, participation: Choice) -> None:
+        """Raise ``UserError`` for a node half or a participation pattern that the rule cannot go with; before anything runs."""
+
     def setup(self) -> None:
         """Prepare ``self.state`` before the first round."""
 
@@ -171,6 +175,10 @@ class FederatedStrategy(Strategy):
         writes to ``self.round.metrics`` and ``self.round.node_metrics`` is logged.
         """
         raise NotImplementedError
+
+    def judged(self, model: Tensors) -> Tensors:
+        """Return the global model that is scored, and that a run leaves at its end; by default the one nodes train from."""
+        return model
 
     # --------------------------------------------------------------------------------------------------- Flower's interface
 

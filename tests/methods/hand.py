@@ -75,6 +75,21 @@ GOLDEN = {
         [2.190000, 2.348400, 2.478183, 2.583334, 2.667917],
         [2.190000, 3.013466, 2.746216, 2.746216, 3.023973],
     ),
+    "fedexp": (
+        {"epsilon": 0.1},
+        [2.190000, 2.343900, 2.469131, 2.572938, 2.657892],
+        [2.251984, 2.964107, 2.685927, 2.685927, 3.030601],
+    ),
+    "fednova": (
+        {},
+        [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
+        [2.190000, 2.913900, 2.645259, 2.645259, 2.997660],
+    ),
+    "fedawe": (
+        {},
+        [2.190000, 2.343900, 2.468559, 2.569533, 2.651322],
+        [2.190000, 2.913900, 1.963900, 1.963900, 3.515297],
+    ),
 }
 LOCAL = [1.062882, 3.874236, 2.468559]  # nodes by themselves after three full rounds: w := a + (w - a) 0.9^2 a round
 
@@ -193,8 +208,8 @@ def heads(memory):
     return {n: v for n, v in memory.items() if "/personal/" in n}
 
 
-def no_head_travels(name):
+def no_head_travels(name, **changes):
     """Whether anything of the projector does; fails where anything of the classifier does."""
-    _, _, strategy = whole(name, [[]])
+    _, _, strategy = whole(name, [[]], **changes)
     assert not any("classifier" in n for n in (*strategy.down, *strategy.up))
     return any("projector" in n for n in strategy.up)

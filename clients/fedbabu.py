@@ -1,0 +1,46 @@
+"""FedBABU, the node half: only the body learns; the head stays as it was drawn, until every node fine-tunes at the end."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from clients.base import PARTS, Client, LocalWork, Stack, Tensors
+from clients.fedper import HEADS
+from core.config import Range
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half."""
+
+    local: LocalWork
+    head: Literal["classifier", "projector_classifier"]
+    tune: Literal["all", "head"]
+    tune_epochs: Annotated[int, Range(ge=0)]
+
+
+class FedBABUClient(Client):
+    """Cross-entropy on the shared body alone, under the head that every node drew from the run's seed.
+
+    Source: Oh et al. 2022. The head never changes, so it does not travel. In the run's last evaluation every node fine-tunes
+    what it received on its own data, for itself alone; what it was before is judged as ``untuned``.
+    """
+
+    @classmethod
+    def shared_parts(cls, config: Any) -> tuple[str, ...]:
+        """Everything but the head travels."""
+        return tuple(part for part in PARTS if part not in HEADS[config.head])
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train the body."""
+        self.train(stack, parts=self.parts)
+        return self.sent(stack)
+
+    def judged(self, stack: Stack) -> dict[str, Tensors]:
+        """The received body under the common head; at the end also fine-tuned, which then counts."""
+        if not stack.final:
+            return {"model": stack.params}
+        untuned = {name: value.clone() for name, value in stack.params.items()}
+        work = replace(self.config.local, epochs=self.config.tune_epochs, iterations=None)
+        parts = PARTS if self.config.tune == "all" else HEADS[self.config.head]
+        self.train(stack, work=work, parts=parts, purpose="fine-tuning batches")
+        return {"model": stack.params, "untuned": untuned}

@@ -1,0 +1,48 @@
+"""FedDyn, the node half: a linear and a quadratic term that make the nodes' optima meet the global one."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from clients.base import Batch, Client, LocalWork, Stack, Tensors
+from core.config import Range
+from core.tensors import group, named
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half."""
+
+    local: LocalWork
+    proximal_weight: Annotated[float, Range(gt=0)]  # alpha
+
+
+class FedDynClient(Client):
+    """Minimise f_k(w) - <g_k, w> + (alpha/2) |w - W|^2;  then g_k := g_k - alpha (w_k - W).
+
+    Source: Acar et al. 2021, Algorithm 1, g_k = 0 at first: where the local objective is solved, g_k is the gradient of f_k
+    at w_k. Where ``local.clip_norm`` is set, what is clipped is the gradient of all three terms, as in the authors' code.
+    """
+
+    def fresh_memory(self, received: Tensors) -> Tensors:
+        """g_k = 0."""
+        return {f"gradient/{name}": torch.zeros_like(value) for name, value in group(received, "model").items()}
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train with both terms, then renew g_k; send w_k."""
+        received = stack.global_model
+        own = {name: stack.memory[f"gradient/{name}"] for name in received}  # in this order also after a checkpoint
+        self.train(stack, constants=named("global", received) | named("gradient", own))
+        moved = {name: stack.params[name].detach() - value for name, value in received.items()}
+        alpha = self.config.proximal_weight
+        stack.memory |= named("gradient", {name: own[name] - alpha * value for name, value in moved.items()})
+        return self.sent(stack)
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Cross-entropy, the linear and the quadratic term."""
+        task = self.task_loss(self.forward(params, batch), batch)
+        linear = torch.stack([(params[n] * g).sum() for n, g in group(constants, "gradient").items()]).sum()
+        distance = torch.stack([(params[n] - w).square().sum() for n, w in group(constants, "global").items()]).sum()
+        return {"loss": task - linear + self.config.proximal_weight / 2 * distance, "task": task}

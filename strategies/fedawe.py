@@ -1,0 +1,60 @@
+"""FedAWE, a server rule: nodes go on from their own last model, and long absences count in the length of the step."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from core.combine import combine
+from core.config import Range
+from core.tensors import group, named
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Config(FedAvgConfig):
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    server_lr: Annotated[float, Range(gt=0)]  # eta_g
+
+
+class FedAWE(FedAvg):
+    """y_k = x_k + eta_g (t - tau_k) (w_k - x_k) for k in S;  x_k := mean over S of y for those in S, the others keep theirs.
+
+    x_k is what node k works from, tau_k the last round in which it was active, 0 before its first: a node that was away
+    neither returns to the newest model nor loses the weight of the rounds it missed. W, which is judged, is the last active
+    nodes' mean. Source: Xiang et al. 2024, Algorithm 1. So x_k is the W of round tau_k: the server keeps those models
+    that some node still goes on from, up to K, and sends it, where in the paper the node does; a node whose reply fails was
+    not active. A round without replies changes nothing but the time. With ``weights=samples`` the mean is by examples.
+    """
+
+    def setup(self) -> None:
+        """No node was ever active: all go on from the initial model."""
+        self.state["active"] = np.zeros(self.population.num_nodes, dtype=np.int64)  # tau_k
+        self.state["models"] = {}  # the W that active nodes left with, by round
+
+    def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
+        """Return x_k for training; None where it is W, which everybody receives."""
+        active = self.state["active"]
+        if (judging and not self.post_train) or active[node] == active.max():
+            return None
+        return named("model", self.state["models"][int(active[node])])
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """The mean of the participants' stretched steps."""
+        if not len(replies):
+            return model
+        models, active, now = self.state["models"], self.state["active"], self.round.server_round
+        models.setdefault(0, {name: model[name] for name in self.travelling})
+        away, shares = now - active[replies.nodes], self.shares(replies)  # t - tau_k
+        self.round.node_metrics["weight"] = (replies.nodes, away.astype(np.float64))
+        weights = shares / shares.sum()
+        begun = [group(reply.received, "model") for reply in replies]  # x_k
+        mean = combine(begun + replies.deltas(), np.concatenate([weights, weights * self.config.server_lr * away]).tolist())
+        models[now] = {name: value.to(model[name].dtype) for name, value in mean.items()}
+        active[replies.nodes] = now
+        needed = set(active[self.population.sizes > 0].tolist())
+        self.state["models"] = {when: kept for when, kept in models.items() if when in needed}
+        return mean

@@ -1,0 +1,51 @@
+"""FedNova, a server rule: updates by the step, so that nodes with more steps do not pull the model to their own optima."""
+
+from typing import Any
+
+import numpy as np
+
+from clients.training.work import LocalWork
+from core.errors import UserError
+from core.run import Choice
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config, FedAvg
+
+__all__ = ["Config", "FedNova"]
+
+
+class FedNova(FedAvg):
+    """W += (sum_k p_k a_k) sum_k p_k Delta_k / a_k, p_k by ``weights`` over the participants, summing to 1.
+
+    a_k is how far a node's solver goes on a constant gradient of 1 in units of its rate, |a_k|_1 in the paper: its number of
+    steps for plain SGD, more with momentum, less where the rate decays within the round or a pull towards W holds it back.
+    The server works it out from the recipe and from how many examples the node says it trained on. Source: Wang et al. 2020,
+    Section 4, without its server momentum. A round without replies changes nothing.
+    """
+
+    @classmethod
+    def check(cls, config: Any, node: Choice, participation: Choice) -> None:
+        """The solver must be SGD, begun anew each round: of Adam's step no such length is known."""
+        local = node.config.local
+        if local.optimizer != "sgd" or (local.momentum and local.keep_optimizer):
+            wanted = "strategy.local.optimizer=sgd and strategy.local.keep_optimizer=false"
+            raise UserError(f"strategy.server=fednova divides by the length of SGD's steps; set {wanted}")
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """The mean update a step, times the mean number of steps."""
+        if not len(replies):
+            return model
+        shares, local, now = self.shares(replies), self.node_config.local, self.round.server_round
+        lengths = np.array([path_length(local, now, int(examples)) for examples in replies.num_examples])  # a_k
+        total = shares @ lengths / shares.sum()
+        self.round.metrics["effective_steps"] = float(total)
+        weights = np.divide(shares / shares.sum() * total, lengths, out=np.zeros(len(replies)), where=lengths > 0)
+        return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
+
+
+def path_length(work: LocalWork, server_round: int, examples: int) -> float:
+    """Return how far SGD goes in a round on a constant gradient of 1, in units of its first rate; 0 without steps."""
+    moved, speed, first, each = 0.0, 0.0, work.rate(server_round), work.steps_per_pass(examples)
+    for step in range(work.steps(examples)):
+        speed = work.momentum * speed + 1 - work.proximal_weight * first * moved
+        moved += work.rate(server_round, step // each) / first * speed
+    return moved

@@ -1,0 +1,101 @@
+"""FedAWE, BASELINES section 7: the golden problem by hand, where each node goes on from, FedAvg where nobody is away."""
+
+import numpy as np
+import pytest
+from hand import AWAY, FULL, PATTERN, WORK, as_fedavg
+from rig import Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, strategy_settings, workspace_of
+
+from strategies.fedawe import FedAWE
+
+
+@pytest.mark.parametrize(
+    ("rate", "full", "pattern"),
+    [
+        (1.0, [2.19, 2.3439, 2.468559, 2.569533, 2.651322], [2.19, 2.9139, 1.9639, 1.9639, 3.515297]),
+        (0.5, [2.095, 2.180975, 2.258782, 2.329198, 2.392924], [2.095, 2.465975, 1.990975, 1.990975, 2.827931]),
+    ],
+)
+def test_the_golden_problem(rate, full, pattern):
+    """In round 3 client 1 goes on from 2.19 after 2 rounds, client 3 from 2 after 3: (2.19 - 0.8322 + 2 + 0.57) / 2."""
+    assert run_scalar("fedawe", FULL, server_lr=rate) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedawe", PATTERN, server_lr=rate) == pytest.approx(pattern, abs=1e-5)
+    assert run_scalar("fedawe", PATTERN, stack_size=3, server_lr=rate) == pytest.approx(pattern, abs=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_with_everybody_there_it_is_fedavg(weights):
+    ours, fedavg = as_fedavg("fedawe", [range(5)] * 3, weights=weights)
+    for one, other in zip(ours, fedavg, strict=True):
+        close(one, other)
+
+
+class Seen(FedAWE):
+    """What was sent to whom."""
+
+    def setup(self):
+        super().setup()
+        self.sent = []
+
+    def aggregate(self, model, replies):
+        self.sent.append({reply.node: reply.group("model") and reply.received for reply in replies})
+        return super().aggregate(model, replies)
+
+
+def test_every_node_goes_on_from_the_model_it_left_with():
+    models, rule = digits_run("fedawe", len(AWAY), nodes=5, schedule=AWAY, local=WORK, rule=Seen)
+    left = dict.fromkeys(range(5), 0)  # the round that a node was last there
+    for t, here in enumerate(AWAY, 1):
+        assert rule.sent[t - 1].keys() == set(here)
+        for node in here:
+            assert same(rule.sent[t - 1][node], {f"model/{n}": v for n, v in models[left[node]].items()}), (t, node)
+        left |= dict.fromkeys(here, t)
+    assert rule.state["active"].tolist() == list(left.values())
+    assert rule.state["models"].keys() == set(left.values())  # no more are kept than somebody goes on from
+    for t, kept in rule.state["models"].items():
+        assert same(kept, models[t])
+
+
+def test_how_long_nodes_were_away_is_logged():
+    seen = []
+
+    class Logged(FedAWE):
+        def aggregate(self, model, replies):
+            new = super().aggregate(model, replies)
+            seen.append([array.tolist() for array in self.round.node_metrics.get("weight", (np.zeros(0),) * 2)])
+            return new
+
+    digits_run("fedawe", len(AWAY), nodes=5, schedule=AWAY, local=WORK, rule=Logged)
+    assert seen == [[[0, 1, 2, 3], [1] * 4], [[1, 4], [1, 2]], [[], []], [[0, 4], [3, 2]]]
+
+
+@pytest.mark.parametrize("post_train", [False, True])
+def test_nodes_are_judged_by_the_last_active_nodes_mean(post_train):
+    """All by the same model; after local work by what each went on from."""
+    config = config_of("num_nodes=5", "model=mlp", "model.hidden=[12]", "partition.test_fraction=0.3")
+    config["strategy"] = strategy_settings("fedawe", local=WORK)
+    given = {}
+
+    class Judging(FedAWE):
+        def setup(self):
+            super().setup()
+            self.post_train = post_train
+
+        def download(self, model, node, judging):
+            own = super().download(model, node, judging)
+            if judging:
+                given[self.round.server_round, node] = own
+            return own
+
+    run_strategy(workspace_of(config), config, Schedule(AWAY), len(AWAY), rule=Judging, judged=range(5))
+    own = {node for (t, node), tensors in given.items() if t == 4 and tensors is not None}
+    assert own == ({1, 2, 3} if post_train else set())
+
+
+def test_of_methods_that_keep_a_head_it_moves_the_body():
+    _, rule = digits_run("fedper", 2, nodes=3, server="fedawe", schedule=[[0, 1], [1, 2]])
+    assert all(set(kept) == set(rule.travelling) for kept in rule.state["models"].values())
+
+
+def test_stacked_equals_alone():
+    alone, stacked = (digits_run("fedawe", 4, nodes=5, schedule=AWAY, stack_size=n, local=WORK)[0] for n in (1, 3))
+    close(alone[-1], stacked[-1])

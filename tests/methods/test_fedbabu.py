@@ -1,0 +1,70 @@
+"""FedBABU, BASELINES section 7: one head for all that never learns, and a last tuning by hand that leaves no trace."""
+
+import pytest
+import torch
+from hand import EPOCH, heads, no_head_travels, whole
+from rig import Scalar, close, config_of, given, same, scalar_workspace, strategy_settings, workspace_of
+
+
+def test_no_head_ever_travels():
+    assert no_head_travels("fedbabu")
+    assert not no_head_travels("fedbabu", head="projector_classifier")
+
+
+@pytest.mark.parametrize("head", ["classifier", "projector_classifier"])
+def test_the_head_that_leaves_training_is_the_initial_one(head):
+    initial = whole("fedbabu", [[]], head=head)[0]
+    trained, memory, _ = whole("fedbabu", head=head)
+    own = heads(memory)
+    assert own
+    assert all(value.equal(initial[name.split("personal/")[1]]) for name, value in own.items())
+    still = {name.split("personal/")[1] for name in own}
+    assert {name for name in initial if trained[name].equal(initial[name])} == still
+
+
+def test_it_is_fedrep_without_its_head_phase():
+    ours, fedrep = whole("fedbabu"), whole("fedrep", head_epochs=0)
+    assert same(ours[0], fedrep[0])
+    assert same(ours[1], fedrep[1])
+
+
+def scalar_client(**changes):
+    """Clients of the golden problem, whose one number is the head."""
+    local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1, "momentum": 0.0}
+    settings = config_of("num_nodes=3") | {"strategy": strategy_settings("fedbabu", local=local, **changes)}
+    model = Scalar(2.0)
+    model.encoder = torch.nn.Flatten()
+    workspace = scalar_workspace(settings, model)
+    return workspace.client_class(workspace, [0, 1, 2])
+
+
+@pytest.mark.parametrize("tune", ["head", "all"])
+def test_tuning_by_hand(tune):
+    """Two epochs of one step of 0.1 towards a = 0, 6, 3: w := a + (2 - a) 0.9^2."""
+    found = scalar_client(tune=tune, tune_epochs=2).judge([{}] * 3, 5, final=True)
+    assert [float(each.model["classifier.w"]) for each in found] == pytest.approx([1.62, 2.76, 2.19], rel=1e-12)
+    for found in (scalar_client(tune_epochs=0).judge([{}] * 3, 5, final=True), scalar_client().judge([{}] * 3, 5)):
+        assert [float(each.model["classifier.w"]) for each in found] == [2.0] * 3
+
+
+@pytest.mark.parametrize(("tune", "still"), [("all", set()), ("head", {"encoder", "projector"})])
+def test_the_last_evaluation_tunes_what_is_asked_for_and_remembers_nothing(tune, still):
+    network = ("model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    config = config_of("strategy=fedbabu", f"strategy.tune={tune}", "num_nodes=4", *network, "partition.test_fraction=0.3")
+    workspace = workspace_of(config)
+    client = workspace.client_class(workspace, [0])
+    received = {n: v for n, v in given(workspace).items() if "classifier" not in n}
+    (before,) = client.judge([received], 3)
+    assert same(before.model, workspace.initial)
+    assert set(before.metrics) == {"accuracy", "loss"}
+    (tuned,) = client.judge([received], 3, final=True)
+    assert {n.partition(".")[0] for n, v in tuned.model.items() if v.equal(workspace.initial[n])} == still
+    assert client.memories == [{}]
+    assert tuned.metrics["untuned/loss"] == before.metrics["loss"] != tuned.metrics["loss"]
+
+
+def test_stacked_equals_alone():
+    work = {"local": EPOCH | {"momentum": 0.9}}
+    alone, stacked = (whole("fedbabu", stack_size=size, **work) for size in (1, 3))
+    close(alone[0], stacked[0])
+    close(alone[1], stacked[1])

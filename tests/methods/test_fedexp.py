@@ -1,0 +1,93 @@
+"""FedExP, BASELINES section 7: lengths of steps by hand, the golden problem, and the mean of two models that is judged."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hand import AWAY, FULL, PATTERN, WORK, as_fedavg, path, rule_of
+from rig import close, config_of, digits_run, run_scalar
+from tiny import run_tiny
+
+from contrafed import checkpoint
+from contrafed.experiment import run
+from strategies.base import Replies, Reply
+
+PLAIN = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
+
+
+def rate_of(*deltas, sizes=(1, 1, 1), epsilon=0.0, weights="uniform"):
+    """The length of the server's step for one update a node, and how far the model goes."""
+    rule = rule_of("fedexp", sizes, {"model/w": (len(deltas[0]),)}, epsilon=epsilon, weights=weights)
+    model = {"w": torch.zeros(len(deltas[0]), dtype=torch.float64)}
+    sent = rule.broadcast(model)
+    moved = [torch.tensor(delta, dtype=torch.float64) for delta in deltas]
+    replies = [Reply(k, {"model/w": delta}, sizes[k], {}, sent) for k, delta in enumerate(moved)]
+    new = rule.aggregate(model, Replies(replies))["w"]
+    return rule.round.metrics["server_lr"], new.tolist()
+
+
+def test_the_length_of_the_step_by_hand():
+    assert rate_of([1.0, 2.0], [1.0, 2.0]) == (1, [1, 2])  # one opinion
+    assert rate_of([1.0, 0.0], [0.0, 1.0]) == (1, [0.5, 0.5])  # 2 / (4 * 0.5)
+    rate, moved = rate_of([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])  # 3 / (6 / 3)
+    assert rate == pytest.approx(1.5, rel=1e-12)
+    assert moved == pytest.approx([0.5] * 3, rel=1e-12)
+    assert rate_of([3.0], [-1.0])[0] == pytest.approx(10 / (4 * 1), rel=1e-12)
+    assert rate_of([3.0], [-1.0], epsilon=0.25)[0] == pytest.approx(10 / (4 * 1.25), rel=1e-12)
+    assert rate_of([0.0], [0.0]) == (1, [0])
+
+
+def test_by_samples_every_mean_is_weighted():
+    """n = (1, 2), Delta = (3, -1): D = 1/3, sum p |Delta|^2 = 11/3, eta_g = (11/3) / (2/9) = 16.5."""
+    rate, moved = rate_of([3.0], [-1.0], sizes=(1, 2), weights="samples")
+    assert rate == pytest.approx(16.5, rel=1e-12)
+    assert moved == pytest.approx([5.5], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "full", "pattern"),
+    [
+        (0.001, [2.647075, 3.99574, 3.346836, 1.984231, 2.624685], [2.924394, 3.508759, 3.127095, 3.127095, 3.409068]),
+        (0.1, [2.19, 2.3439, 2.469131, 2.572938, 2.657892], [2.251984, 2.964107, 2.685927, 2.685927, 3.030601]),
+    ],
+)
+def test_the_golden_problem(epsilon, full, pattern):
+    """Delta_k = 0.19 (a_k - W), a = (0, 6, 3)."""
+    assert run_scalar("fedexp", FULL, epsilon=epsilon, local=PLAIN) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedexp", PATTERN, epsilon=epsilon, local=PLAIN) == pytest.approx(pattern, abs=1e-5)
+
+
+def test_a_large_epsilon_is_fedavg():
+    for weights in ("uniform", "samples"):
+        ours, fedavg = as_fedavg("fedexp", epsilon=1e9, weights=weights)
+        close(ours[-1], fedavg[-1])
+
+
+def test_the_mean_of_the_last_two_models_is_judged():
+    """1 and then 3 are the model; a round without replies changes neither it nor what is judged."""
+    rule = rule_of("fedexp")
+    models, _ = path(rule, [1.0, 2.0])
+    now = {"w": torch.tensor([models[-1]])}
+    assert models == [1, 3]
+    assert rule.judged(now)["w"].tolist() == [2]
+    assert rule.broadcast_for_evaluation(now)["model/w"].tolist() == [2]
+    assert rule.broadcast(now)["model/w"].tolist() == [3]
+    path(rule, [None], start=3.0)
+    assert rule.judged(now)["w"].tolist() == [2]
+    assert rule_of("fedexp").judged(now)["w"].tolist() == [3]  # before the first step
+
+
+def test_a_run_leaves_what_was_judged_and_scores_it_again(tmp_path, no_figures):
+    _, left, metrics, _ = run_tiny(tmp_path / "run", "strategy=fedexp", "engine=local", "checkpoint_every=1")
+    model, state = checkpoint.find(f"{tmp_path}/run").server()
+    close(left, {name: (value + state["last"][name]) / 2 for name, value in model.items()}, 1e-7)
+    assert not torch.equal(left["classifier.bias"], model["classifier.bias"])
+    again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again"))
+    rows = (Path(again["folder"]) / "metrics.csv").read_text().splitlines()
+    scored = [row.split(",")[1:] for row in rows if row.startswith("0,global,test,")]
+    assert scored == [row.split(",")[1:] for row in metrics.decode().splitlines() if row.startswith("3,global,test,")] != []
+
+
+def test_stacked_equals_alone():
+    alone, stacked = (digits_run("fedexp", 4, nodes=5, schedule=AWAY, stack_size=n, local=WORK)[0] for n in (1, 3))
+    close(alone[-1], stacked[-1])

@@ -1,0 +1,80 @@
+"""FedNova, BASELINES section 7: the length of a node's path by hand and by torch, FedAvg where steps are equal."""
+
+import pytest
+import torch
+from hand import WORK, as_fedavg, rule_of
+from rig import close, config_of, digits_run, work_of
+
+from contrafed.settings import resolve
+from core.errors import UserError
+from strategies.base import Replies, Reply
+from strategies.fednova import path_length
+
+
+def step_of(deltas, sizes, **changes):
+    """How far the model goes where nodes with so many examples send these updates, and the mean number of steps."""
+    rule = rule_of("fednova", sizes, **changes)
+    model = {"w": torch.zeros(1, dtype=torch.float64)}
+    sent = rule.broadcast(model)
+    replies = [Reply(k, {"model/w": torch.tensor([delta])}, sizes[k], {}, sent) for k, delta in enumerate(deltas)]
+    return float(rule.aggregate(model, Replies(replies))["w"]), rule.round.metrics["effective_steps"]
+
+
+ONES = {"epochs": 1, "batch_size": 1}  # as many steps as examples
+
+
+def test_by_hand():
+    """tau = (1, 3), p = 1/2 each: Delta (1, 3) gives 2 (0.5 + 0.5), Delta (1, 1) gives 2 (0.5 + 1/6)."""
+    assert step_of([1.0, 3.0], (1, 3), weights="uniform", local=ONES) == (pytest.approx(2, rel=1e-12), 2)
+    assert step_of([1.0, 1.0], (1, 3), weights="uniform", local=ONES) == (pytest.approx(4 / 3, rel=1e-6), 2)
+    # by examples: p = (1/4, 3/4), tau_eff = 2.5, and 2.5 (1/4 + 1/4)
+    assert step_of([1.0, 1.0], (1, 3), weights="samples", local=ONES) == (pytest.approx(1.25, rel=1e-6), 2.5)
+    assert step_of([0.0, 0.0], (1, 3), local={"iterations": 0, "epochs": None}) == (0, 0)
+
+
+def test_the_length_of_a_path_by_hand():
+    assert path_length(work_of(iterations=7), 1, 40) == 7
+    assert path_length(work_of(iterations=0), 1, 40) == 0
+    rho, tau = 0.9, 6
+    printed = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+    assert path_length(work_of(iterations=tau, momentum=rho), 1, 40) == pytest.approx(printed, rel=1e-12)
+    pulled = path_length(work_of(iterations=tau, lr=0.1, proximal_weight=0.5), 1, 40)  # the paper's for a pull towards W
+    assert pulled == pytest.approx((1 - 0.95**tau) / 0.05, rel=1e-12)
+    decaying = work_of(epochs=3, batch_size=20, epoch_lr_decay=0.5, lr_decay=0.7)  # two steps each at 1, 1/2 and 1/4
+    assert path_length(decaying, 9, 40) == pytest.approx(2 * 1.75, rel=1e-12)
+
+
+def test_the_length_of_a_path_is_how_far_torchs_sgd_goes_on_a_constant_gradient():
+    w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    sgd = torch.optim.SGD([w], lr=0.05, momentum=0.8)
+    for _ in range(9):
+        w.grad = torch.ones_like(w)
+        sgd.step()
+    assert path_length(work_of(iterations=9, lr=0.05, momentum=0.8), 1, 40) == pytest.approx(-w.item() / 0.05, rel=1e-12)
+
+
+def test_with_equal_steps_it_is_fedavg():
+    for weights in ("uniform", "samples"):
+        local = WORK | {"epochs": None, "iterations": 3}
+        runs = [digits_run(name, 3, nodes=5, local=local, weights=weights)[0] for name in ("fednova", "fedavg")]
+        close(runs[0][-1], runs[1][-1])
+
+
+def test_with_unequal_steps_it_is_not():
+    ours, fedavg = as_fedavg("fednova")
+    assert max((ours[-1][n] - fedavg[-1][n]).abs().max() for n in ours[-1]) > 1e-4
+
+
+@pytest.mark.parametrize("changes", [("optimizer=adam",), ("momentum=0.9", "keep_optimizer=true")])
+def test_a_solver_whose_path_is_not_known_is_refused_in_one_line(changes):
+    local = [f"strategy.local.{change}" for change in changes]
+    for chosen in (["strategy=fednova"], ["strategy=moon", "strategy.server=fednova"]):
+        with pytest.raises(UserError, match=r"^strategy\.server=fednova divides by [^\n]*keep_optimizer=false$"):
+            resolve(config_of(*chosen, *local))
+    resolve(config_of("strategy=fednova", "strategy.local.momentum=0.9"))
+
+
+def test_stacked_equals_alone():
+    local = WORK | {"batch_size": 9, "momentum": 0.5}
+    alone, stacked = (digits_run("fednova", 3, nodes=5, stack_size=size, local=local)[0] for size in (1, 3))
+    close(alone[-1], stacked[-1])
