@@ -1,6 +1,6 @@
 """Who holds which examples: every node an index array into the data set, a pure function of the seed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -141,16 +141,10 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
             f"{num_nodes} nodes of at least {needed} examples need {needed * num_nodes}, the training split has {len(pool)}; "
             "lower num_nodes or partition.min_node_size"
         )
-    best: list[np.ndarray] | None = None
     drawn_as = choice.values.get("module") or choice.name  # another's code with other settings draws as that one does
-    for attempt in range(config.max_redraws + 1):
-        rng = generator(seed, f"partition {drawn_as}", attempt)
-        parts = module.split(config, Draw(y[pool], data.num_classes, num_nodes, rng, owner))
-        if best is None or min(map(len, parts)) > min(map(len, best)):
-            best = parts
-        if min(map(len, parts)) >= needed or not getattr(module, "RANDOM_SIZES", True):
-            break
-    assert best is not None
+    best = _best_draw(
+        choice, y[pool], owner, data.num_classes, num_nodes, lambda t: generator(seed, f"partition {drawn_as}", t)
+    )
     rng = generator(seed, f"partition {drawn_as} small")
     limits = y[pool] if getattr(module, "FIXED_CLASSES", False) else None
     enough = _enough(best, limits, config, rng)
@@ -166,6 +160,26 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
     partition = Partition(train, test, y, data.num_classes)
     partition.small = _small(best, enough, needed)
     return partition
+
+
+def _best_draw(
+    choice: Choice,
+    y: np.ndarray,
+    owner: np.ndarray | None,
+    num_classes: int,
+    num_nodes: int,
+    generator_of: Callable[[int], np.random.Generator],
+) -> list[np.ndarray]:
+    """Return the first draw in which every node has enough examples, or the one whose smallest node is largest."""
+    module, config, best = choice.module, choice.config, None
+    for attempt in range(config.max_redraws + 1):
+        parts: list[np.ndarray] = module.split(config, Draw(y, num_classes, num_nodes, generator_of(attempt), owner))
+        if best is None or min(map(len, parts)) > min(map(len, best)):
+            best = parts
+        if min(map(len, parts)) >= config.min_node_size or not getattr(module, "RANDOM_SIZES", True):
+            break
+    assert best is not None
+    return best
 
 
 def check(choice: Choice, num_nodes: int) -> None:
