@@ -1,16 +1,17 @@
 """FedRCL, the node half: a relaxed contrastive loss at every level of the network (METHODS section 5)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Tensors
+from clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
 from clients.losses import masked_mean, unit, without
 from core.config import Range
+from core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,13 @@ class Config:
     hard_negatives: Annotated[int, Range(ge=1)]
     positive_reduce: Literal["sum", "mean"]
     positives: Literal["label", "self"]
+    views: Annotated[int, Range(ge=1, le=2)]  # of each image
     levels: Annotated[int, Range(ge=1)] | Literal["last"]
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` for two views of the same image that are the same."""
+        if self.views == 2 and not self.local.augment:
+            raise UserError("strategy.views=2 compares two augmented views of an image, and strategy.local.augment is empty")
 
 
 class FedRCLClient(Client):
@@ -38,20 +45,44 @@ class FedRCLClient(Client):
     ``pairs=hard`` is what the released code computes instead, and the default. The two are different functions.
     So are their betas: the paper's, and the default here, is the penalty's weight (``penalty_weight``); that code's
     (``negative_weight``) adds log(beta) / tau to the logits that push, of other classes and of the penalty. At 1 both are one.
+    With ``views=2`` every image is seen twice, augmented anew: the contrast is among 2b examples, of which the two views of an
+    image are positives of each other (``positives=self``: each other's only ones). Cross-entropy sees the first view alone.
     """
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train, beside a second view of every image where the contrast takes two."""
+        two = self.config.views == 2 and self.config.contrast_weight > 0
+        self.train(stack, each_step=_second_view if two else None)
+        return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy, contrast and penalty."""
         features = self.forward(params, batch, with_levels=self.config.contrast_weight > 0)
         task = self.task_loss(features, batch)
-        levels = features.levels[-1:] if self.config.levels == "last" else features.levels[: self.config.levels]
+        levels = self._compared(features.levels)
         if not levels:
             return {"loss": task, "task": task, "contrast": torch.zeros_like(task), "penalty": torch.zeros_like(task)}
         pairs = _hard if self.config.pairs == "hard" else _all
-        each = [pairs(level, batch.y, batch.mask, self.config) for level in levels]
+        y, mask, config = batch.y, batch.mask, self.config
+        if "view" in constants:
+            other = self.forward(params, batch._replace(x=constants["view"]), with_levels=True).levels
+            levels = tuple(torch.cat(both) for both in zip(levels, self._compared(other), strict=True))
+            if config.positives == "self":
+                y, config = torch.arange(len(y), device=y.device), replace(config, positives="label")
+            y, mask = y.repeat(2), mask.repeat(2)
+        each = [pairs(level, y, mask, config) for level in levels]
         contrast, penalty = (torch.stack(part).mean() for part in zip(*each, strict=True))
         loss = task + self.config.contrast_weight * (contrast + self.config.penalty_weight * penalty)
         return {"loss": loss, "task": task, "contrast": contrast, "penalty": penalty}
+
+    def _compared(self, levels: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the levels that are compared."""
+        return levels[-1:] if self.config.levels == "last" else levels[: self.config.levels]
+
+
+def _second_view(now: Step) -> Tensors:
+    """Return other images (B, b, C, H, W) of a step's examples."""
+    return {"view": now.batches.second_view.images(range(now.number, now.number + 1), len(now.stack))}
 
 
 def _hard(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Tensor, Tensor]:

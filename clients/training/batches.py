@@ -1,6 +1,8 @@
 """Which examples each node of a stack sees at each step of a phase, and what is drawn for them."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -25,6 +27,15 @@ class Batch(NamedTuple):
     dropout: dict[str, Tensor]  # by layer, factors 0 or 1/(1-p) (B, b, D) on its input; of a model with dropout
 
 
+class Source(NamedTuple):
+    """Whose batches were drawn, and from which stream."""
+
+    work: LocalWork
+    nodes: list[int]
+    server_round: int
+    purpose: str
+
+
 class Batches:
     """The batches of a phase: a pure function of (seed, purpose, round, node), whoever else is in the stack."""
 
@@ -44,27 +55,41 @@ class Batches:
         self.mask = self.real.to(workspace.device, workspace.dtype)
         self.counts = torch.from_numpy(lengths).to(self.mask)  # (B, S) examples at each step
         self.dropout: Tensors = {}  # by layer (B, S, b, D)
+        self.source: Source  # of drawn ones
         self.changes: Tensor | None = None  # (B, S, b, 4 or 10)
 
     @classmethod
     def drawn(cls, workspace: Any, work: LocalWork, stack: Stack, purpose: str) -> "Batches":
         """Draw the batches of a phase, with dropout and augmentation."""
-        known = list(zip(stack.examples, stack.nodes, strict=True))
+        known = zip(stack.examples, stack.nodes, strict=True)
         about = (workspace.seed, purpose, stack.server_round)
         out = cls(workspace, [draw_batches(work, part, *about, node) for part, node in known])
-        counts = [sum(map(len, row)) for row in out.rows]
-
-        def each(draw: Callable[..., Tensor], *what: Any, padding: float) -> Tensor:
-            found = [draw(*what, count, *about, node) for count, node in zip(counts, stack.nodes, strict=True)]
-            return out._laid(torch.cat(found), padding).to(workspace.dtype)
-
+        out.source = Source(work, stack.nodes, stack.server_round, purpose)
         model = workspace.model
         for layer in model.dropped if model.dropout else ():
             width = model.get_submodule(layer).in_features
-            out.dropout[layer] = each(draw_dropout, model.dropout, layer, width, padding=1)
+            out.dropout[layer] = out._drawn(purpose, draw_dropout, model.dropout, layer, width, padding=1)
         if work.augment:
-            out.changes = each(draw_augmentation, work.augment, min(workspace.x.shape[1:3]), padding=0)
+            out.changes = out._augmentation(purpose)
         return out
+
+    @cached_property
+    def second_view(self) -> "Batches":
+        """Return the same batches, drawn ones, with other changes of their images."""
+        other = copy.copy(self)
+        other.changes = self._augmentation(f"{self.source.purpose} second view")
+        return other
+
+    def _augmentation(self, stream: str) -> Tensor:
+        side = min(self.workspace.x.shape[1:3])
+        return self._drawn(stream, draw_augmentation, self.source.work.augment, side, padding=0)
+
+    def _drawn(self, stream: str, draw: Callable[..., Tensor], *what: Any, padding: float) -> Tensor:
+        """Return what ``draw`` gives for every node's examples of the phase, laid out (B, S, b, ...)."""
+        counts = [sum(map(len, row)) for row in self.rows]
+        about = (self.workspace.seed, stream, self.source.server_round)
+        found = [draw(*what, count, *about, node) for count, node in zip(counts, self.source.nodes, strict=True)]
+        return self._laid(torch.cat(found), padding).to(self.workspace.dtype)
 
     @classmethod
     def one_pass(cls, workspace: Any, examples: Sequence[np.ndarray]) -> "Batches":

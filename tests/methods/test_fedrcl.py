@@ -6,9 +6,11 @@ import pytest
 import torch
 from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
 
-from clients.base import Client
+from clients.base import Client, Stack
 from clients.fedrcl import Config, _all, _hard
+from clients.training.batches import Batches
 from core.config import build
+from core.errors import UserError
 from core.run import choose
 from models.base import build_model
 
@@ -156,6 +158,64 @@ def test_fedcl_pushes_from_the_nearest_whatever_their_label():
     assert each(_all, features, y, positives="self") == pytest.approx([every, 0], rel=1e-6)
 
 
+def two_views(pairs, **changes):
+    """A FedCL client's contrast of a batch seen twice, and the unit features (2b, D) of both views, first views first."""
+    config = config_of("strategy=fedcl", "strategy.views=2", f"strategy.pairs={pairs}", "num_nodes=4", "model=mlp")
+    config["strategy"] |= changes
+    workspace = workspace_of(config, dtype=torch.float64)
+    client, seen = workspace.client_class(workspace, [0]), []
+    loss = client.loss
+    client.loss = lambda params, batch, constants: seen.append((params, batch, constants)) or loss(params, batch, constants)
+    client.update([{f"model/{n}": v for n, v in workspace.initial.items()}], 1)
+    params, batch, constants = seen[0]
+    assert not torch.equal(batch.x, constants["view"])
+    with torch.no_grad(), workspace.model.holding(params) as model:
+        features = torch.cat([model(x, with_levels=True).levels[0] for x in (batch.x, constants["view"])])
+        return client.loss(params, batch, constants)["contrast"].item(), torch.nn.functional.normalize(features), batch.y
+
+
+def test_fedcl_with_two_views_has_an_images_other_view_as_its_positive():
+    """-log(e^(s_ij / tau) / sum_(k != i) e^(s_ik / tau)), j the other view of i, over both views of every image."""
+    found, u, _ = two_views("all", levels=1)
+    b = len(u) // 2
+    scores = u @ u.T / 0.05
+    rows = [torch.logsumexp(torch.cat([s[:i], s[i + 1 :]]), 0) - s[(i + b) % (2 * b)] for i, s in enumerate(scores)]
+    assert found == pytest.approx(torch.stack(rows).mean().item(), rel=1e-9)
+    hard, u, _ = two_views("hard", levels=1)
+    rows = []
+    for i, s in enumerate(u @ u.T / 0.05):
+        others = torch.tensor([k for k in range(2 * b) if k % b != i % b])
+        rows.append(math.log1p(sum(math.exp(n - s[(i + b) % (2 * b)]) for n in s[others].topk(2).values)))
+    assert hard == pytest.approx(sum(rows) / len(rows), rel=1e-9)
+
+
+def test_with_two_views_and_labels_every_view_of_the_class_is_a_positive():
+    found, u, y = two_views("all", levels=1, positives="label")
+    y, scores = y.repeat(2), u @ u.T / 0.05
+    rows = []
+    for i, s in enumerate(scores):
+        same = (y == y[i]) & (torch.arange(len(y)) != i)
+        rows.append(same.sum() * torch.logsumexp(torch.cat([s[:i], s[i + 1 :]]), 0) - s[same].sum())
+    assert found == pytest.approx(torch.stack(rows).mean().item(), rel=1e-9)
+
+
+def test_the_second_view_moves_no_draw_and_needs_augmentation():
+    config = config_of("strategy=fedcl", "num_nodes=4", "model=mlp")
+    workspace = workspace_of(config)
+    stack = Stack([2], [workspace.federation.partition.train(2)], 3, {}, {}, {})
+    batches = Batches.drawn(workspace, workspace.config.local, stack, "batches")
+    first = batches.changes.clone()
+    second = batches.second_view
+    assert torch.equal(batches.changes, first)
+    assert second is batches.second_view
+    assert torch.equal(second.index, batches.index)
+    assert (second.changes != first).any(-1).float().mean() > 0.9
+    with pytest.raises(
+        UserError, match="strategy.views=2 compares two augmented views of an image, and strategy.local.augment"
+    ):
+        workspace_of(config_of("strategy=fedcl", "strategy.views=2", "strategy.local.augment=[]"))
+
+
 # -------------------------------------------------------------------------------------------------------------- reductions
 
 PLAIN = {"epochs": None, "iterations": 3, "batch_size": 16, "augment": []}
@@ -210,11 +270,12 @@ def test_equal_sizes_make_uniform_and_samples_the_same():
 
 
 @pytest.mark.parametrize("pairs", ["hard", "all"])
-@pytest.mark.parametrize("augment", [[], ["rotation", "crop", "flip"]])
-def test_stacked_equals_one_by_one_on_convolutions(pairs, augment):
+@pytest.mark.parametrize(("augment", "views"), [([], 1), (["rotation", "crop", "flip"], 1), (["jitter", "crop", "flip"], 2)])
+def test_stacked_equals_one_by_one_on_convolutions(pairs, augment, views):
     runs = []
     for stack_size in (1, 3):
         config = config_of("strategy=fedrcl", "num_nodes=6", "model=resnet18", "model.width=4", f"strategy.pairs={pairs}")
+        config["strategy"]["views"] = views
         config["strategy"]["local"] |= {"epochs": 2, "batch_size": 0.5, "augment": augment}
         workspace = workspace_of(config, dtype=torch.float64)
         runs.append(run_strategy(workspace, config, Schedule([range(3)]), 1, stack_size=stack_size)[0][-1])
