@@ -5,7 +5,7 @@ A method never loops over nodes, opens a loader, moves a tensor to a device or n
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -128,26 +128,35 @@ class Client(NumPyClient):
         self,
         stack: Stack,
         *,
+        params: Tensors | None = None,
+        examples: Sequence[np.ndarray] | None = None,
         work: LocalWork | None = None,
         parts: tuple[str, ...] = PARTS,
         loss: Loss | None = None,
         constants: Tensors | None = None,
         frozen: Mapping[str, Tensors | tuple[Function, Tensors]] | None = None,
         each_step: Callable[[Step], dict[str, Any]] | None = None,
+        repeat: int = 1,
         purpose: str = "batches",
     ) -> Losses:
-        """Train some ``parts`` of ``stack.params`` in place and return the losses of every step.
+        """Train some ``parts`` of ``stack.params``, or of other ``params`` (B, ...), in place; return every step's losses.
 
+        ``examples``: what each node trains on instead of its whole training part; nothing for those that do not train.
         The loss takes as constant: ``constants`` (B, ...), what ``frozen`` models (B, ...) make of the batch, by name, and what
         ``each_step`` returns instead of that; it runs before every step, without gradients. ``frozen`` has a model, for its
         representations z (B, b, D), or a pair of another function (one node's, of a model and images) and a model; each image
-        is asked once. ``purpose`` names the stream that batches are drawn from: two phases of a round have two.
+        is asked once. Each batch is taken for ``repeat`` steps. ``purpose`` names the stream that batches are drawn from: two
+        phases of a round have two.
         """
         models = {name: m if isinstance(m, tuple) else (self.represent, m) for name, m in (frozen or {}).items()}
         work, loss = work or self.config.local, loss or self.loss
-        losses = loop.train(self, stack, work, parts, loss, constants or {}, models, each_step, purpose)
-        self.losses.append(losses)
-        return losses
+        phase = loop.Phase(work, parts, loss, constants or {}, models, each_step, repeat, purpose)
+        mine = replace(stack, params=stack.params if params is None else params, examples=list(examples or stack.examples))
+        try:
+            self.losses.append(loop.train(self, mine, phase))
+        finally:
+            stack.step = mine.step  # what went wrong is said with the step
+        return self.losses[-1]
 
     def sent(self, stack: Stack) -> Tensors:
         """Return the shared parts as they are sent: trained, or their change."""

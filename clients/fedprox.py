@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
 from clients.base import Batch, Client, LocalWork, Stack, Tensors
+from clients.losses import squared_distance
 from core.config import Range
 
 
@@ -32,5 +32,4 @@ class FedProxClient(Client):
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the proximal term, over every tensor of the model."""
         task = self.task_loss(self.forward(params, batch), batch)
-        distance = torch.stack([(params[n] - w).square().sum() for n, w in constants.items()]).sum()
-        return {"loss": task + self.config.proximal_weight / 2 * distance, "task": task}
+        return {"loss": task + self.config.proximal_weight / 2 * squared_distance(params, constants), "task": task}

@@ -6,6 +6,8 @@ A batch may be padded: ``mask`` (b,) is 1 for a real example and 0 for padding, 
 import torch
 from torch import Tensor
 
+from core.tensors import Tensors
+
 # Below this norm a vector counts as zero and has cosine 0 with everything (METHODS: section 0.1).
 EPSILON = 1e-8
 
@@ -24,6 +26,11 @@ def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Mean cross-entropy of ``logits`` (b, C) against labels ``y`` (b,)."""
     return masked_mean(cross_entropies(logits, y), mask)
+
+
+def squared_distance(params: Tensors, others: Tensors) -> Tensor:
+    """``|w - v|^2`` over the tensors of ``others``, v, by name."""
+    return torch.stack([(params[name] - other).square().sum() for name, other in others.items()]).sum()
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -366,7 +366,7 @@ class FederatedStrategy(Strategy):
     def _follow(self, replies: Replies) -> None:
         """Have the model and the server's state where the replies are: on the GPU that this very process trained them on."""
         device = next((tensor.device for reply in replies for tensor in reply.tensors.values()), None)
-        if device is None or all(tensor.device == device for tensor in self.model.values()):
+        if device is None:
             return
 
         def moved(value: Any) -> Any:

@@ -217,6 +217,7 @@ def digits_run(
     may_fail=False,
     client_class=None,
     rule=None,
+    grid=None,
     **changes,
 ):
     """Run a method on digits with unequal nodes; every node takes part in every round unless ``schedule`` says else."""
@@ -227,7 +228,8 @@ def digits_run(
     workspace = workspace_of(config, dtype=dtype)
     workspace.client_class = client_class or workspace.client_class
     participation = Schedule(schedule or [range(nodes)] * num_rounds)
-    return run_strategy(workspace, config, participation, num_rounds, stack_size=stack_size, may_fail=may_fail, rule=rule)
+    how = {"stack_size": stack_size, "grid": grid, "may_fail": may_fail, "rule": rule}
+    return run_strategy(workspace, config, participation, num_rounds, **how)
 
 
 def close(a, b, tolerance=1e-9):

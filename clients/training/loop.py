@@ -1,6 +1,7 @@
 """The loop: gradients of every node at once, clipping and the optimiser's step, for the nodes that have steps left."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from core.tensors import Tensors, group
 
 Loss = Callable[[Tensors, Batch, Any], dict[str, Tensor]]
 Function = Callable[[Tensors, Tensor], Any]  # one node's, of a model and images
-Frozen = Mapping[str, tuple[Function, Tensors]]
 
 
 class Step(NamedTuple):
@@ -27,6 +27,24 @@ class Step(NamedTuple):
     frozen: dict[str, Any]  # what frozen models make of the batch
     number: int  # from 0, within the phase
     batches: Batches  # the whole phase's
+
+
+class Phase(NamedTuple):
+    """What is trained for some steps, and how: what ``Client.train`` was asked for."""
+
+    work: LocalWork
+    parts: tuple[str, ...]
+    loss: Loss
+    constants: Tensors
+    frozen: Mapping[str, tuple[Function, Tensors]]
+    each_step: Callable[[Step], dict[str, Any]] | None
+    repeat: int  # how many steps each batch is taken
+    purpose: str
+
+    def in_order(self, order: Sequence[int]) -> "Phase":
+        """Return the phase for the nodes in another order."""
+        frozen = {name: (function, in_order(model, order)) for name, (function, model) in self.frozen.items()}
+        return self._replace(constants=in_order(self.constants, order), frozen=frozen)
 
 
 class Losses:
@@ -46,6 +64,10 @@ class Losses:
         found.tables = in_order(self.tables, order)
         return found
 
+    def last(self, name: str) -> Tensor:
+        """Return a loss at each node's last step (B,); 0 where there was none."""
+        return self.mean(name, [min(steps, 1) for steps in self.steps])
+
     def sums(self) -> dict[str, Tensor]:
         """Return, by name, each node's sum over examples, and last how many these are (2, B)."""
         counts = self.counts.double()
@@ -59,72 +81,56 @@ class Losses:
         return (self.tables.get(name, counts) * counts).sum(1) / counts.sum(1).clamp_min(1)
 
 
-def train(
-    client: Any,
-    stack: Stack,
-    work: LocalWork,
-    parts: tuple[str, ...],
-    loss: Loss,
-    constants: Tensors,
-    frozen: Frozen,
-    each_step: Callable[[Step], dict[str, Any]] | None,
-    purpose: str,
-) -> Losses:
-    """Train the ``parts`` of ``stack.params`` in place for one phase, the nodes sorted by its steps and put back after it."""
-    steps = [work.steps(size) for size in stack.sizes]
+def train(client: Any, stack: Stack, phase: Phase) -> Losses:
+    """Train ``phase.parts`` of ``stack.params`` in place, the nodes sorted by the phase's steps and put back after it."""
+    steps = [phase.work.steps(size) for size in stack.sizes]
     order = sorted(range(len(stack)), key=lambda k: -steps[k])
     if order == list(range(len(stack))):
-        return _phase(client, stack, work, parts, loss, constants, frozen, each_step, purpose)
+        return _train(client, stack, phase)
     ordered = stack.ordered(order)
-    models = {name: (function, in_order(model, order)) for name, (function, model) in frozen.items()}
     try:
-        losses = _phase(client, ordered, work, parts, loss, in_order(constants, order), models, each_step, purpose)
+        losses = _train(client, ordered, phase.in_order(order))
     finally:
         stack.step = ordered.step
     stack.take_back(ordered, order)
     return losses.in_order([order.index(k) for k in range(len(stack))])
 
 
-def _phase(
-    client: Any,
-    stack: Stack,
-    work: LocalWork,
-    parts: tuple[str, ...],
-    loss: Loss,
-    constants: Tensors,
-    frozen: Frozen,
-    each_step: Callable[[Step], dict[str, Any]] | None,
-    purpose: str,
-) -> Losses:
-    batches = Batches.drawn(client.workspace, work, stack, purpose)
-    learning, rows = [name for name in stack.params if part_of(name) in parts], list[dict[str, Tensor]]()
+def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
+    work, rows = phase.work, list[dict[str, Tensor]]()
+    batches = Batches.drawn(client.workspace, work, stack, phase.purpose)
+    learning = [name for name in stack.params if part_of(name) in phase.parts]
     if not batches.index.numel() or not learning:
         return Losses(batches.steps, batches.counts, rows)
     # Where no gradient passes the encoder and images come again, its outputs stand in for them.
     encoder = {n: v.detach() for n, v in stack.params.items() if part_of(n) == "encoder"}
-    inputs = batches.table(client.encode, encoder) if "encoder" not in parts and batches.repeat else None
-    tables = {name: batches.table(function, model) for name, (function, model) in frozen.items()}
-    kept = group(stack.memory, f"optimizer/{purpose}") if work.keep_optimizer else {}
+    fixed_encoder = encoder and not any("/" in name or name in encoder for name in learning)
+    inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat else None
+    tables = {name: batches.table(function, model) for name, (function, model) in phase.frozen.items()}
+    kept = group(stack.memory, f"optimizer/{phase.purpose}") if work.keep_optimizer else {}
     optimizer = Optimizer(work, stack.server_round, stack.sizes, {n: stack.params[n] for n in learning}, kept)
     for steps, alive in batches.stretches():
         part = stack.first(alive)
         # Leaves over the stack's storage: a step in place is a step of the stack.
         part.params = {n: v.detach().requires_grad_(n in learning) for n, v in part.params.items()}
-        fixed = {n: v[:alive] for n, v in constants.items()}
-        for step in steps:
+        fixed = {n: v[:alive] for n, v in phase.constants.items()}
+        for step, again in product(steps, range(phase.repeat)):
             stack.check_deadline()
-            stack.step = part.step = step
-            batch = batches.at(step, alive, inputs)
-            given = {name: table.at(step, alive) for name, table in tables.items()}
-            if each_step is not None:
+            stack.step = part.step = step * phase.repeat + again
+            if not again:
+                batch = batches.at(step, alive, inputs)
+                frozen = {name: table.at(step, alive) for name, table in tables.items()}
+            given = frozen
+            if phase.each_step is not None:
                 with torch.no_grad():
-                    given = each_step(Step(part, batch, given, step, batches))
-            rows.append(gradients(loss, part.params, batch, given | fixed))
+                    given = phase.each_step(Step(part, batch, frozen, part.step, batches))
+            rows.append(gradients(phase.loss, part.params, batch, given | fixed))
             with torch.no_grad():
                 take_step(work, optimizer, part, learning, step)
     if work.keep_optimizer:
-        stack.memory |= {f"optimizer/{purpose}/{n}": v for n, v in optimizer.kept().items()}
-    return Losses(batches.steps, batches.counts, rows)
+        stack.memory |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.kept().items()}
+    taken = [steps * phase.repeat for steps in batches.steps]
+    return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows)
 
 
 def take_step(work: LocalWork, optimizer: Optimizer, stack: Stack, learning: list[str], step: int) -> None:
@@ -136,7 +142,8 @@ def take_step(work: LocalWork, optimizer: Optimizer, stack: Stack, learning: lis
             if (received := stack.received.get(f"model/{name}")) is not None:
                 grad.add_(moving[name] - received, alpha=work.proximal_weight)
     if work.clip_norm is not None:
-        clip(list(grads.values()), work.clip_norm)
+        for prefix in {name.rpartition("/")[0] for name in grads}:  # where a node trains several models, each by itself
+            clip([grad for name, grad in grads.items() if name.rpartition("/")[0] == prefix], work.clip_norm)
     optimizer.step(moving, step)
     for leaf in moving.values():
         leaf.grad = None

@@ -1,7 +1,7 @@
 """What a node does in a round: how long, in which batches, with which optimiser."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -76,3 +76,25 @@ class LocalWork:
     def rate(self, server_round: int, epoch: int = 0) -> float:
         """Return the learning rate of a 1-based round and a 0-based local epoch: lr * decay^(t-1) * epoch_decay^e."""
         return self.lr * self.lr_decay ** (server_round - 1) * self.epoch_lr_decay**epoch
+
+    def total_rate(self, server_round: int, examples: int) -> float:
+        """Return the sum of the learning rates of all steps that a node with so many examples takes in a round."""
+        each = self.steps_per_pass(examples)
+        return sum(self.rate(server_round, step // each) for step in range(self.steps(examples)))
+
+    def plain(self, lr: float, epochs: int | None = None, iterations: int | None = None) -> "LocalWork":
+        """Return so much work in batches of the same size: plain SGD at a constant rate, which may be 0, on the loss alone."""
+        return replace(
+            self,
+            epochs=epochs,
+            iterations=iterations,
+            optimizer="sgd",
+            lr=lr,
+            lr_decay=1.0,
+            epoch_lr_decay=1.0,
+            momentum=0.0,
+            weight_decay=0.0,
+            proximal_weight=0.0,
+            clip_norm=None,
+            keep_optimizer=False,
+        )
