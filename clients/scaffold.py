@@ -1,0 +1,54 @@
+"""SCAFFOLD, the node half: control variates correct the drift of local training (METHODS section 10)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clients.base import Batch, Client, Config, Shapes, Stack, Tensors, per_node
+from core.tensors import group, named
+from models.base import SplitModel
+
+__all__ = ["Config", "ScaffoldClient"]
+
+
+class ScaffoldClient(Client):
+    """w -= eta (grad f(w) - c_k + c);  then c_k := c_k - c + (W - w_end) / (sum of the steps' eta).
+
+    Source: Karimireddy et al. 2020, Algorithm 1, option II, c_k = 0 at first. Deviation: the paper divides by K eta; a rate
+    that decays within the round makes that the sum of the rates. A node that takes no step keeps its c_k.
+    Where ``local.clip_norm`` is set, what is clipped is the corrected gradient.
+    """
+
+    upload = "delta"
+    plain_sgd = "what it divides by the learning rates is the mean gradient of plain SGD alone"
+
+    @classmethod
+    def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
+        """W and c down; the changes of the model and of c_k up."""
+        down, up = super().messages(model, config)
+        control = {name.replace("model/", "control/", 1): shape for name, shape in down.items()}
+        return down | control, up | control
+
+    def fresh_memory(self, received: Tensors) -> Tensors:
+        """c_k = 0."""
+        return {f"control/{name}": torch.zeros_like(value) for name, value in group(received, "model").items()}
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train with the correction c - c_k, then renew c_k; send both changes."""
+        c, own = group(stack.received, "control"), group(stack.memory, "control")
+        self.train(stack, constants={name: c[name] - own[name] for name in c})
+        sent = self.sent(stack)
+        rates = [self.config.local.total_rate(stack.server_round, size) for size in stack.sizes]
+        for name, value in c.items():
+            total = per_node(value.new_tensor(rates), value)
+            change = -value - sent[f"delta/{name}"] / total
+            sent[f"control/{name}"] = torch.where(total > 0, change, 0.0)
+        stack.memory |= named("control", {name: own[name] + sent[f"control/{name}"] for name in own})
+        return sent
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """Cross-entropy and <c - c_k, w>, whose gradient is the correction."""
+        task = self.task_loss(self.forward(params, batch), batch)
+        drift = torch.stack([(params[name] * value).sum() for name, value in constants.items()]).sum()
+        return {"loss": task + drift, "task": task}

@@ -1,0 +1,42 @@
+"""SCAFFOLD, the server half: the mean step and the mean control variate (METHODS section 10)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+
+from core.config import Range
+from core.tensors import named
+from strategies.base import FederatedStrategy, Replies, Tensors
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the server half."""
+
+    server_lr: Annotated[float, Range(gt=0)]  # eta_g
+
+
+class Scaffold(FederatedStrategy):
+    """W += eta_g mean Delta over the participants;  c += (1/K) sum of c_k's changes, K the number of all nodes.
+
+    Source: Karimireddy et al. 2020, Algorithm 1, with its plain mean. So c is the mean of all nodes' c_k, whoever takes part.
+    """
+
+    def setup(self) -> None:
+        """c = 0."""
+        self.state["control"] = {name: torch.zeros(self.down[f"control/{name}"]) for name in self.travelling}
+
+    def broadcast(self, model: Tensors) -> Tensors:
+        """Return W and c."""
+        return super().broadcast(model) | named("control", self.state["control"])
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Step, and renew c; neither changes in a round without replies."""
+        if not len(replies):
+            return model
+        each = np.ones(len(replies))
+        change, step = replies.weighted_sum("control", each / self.population.num_holders), replies.mean("delta", each)
+        self.state["control"] = {n: (c + change[n]).to(model[n].dtype) for n, c in self.state["control"].items()}
+        return {name: value + self.config.server_lr * step[name] for name, value in model.items()}
