@@ -1,0 +1,53 @@
+"""Ditto: METHODS section 12, BASELINES sections 1 and 4."""
+
+import pytest
+from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from rig import same
+
+
+@pytest.mark.parametrize("stack_size", [1, 3])
+@pytest.mark.parametrize(
+    ("pull", "rounds", "last", "own"),
+    [
+        (1.0, FULL[:3], 2.468559, [1.345934, 3.559502, 2.452718]),
+        (0.75, FULL[:3], 2.468559, [1.282257, 3.629801, 2.456029]),
+        (0.0, FULL[:3], 2.468559, [1.062882, 3.874236, 2.468559]),
+        (1.0, PATTERN, 2.997660, [1.574102, 3.613747, 2.516628]),
+    ],
+)
+def test_golden_values(pull, rounds, last, own, stack_size):
+    run = scalar_left("ditto", rounds, stack_size=stack_size, pull_weight=pull)
+    assert run.w[-1] == pytest.approx(last, abs=1e-5)
+    assert run.kept("own/classifier.w") == pytest.approx(own, abs=1e-5)
+    assert [run.judged(node) for node in range(3)] == run.kept("own/classifier.w")
+
+
+def test_a_step_by_hand():
+    """f = (v - 3)^2 / 2, v = 2, W = 0, lambda = 1, eta = 0.1: 1.9; it is pulled to what was received, not to w."""
+    (update,) = scalar_node("ditto", 3, start=2.0).update([received(model=0.0)], 1)
+    assert float(update.memory["own/classifier.w"]) == pytest.approx(1.9, abs=1e-12)
+    assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.3, abs=1e-12)
+
+
+@pytest.mark.parametrize("pull", [0.0, 0.5, 10.0])
+def test_w_is_fedavgs_bit_for_bit(pull):
+    run, plain = digits_left("ditto", pull_weight=pull), digits_left("fedavg")
+    assert all(same(one, other) for one, other in zip(run.models, plain.models, strict=True))
+
+
+def test_without_the_pull_v_trains_alone_in_batches_of_its_own():
+    """One batch a round holds all of a node's examples, in another order; the sums differ in rounding."""
+    local = {"batch_size": 10**6, "epochs": 3}
+    run, alone = digits_left("ditto", pull_weight=0.0, local=local), digits_left("local", local=local)
+    for node in alone.memory:
+        for name, value in alone.own(node, "personal").items():
+            assert run.own(node)[name] == pytest.approx(value, abs=1e-12)
+
+
+def test_a_node_never_seen_is_judged_by_the_initial_model():
+    run = scalar_left("ditto", [[0, 1]] * 2)
+    assert run.judged(2) == 2.0 != run.w[-1]
+
+
+def test_stacked_equals_alone():
+    stacked_equals_alone("ditto", local={"momentum": 0.5, "clip_norm": 1.0})
