@@ -1,0 +1,78 @@
+"""pFedMe, the node half: Moreau envelopes (METHODS section 13)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from clients.losses import squared_distance
+from core.config import Range
+from core.errors import UserError
+from core.tensors import group, named
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half; the paper's symbol beside each."""
+
+    local: LocalWork  # lr: eta_p; iterations: R, the batches of a round
+    pull_weight: Annotated[float, Range(ge=0)]  # lambda
+    inner_steps: Annotated[int, Range(ge=1)]  # K
+    outer_lr: Annotated[float, Range(gt=0)]  # eta
+
+    def __post_init__(self) -> None:
+        if self.outer_lr * self.pull_weight >= 1:
+            raise UserError(
+                "strategy.outer_lr times strategy.pull_weight must be < 1, so that w stays between itself and theta, "
+                f"got {self.outer_lr:g} * {self.pull_weight:g}"
+            )
+
+
+class PFedMeClient(Client):
+    """theta -= eta_p (grad f(theta) + lambda (theta - w)), K times a batch;  after each batch w -= eta lambda (w - theta).
+
+    Source: T Dinh et al. 2020, Algorithm 1. theta starts a round at W and goes on from batch to batch, as in the authors' code;
+    so does their 0.001 theta in the inner step, here ``local.weight_decay``. w is sent; the node is judged by its theta.
+    """
+
+    own_model = True
+    plain_sgd = "its inner steps solve for theta at a rate of their own"
+
+    def fresh_memory(self, received: Tensors) -> Tensors:
+        """theta = W."""
+        return named("own", group(received, "model"))
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """Train theta and let w follow; w is sent, theta stays."""
+        both = stack.params | named("own", {name: w.clone() for name, w in stack.params.items()})
+        self.train(stack, params=both, parts=("own",), each_step=self._after_each_batch, repeat=self.config.inner_steps)
+        self._follow(both)
+        stack.memory |= named("own", group(both, "own"))
+        return self.sent(stack)
+
+    def _after_each_batch(self, now: Step) -> Tensors:
+        """Let w follow before the next batch's first step; after the last one ``local_work`` does."""
+        if now.number and now.number % self.config.inner_steps == 0:
+            self._follow(now.stack.params)
+        return {}
+
+    def _follow(self, params: Tensors) -> None:
+        """w -= eta lambda (w - theta)."""
+        for name, theta in group(params, "own").items():
+            params[name].lerp_(theta.detach(), self.config.outer_lr * self.config.pull_weight)
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """f(theta) + lambda/2 |theta - w|^2."""
+        theta = group(params, "own")
+        task = self.task_loss(self.forward(theta, batch), batch)
+        distance = squared_distance(theta, {name: params[name] for name in theta})
+        return {"loss": task + self.config.pull_weight / 2 * distance, "task": task}
+
+    def judged(self, stack: Stack) -> dict[str, Tensors]:
+        """A node is judged by theta as its last round left it."""
+        return {"model": group(stack.memory, "own")}
+
+    def work_of(self, examples: int) -> int:
+        """Return the inner steps."""
+        return self.config.inner_steps * super().work_of(examples)

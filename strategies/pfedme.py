@@ -1,0 +1,28 @@
+"""pFedMe, a server rule: the model goes a part of the way to the mean (METHODS section 13)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from core.config import Range
+from strategies.base import Replies, Tensors
+from strategies.fedavg import Config as FedAvgConfig
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Config(FedAvgConfig):
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    server_mix: Annotated[float, Range(ge=0)]  # beta; above 1 it goes beyond the mean
+
+
+class PFedMe(FedAvg):
+    """W := (1 - beta) W + beta mean w_k. Source: T Dinh et al. 2020, Algorithm 1.
+
+    Deviation: the mean is by examples, as in the authors' code; ``weights=uniform`` is the paper's.
+    """
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Mix; the model stays as it is in a round without replies."""
+        mean, beta = super().aggregate(model, replies), self.config.server_mix
+        return {name: (1 - beta) * model[name].double() + beta * value.double() for name, value in mean.items()}
