@@ -1,0 +1,83 @@
+"""Per-FedAvg, the node half: a model that is good one step of its node later (METHODS section 14)."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from clients.base import Batch, Client, LocalWork, Stack, Tensors
+from core.config import Range
+
+BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 2}  # that a step takes, one after the other
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half; the paper's symbol beside each."""
+
+    local: LocalWork  # lr: b; iterations: tau
+    inner_lr: Annotated[float, Range(ge=0)]  # a, of the step before the one that counts, and before judging
+    gradient: Literal["first_order", "hessian_free", "exact"]  # without second derivatives, with differences, with them
+    difference: Annotated[float, Range(gt=0)]  # delta of hessian_free
+
+
+class PerFedAvgClient(Client):
+    """w -= b (I - a H(w; B'')) grad f(w - a grad f(w; B); B').  Judged one step of rate a from W.
+
+    Source: Fallah et al. 2020, Algorithm 1. ``first_order`` (FO) leaves out the Hessian H, ``hessian_free`` (HF) takes its
+    product from two gradients, a difference delta to either side, ``exact`` differentiates through the first step, B'' being B.
+    Deviation: B, B' and B'' are the examples of one batch of two or three times the size, dealt out in turn; a node with fewer
+    examples has all of them in each.
+    """
+
+    own_model = True
+
+    def local_work(self, stack: Stack) -> Tensors:
+        """FedAvg's, in batches that are several."""
+        local = self.config.local
+        self.train(stack, work=replace(local, batch_size=BATCHES[self.config.gradient] * local.batch_size))
+        return self.sent(stack)
+
+    def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
+        """A loss whose gradient is the step's direction; reported is f(w - a grad f(w; B); B')."""
+        a, delta = self.config.inner_lr, self.config.difference
+        support, query, *third = dealt(batch, BATCHES[self.config.gradient])
+        slope = grad(self._task)(params, support)
+        if self.config.gradient != "exact":
+            slope = {name: value.detach() for name, value in slope.items()}
+        ahead = {name: value - a * slope[name] for name, value in params.items()}
+        task = total = self._task(ahead, query)
+        for other in third:
+            outer = {name: value.detach() for name, value in grad(self._task)(ahead, query).items()}
+            either = [self._task({n: w + side * delta * outer[n] for n, w in params.items()}, other) for side in (1, -1)]
+            total = total - a / (2 * delta) * (either[0] - either[1])
+        return {"loss": total, "task": task}
+
+    def _task(self, params: Tensors, batch: Batch) -> Tensor:
+        return self.task_loss(self.forward(params, batch), batch)
+
+    def judged(self, stack: Stack) -> dict[str, Tensors]:
+        """A node is judged by what one step on its own data makes of W."""
+        work = self.config.local.plain(self.config.inner_lr, iterations=1)
+        self.train(stack, work=work, loss=super().loss, purpose="adaptation batches")
+        return {"model": stack.params}
+
+    def work_of(self, examples: int) -> int:
+        """Return the steps, each of several gradients."""
+        return BATCHES[self.config.gradient] * super().work_of(examples)
+
+
+def dealt(batch: Batch, count: int) -> list[Batch]:
+    """Deal one node's batch out in turn into ``count``; one with fewer examples is whole in each."""
+    width = len(batch.y)
+    place = torch.arange(max(-(-width // count), min(width, count - 1)), device=batch.y.device)
+    few = batch.mask.sum() < count
+    hands = []
+    for first in range(count):
+        index = torch.where(few, place, place * count + first)
+        inside = index.clamp_max(width - 1)
+        dropout = {layer: factors[inside] for layer, factors in batch.dropout.items()}
+        hands.append(Batch(batch.x[inside], batch.y[inside], batch.mask[inside] * (index < width), dropout))
+    return hands

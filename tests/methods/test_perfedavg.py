@@ -1,0 +1,90 @@
+"""Per-FedAvg: METHODS section 14, BASELINES sections 1 and 4."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from left import ABSENCES, FULL, PATTERN, SHORT, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from rig import close, config_of, digits_run, strategy_settings, workspace_of
+
+from clients.base import Batch, Client
+from clients.perfedavg import dealt
+from clients.training.batches import Batches
+from clients.training.loop import gradients
+
+FIRST = [2.171900, 2.314250, 2.432131, 2.529747, 2.610584], [2.171900, 2.829950, 2.601332, 2.601332, 2.927713]
+SECOND = [2.155439, 2.286717, 2.397589, 2.491227, 2.570310], [2.155439, 2.753034, 2.558263, 2.558263, 2.860085]
+
+
+@pytest.mark.parametrize("stack_size", [1, 3])
+@pytest.mark.parametrize(("gradient", "wanted"), [("first_order", FIRST), ("hessian_free", SECOND), ("exact", SECOND)])
+def test_golden_values(gradient, wanted, stack_size):
+    for rounds, values in zip((FULL, PATTERN), wanted, strict=True):
+        run = scalar_left("perfedavg", rounds, stack_size=stack_size, inner_lr=0.1, gradient=gradient)
+        assert run.w == pytest.approx(values, abs=1e-5)
+
+
+def test_golden_values_of_judging_which_changes_nothing():
+    run = scalar_left("perfedavg", FULL, inner_lr=0.1)
+    assert [run.judged(node, final=False) for node in range(3)] == pytest.approx([2.349526, 2.949526, 2.649526], abs=1e-5)
+    assert run.memory == {}
+    assert [run.judged(node) for node in range(3)] == [run.judged(node) for node in range(3)]
+
+
+@pytest.mark.parametrize(("gradient", "w"), [("first_order", 0.09), ("hessian_free", 0.081), ("exact", 0.081)])
+def test_a_step_by_hand(gradient, w):
+    """f = (w - 1)^2 / 2, w = 0, a = b = 0.1."""
+    (update,) = scalar_node("perfedavg", 1, inner_lr=0.1, gradient=gradient).update([received(model=0.0)], 1)
+    assert float(update.tensors["model/classifier.w"]) == pytest.approx(w, abs=1e-10)
+
+
+def hand(examples, width, count):
+    x = torch.arange(width, dtype=torch.float64).view(width, 1, 1, 1)
+    batch = Batch(x, torch.arange(width), (torch.arange(width) < examples).double(), {})
+    return [part.y[part.mask > 0].tolist() for part in dealt(batch, count)]
+
+
+def test_a_batch_is_dealt_out_in_turn_and_a_small_one_is_whole_in_each():
+    assert hand(5, 5, 2) == hand(5, 8, 2) == [[0, 2, 4], [1, 3]]
+    assert hand(7, 9, 3) == [[0, 3, 6], [1, 4], [2, 5]]
+    assert hand(1, 1, 2) == hand(1, 4, 2) == [[0], [0]]
+    assert hand(2, 2, 3) == hand(2, 3, 3) == hand(2, 9, 3) == [[0, 1]] * 3
+    assert hand(0, 4, 2) == [[], []]
+
+
+def test_with_a_of_0_it_is_fedavg_on_the_second_halves():
+    class Halves(Client):
+        def local_work(self, stack):
+            self.train(stack, work=replace(self.config.local, batch_size=16))
+            return self.sent(stack)
+
+        def loss(self, params, batch, constants):
+            return super().loss(params, dealt(batch, 2)[1], constants)
+
+    run = digits_left("perfedavg", inner_lr=0.0)
+    models, _ = digits_run("fedavg", len(ABSENCES), schedule=ABSENCES, client_class=Halves, local=SHORT)
+    close(run.models[-1], models[-1], tolerance=1e-12)
+
+
+def direction(gradient, difference=1e-3):
+    """The step's direction on a network for a batch of one example, which is each of a step's batches."""
+    config = config_of("strategy=perfedavg", "num_nodes=8", "model=mlp", "model.hidden=[16]")
+    config["strategy"] = strategy_settings("perfedavg", gradient=gradient, difference=difference, inner_lr=0.5)
+    workspace = workspace_of(config, dtype=torch.float64)
+    client = workspace.client_class(workspace, [0])
+    params = {n: v.detach().unsqueeze(0).requires_grad_() for n, v in workspace.initial.items()}
+    batch = Batches.one_pass(workspace, [workspace.federation.partition.train(0)[:1]]).at(0, 1)
+    gradients(client.loss, params, batch, {})
+    return torch.cat([value.grad.flatten() for value in params.values()])
+
+
+def test_differences_approach_the_exact_product_and_leaving_it_out_does_not():
+    exact = direction("exact")
+    errors = [float((direction("hessian_free", delta) - exact).norm()) for delta in (1e-1, 1e-2, 1e-3)]
+    assert errors[0] > 50 * errors[1] > 50 * errors[2]
+    assert errors[2] < 1e-5 * float((direction("first_order") - exact).norm())
+
+
+@pytest.mark.parametrize("gradient", ["first_order", "hessian_free", "exact"])
+def test_stacked_equals_alone(gradient):
+    stacked_equals_alone("perfedavg", gradient=gradient, inner_lr=0.1, local={"batch_size": 3})
