@@ -1,0 +1,38 @@
+"""FedAvg+FT, the node half: FedAvg, then every node fine-tunes before it is judged for the last time (METHODS section 7)."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from clients.base import PARTS, Client, LocalWork, Stack, Tensors
+from core.config import Range
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the node half."""
+
+    local: LocalWork
+    tune: Literal["head", "all"]  # the classifier, or the whole model
+    tune_epochs: Annotated[int, Range(ge=0)]
+    tune_batch_size: Annotated[int, Range(ge=1)]
+    tune_lr: Annotated[float, Range(gt=0)]
+    tune_momentum: Annotated[float, Range(ge=0, lt=1)]
+
+
+class FedAvgFTClient(Client):
+    """FedAvg's local work; in the run's last evaluation every node first trains W on its own data, for itself alone.
+
+    Source: a baseline in the code of Collins et al. 2021: ten epochs of the head, in one extra round of all nodes.
+    """
+
+    own_model = True
+
+    def judged(self, stack: Stack) -> dict[str, Tensors]:
+        """W; at the end fine-tuned."""
+        if stack.final:
+            config = self.config
+            work = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
+            work = replace(work, batch_size=config.tune_batch_size, momentum=config.tune_momentum)
+            parts = ("classifier",) if config.tune == "head" else PARTS
+            self.train(stack, work=work, parts=parts, purpose="fine-tuning batches")
+        return {"model": stack.params}

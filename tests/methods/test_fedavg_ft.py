@@ -1,0 +1,75 @@
+"""FedAvg+FT: METHODS section 7, BASELINES sections 1 and 4."""
+
+import pytest
+import torch
+from left import FULL, PATTERN, SHORT, digits_left, scalar_left
+from rig import config_of, same, strategy_settings, workspace_of
+
+STEPS = {"tune_epochs": 2, "tune_lr": 0.1, "tune_momentum": 0.0, "tune_batch_size": 1}
+
+
+@pytest.mark.parametrize("tune", ["head", "all"])
+def test_golden_values(tune):
+    """Two steps from W^5; the problem's one number is its classifier."""
+    run = scalar_left("fedavg_ft", FULL, tune=tune, **STEPS)
+    assert [run.judged(node) for node in range(3)] == pytest.approx([2.147571, 3.287571, 2.717571], abs=1e-5)
+    assert [run.judged(node, final=False) for node in range(3)] == [run.w[-1]] * 3
+
+
+@pytest.mark.parametrize("rounds", [FULL, PATTERN])
+def test_w_is_fedavgs(rounds):
+    assert scalar_left("fedavg_ft", rounds, **STEPS).w == scalar_left("fedavg", rounds).w
+
+
+def test_tuning_by_hand_with_momentum():
+    """f = (w - 6)^2 / 2 from W = 2: two steps of 0.1 with momentum 0.5."""
+    run = scalar_left("fedavg_ft", [[]], targets=(6,), **STEPS | {"tune_momentum": 0.5})
+    w, speed = 2.0, 0.0
+    for _ in range(2):
+        speed = 0.5 * speed + (w - 6)
+        w -= 0.1 * speed
+    assert run.judged(0) == pytest.approx(w, abs=1e-12)
+
+
+def client_of(**changes):
+    config = config_of("strategy=fedavg_ft", "num_nodes=8", "model=mlp", "model.projection=[12]", "dataset.merge_splits=true")
+    config["strategy"] = strategy_settings("fedavg_ft", **changes)
+    workspace = workspace_of(config, dtype=torch.float64)
+    return workspace.client_class(workspace, [0]), {f"model/{n}": v for n, v in workspace.initial.items()}
+
+
+def test_what_is_tuned_moves_and_nothing_else():
+    for tune, moved in (("head", {"classifier"}), ("all", {"encoder", "projector", "classifier"})):
+        client, received = client_of(tune=tune)
+        (judged,) = client.judge([received], 3, final=True)
+        changed = {n.split(".")[0] for n, v in judged.model.items() if not torch.equal(v, received[f"model/{n}"])}
+        assert changed == moved
+    client, received = client_of(tune_epochs=0)
+    (judged,) = client.judge([received], 3, final=True)
+    assert all(torch.equal(value, received[f"model/{name}"]) for name, value in judged.model.items())
+
+
+def test_tuning_draws_the_same_whatever_ran_before_and_changes_no_later_round():
+    client, received = client_of()
+    (first,) = client.judge([received], 3, final=True)
+    (before,) = client_of()[0].update([received], 3)
+    (after,) = client.update([received], 3)
+    (again,) = client.judge([received], 3, final=True)
+    assert same(first.model, again.model)
+    assert same(before.tensors, after.tensors)
+    assert (client.memories, after.memory) == ([{}], {})
+
+
+def test_tuning_in_a_stack_is_tuning_alone():
+    client, received = client_of(tune="all", tune_epochs=2)
+    workspace = client.workspace
+    together = workspace.client_class(workspace, list(range(8))).judge([received] * 8, 3, final=True)
+    for node, judged in enumerate(together):
+        (alone,) = workspace.client_class(workspace, [node]).judge([received], 3, final=True)
+        for name, value in alone.model.items():
+            torch.testing.assert_close(judged.model[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_w_is_fedavgs_bit_for_bit():
+    run, plain = digits_left("fedavg_ft", local=SHORT), digits_left("fedavg", local=SHORT)
+    assert all(same(one, other) for one, other in zip(run.models, plain.models, strict=True))
