@@ -1,0 +1,81 @@
+"""FedAMP, the server half: for every node a mixture of all known models by their likeness to its own (METHODS section 19)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from core.combine import combine
+from core.config import Range
+from core.tensors import named
+from strategies.base import FederatedStrategy, Replies, Tensors
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    cloud_lr: Annotated[float, Range(gt=0)]  # alpha
+    sigma: Annotated[float, Range(gt=0)]
+    relative: bool  # whether distances are in units of the mean squared distance between known models
+    cap: bool  # whether the others' weights sum to at most 1 - 1/m, m the number of models that are mixed
+
+
+class FedAMP(FederatedStrategy):
+    """u_k = sum_j xi_kj w_j;  xi_kj = (alpha / sigma) e^(-|w_k - w_j|^2 / sigma) for j != k, the rest is its own.
+
+    Source: Huang et al. 2021, Equations 4-7, with its A(x) = 1 - e^(-x / sigma). The w_j are the last that each node sent; one
+    that was never heard of counts as holding the initial model and is in no other's mixture. Deviations: ``relative``, without
+    which a mixture is the plain mean or the own model for all but a few scales of the weights; ``cap``, without which the own
+    weight may be negative.
+    """
+
+    def setup(self) -> None:
+        """Nobody has been heard of. The server's own model stays the initial one: there is no global model to judge."""
+        self.whole = False
+        self.state |= {"known": {}, "spread": 0.0}
+        self.own_weights: dict[int, float] = {}  # xi_kk of this round's participants
+
+    def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
+        """Return u_k, for a node that trains."""
+        if judging:
+            return None
+        known: dict[int, Tensors] = self.state["known"]
+        own, others = known.get(node, model), [known[other] for other in sorted(known) if other != node]
+        weights = self.weights(own, others)
+        self.own_weights[node] = 1 - sum(weights)
+        mixed = combine([own, *others], [self.own_weights[node], *weights])
+        return named("model", {name: value.to(own[name].dtype) for name, value in mixed.items()})
+
+    def weights(self, own: Tensors, others: Sequence[Tensors]) -> list[float]:
+        """Return xi_kj for every other known model."""
+        unit, sigma = self.state["spread"] if self.config.relative else 1.0, self.config.sigma
+        if not unit:  # all known models are one
+            return [0.0] * len(others)
+        found = [self.config.cloud_lr / sigma * math.exp(-distance(own, other) / unit / sigma) for other in others]
+        most = 1 - 1 / (len(others) + 1)
+        scale = most / sum(found) if self.config.cap and sum(found) > most else 1.0
+        return [scale * weight for weight in found]
+
+    def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
+        """Remember what each node sent, and how far apart known models are."""
+        own_weights = [self.own_weights[node] for node in replies.nodes.tolist()]
+        self.round.node_metrics["own_weight"] = (replies.nodes, np.array(own_weights))
+        self.state["known"] |= dict(zip(replies.nodes.tolist(), replies.models(), strict=True))
+        self.state["spread"] = spread(list(self.state["known"].values()))
+        return model
+
+
+def distance(a: Tensors, b: Tensors) -> float:
+    """Return |a - b|^2, in float64."""
+    return sum(float((a[name].double() - b[name].double()).square().sum()) for name in a)
+
+
+def spread(models: Sequence[Tensors]) -> float:
+    """Return the mean squared distance of two different models of several; 0 where there are not two."""
+    if len(models) < 2:
+        return 0.0
+    mean = combine(models, [1 / len(models)] * len(models))
+    return 2 / (len(models) - 1) * sum(distance(model, mean) for model in models)
