@@ -1,0 +1,125 @@
+"""FedALA: METHODS section 20, BASELINES sections 1 and 4."""
+
+import pytest
+import torch
+from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from rig import close, config_of, same, strategy_settings, workspace_of
+
+from clients.fedala import FedALAClient, top_layers
+from clients.training.loop import Losses
+
+STILL = {"blend_lr": 1e-30}  # 1 less so little is 1
+
+
+def memory(own, blend=1.0, rounds=2.0):
+    return received(own=own, blend=blend) | {"rounds": torch.tensor(rounds, dtype=torch.float64)}
+
+
+def learned(passes_of, **changes):
+    """A after a round of one node, f = (theta - 1)^2 / 2, own 0, W = 2, eta = 0.1; ``passes_of``: its past rounds."""
+    changes = {"blend_lr": 0.1, "share": 1.0, "local": {"iterations": 0}} | changes
+    client = scalar_node("fedala", 1, **changes)
+    client.memories = [memory(0.0, rounds=passes_of)]
+    (update,) = client.update([received(model=2.0)], 3)
+    return float(update.memory["blend/classifier.w"]), float(update.tensors["model/classifier.w"])
+
+
+def test_a_blend_by_hand():
+    """One pass a round, of one batch: A = 0.8; a node in its second participation passes on: 0.68, 0.608."""
+    assert learned(2.0) == pytest.approx((0.8, 1.6), abs=1e-12)
+    assert learned(5.0) == pytest.approx((0.8, 1.6), abs=1e-12)
+    for passes, value in ((1, 0.8), (2, 0.68), (3, 0.608)):
+        assert learned(1.0, max_passes=passes) == pytest.approx((value, 2 * value), abs=1e-12)
+    assert learned(0.0) == (1.0, 2.0)  # a first participation takes W whole
+
+
+def test_a_stays_in_its_range():
+    """From own = 0 to W = 2 with a target of 1 and rate 10: A = 1 - 10 * 2 goes to 0, from there to 1."""
+    assert learned(2.0, blend_lr=10.0)[0] == 0.0
+    assert learned(1.0, blend_lr=10.0, max_passes=2)[0] == 1.0
+
+
+@pytest.mark.parametrize(("settled", "passes"), [(1e9, 11), (0.0, 15)])
+def test_the_first_blend_takes_eleven_passes_or_more(monkeypatch, settled, passes):
+    taken = []
+    train = FedALAClient.train
+    monkeypatch.setattr(FedALAClient, "train", lambda self, *a, **k: taken.append(k.get("purpose")) or train(self, *a, **k))
+    learned(1.0, settled=settled, max_passes=15)
+    assert taken == [f"blend {number}" for number in range(passes)] + [None]
+
+
+def test_where_own_and_received_are_one_a_gets_no_gradient():
+    client = scalar_node("fedala", 1, local={"iterations": 0})
+    client.memories = [memory(2.0, blend=0.3)]
+    (update,) = client.update([received(model=2.0)], 3)
+    assert float(update.memory["blend/classifier.w"]) == 0.3
+
+
+@pytest.mark.parametrize("rounds", [FULL, PATTERN])
+def test_golden_run_with_a_of_1_is_fedavgs(rounds):
+    run = scalar_left("fedala", rounds, **STILL)
+    assert run.w == pytest.approx(scalar_left("fedavg", rounds).w, rel=1e-12)
+    assert [run.judged(node) for node in range(3)] == run.kept("own/classifier.w")
+
+
+def test_with_a_of_1_it_is_fedavg_and_with_0_in_all_layers_local():
+    run, plain = digits_left("fedala", layers=99, max_passes=1, **STILL), digits_left("fedavg")
+    for one, other in zip(run.models, plain.models, strict=True):
+        close(one, other, tolerance=1e-12)
+
+    class Own(FedALAClient):
+        def fresh_memory(self, received):
+            fresh = super().fresh_memory(received)
+            return fresh | {name: torch.zeros_like(value) for name, value in fresh.items() if name.startswith("blend/")}
+
+    rounds = [[0, 1, 2]] * 3  # who first takes part later starts from that round's W
+    own = digits_left("fedala", rounds, layers=99, max_passes=1, client_class=Own, **STILL)
+    alone = digits_left("local", rounds)
+    for node in alone.memory:
+        close(own.own(node), alone.own(node, "personal"), tolerance=1e-12)
+
+
+def test_layers_are_counted_from_the_classifier_down():
+    model = workspace_of(config_of("model=mlp", "model.projection=[12]")).model
+    assert top_layers(model, 1) == ["classifier.weight", "classifier.bias"]
+    assert top_layers(model, 2) == ["projector.0.weight", "projector.0.bias", "classifier.weight", "classifier.bias"]
+    assert top_layers(model, 99) == [name for name, _ in model.named_parameters()]
+
+
+def test_lower_layers_are_the_received_ones():
+    config = config_of("strategy=fedala", "num_nodes=8", "model=mlp")
+    config["strategy"] = strategy_settings("fedala", blend_lr=0.01, local={"epochs": 0})
+    workspace = workspace_of(config, dtype=torch.float64)
+    client = workspace.client_class(workspace, [0])
+    known = {f"model/{name}": value for name, value in workspace.initial.items()}
+    client.memories = [{n: v + 0.1 if n.startswith("own/") else v + 2 for n, v in client.fresh_memory(known).items()}]
+    client.memories[0] |= {
+        f"blend/classifier.{n}": client.memories[0][f"blend/classifier.{n}"] - 2.5 for n in ("weight", "bias")
+    }
+    (update,) = client.update([known], 3)
+    for name, value in workspace.initial.items():
+        sent, blend = update.tensors[f"model/{name}"], update.memory.get(f"blend/{name}")
+        wanted = value if blend is None else value + 0.1 * (1 - blend)
+        torch.testing.assert_close(sent, wanted, rtol=0, atol=1e-12)
+        assert blend is None or 0.2 < float(blend.mean()) < 0.8
+
+
+def test_a_node_is_judged_by_what_it_trained_and_beside_it_by_the_blend():
+    client = scalar_node("fedala", 1)
+    client.memories = [memory(0.0, blend=0.25)]
+    (judged,) = client.judge([received(model=2.0)], 3, split="train")
+    assert float(judged.model["classifier.w"]) == 0.0
+    assert set(judged.metrics) == {"loss", "accuracy", "blend/loss", "blend/accuracy"}
+
+
+def test_the_last_loss_of_each_node():
+    counts = torch.tensor([[2.0, 2.0, 1.0], [2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    rows = [{"loss": torch.tensor([1.0, 2.0])}, {"loss": torch.tensor([3.0, 4.0])}, {"loss": torch.tensor([5.0])}]
+    assert Losses([3, 2, 0], counts, rows).last("loss").tolist() == [5.0, 4.0, 0.0]
+
+
+def test_stacked_equals_alone_though_passes_differ():
+    alone = stacked_equals_alone("fedala", settled=0.05, max_passes=16)
+    moved = [float((1 - alone.own(node, "blend")["classifier.weight"]).abs().max()) for node in sorted(alone.memory)]
+    assert sum(value > 0.01 for value in moved) >= 4
+    assert not any(same(alone.own(node), alone.models[-1]) for node in alone.memory)
