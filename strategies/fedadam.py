@@ -7,12 +7,11 @@ import torch
 
 from core.config import Range
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config as FedAvgConfig
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)
-class Config(FedAvgConfig):
+class Config(Weights):
     """Hyper-parameters of the server half; the paper's symbol beside each."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
@@ -32,7 +31,7 @@ class FedAdam(FedAvg):
         """Update both moments and step along their ratio."""
         if not len(replies):
             return model
-        config, mean = self.config, super().aggregate(model, replies)
+        config, mean = self.config, self.mean(model, replies)
         first, second = self.state.setdefault("first", {}), self.state.setdefault("second", {})
         out: Tensors = {}
         for name in self.travelling:

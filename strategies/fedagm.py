@@ -6,12 +6,11 @@ from typing import Annotated
 from core.config import Range
 from core.tensors import named
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config as FedAvgConfig
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)
-class Config(FedAvgConfig):
+class Config(Weights):
     """Hyper-parameters of the server half; the paper's symbol beside each."""
 
     server_momentum: Annotated[float, Range(ge=0, lt=1)]  # rho
@@ -36,7 +35,7 @@ class FedAGM(FedAvg):
         """Take the mean, and what it adds to the look-ahead model as the next momentum's news."""
         if not len(replies):
             return model
-        ahead, mean, rho = self._ahead(model), super().aggregate(model, replies), self.config.server_momentum
+        ahead, mean, rho = self._ahead(model), self.mean(model, replies), self.config.server_momentum
         momentum = self.state.setdefault("momentum", {})
         for name in self.travelling:
             momentum[name] = rho * momentum.get(name, 0) + mean[name] - ahead[name]

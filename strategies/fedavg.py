@@ -1,25 +1,68 @@
 """FedAvg, the server half: the mean of the participants' models (METHODS sections 0.2 and 6)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from core import registry
+from core.config import Range
+from core.errors import UserError
+from core.run import Choice
+from partitions.participation.base import Participation
 from strategies.base import FederatedStrategy, Replies, Tensors
 
 
 @dataclass(frozen=True)
-class Config:
-    """Hyper-parameters of the server half; other rules over plain models add theirs."""
+class Weights:
+    """What every rule over plain models has; a rule adds its own."""
 
     weights: Literal["samples", "uniform"]  # what a node counts in the objective: its training examples, or 1
 
 
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters of the server half; the paper's symbol beside each."""
+
+    server_lr: Annotated[float, Range(gt=0)]  # eta_g
+    weights: Literal["samples", "uniform", "all_nodes", "known_probability"]
+
+
 class FedAvg(FederatedStrategy):
-    """W = sum_k weight_k w_k over the participants, weights summing to 1. Source: McMahan et al. 2017, Algorithm 1."""
+    """W += eta_g (sum_k weight_k w_k - W) over the participants, weights summing to 1: their mean where eta_g is 1.
+
+    Source: McMahan et al. 2017, Algorithm 1. With ``weights=all_nodes`` W += (eta_g / K) sum_k Delta_k, K the number of all
+    nodes: who is away counts as one that did not move. With ``known_probability`` W += (eta_g / K) sum_k Delta_k / p_k, p_k
+    the share of rounds in which the node takes part in the long run: what rules that estimate p_k are compared with. Both
+    from the comparisons of Wang and Ji 2024 (FedAU).
+    """
+
+    @classmethod
+    def check(cls, config: Any, node: Choice, participation: Choice) -> None:
+        """The p_k must be known."""
+        if config.weights == "known_probability" and not registry.only_subclass(participation.module, Participation).is_known():
+            raise UserError(
+                f"strategy.weights=known_probability: participation={participation.name} has no known probabilities"
+            )
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The weighted mean; the model stays as it is in a round without replies."""
+        """The step; the model stays as it is in a round without replies."""
+        if not len(replies):
+            return model
+        rate = self.config.server_lr
+        if self.config.weights in ("samples", "uniform"):
+            mean = self.mean(model, replies)
+            return mean if rate == 1 else {name: w + rate * (mean[name] - w) for name, w in model.items() if name in mean}
+        weights = np.full(len(replies), rate / self.population.num_holders)
+        if self.config.weights == "known_probability":
+            probabilities = self.participation.probability()
+            assert probabilities is not None  # by check
+            weights /= probabilities[replies.nodes]
+        self.round.node_metrics["weight"] = (replies.nodes, weights)
+        return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
+
+    def mean(self, model: Tensors, replies: Replies) -> Tensors:
+        """Return the participants' weighted mean; the model itself without replies."""
         if not len(replies):
             return model
         samples = self.config.weights == "samples"

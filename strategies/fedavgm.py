@@ -5,12 +5,11 @@ from typing import Annotated
 
 from core.config import Range
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config as FedAvgConfig
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)
-class Config(FedAvgConfig):
+class Config(Weights):
     """Hyper-parameters of the server half; the paper's symbol beside each."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
@@ -27,7 +26,7 @@ class FedAvgM(FedAvg):
         """Add the mean update to the momentum and the momentum to the model."""
         if not len(replies):
             return model
-        mean, momentum = super().aggregate(model, replies), self.state.setdefault("momentum", {})
+        mean, momentum = self.mean(model, replies), self.state.setdefault("momentum", {})
         for name in self.travelling:
             update = mean[name] - model[name].double()
             momentum[name] = self.config.server_momentum * momentum.get(name, 0) + update

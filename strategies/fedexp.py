@@ -7,12 +7,11 @@ from core.combine import combine
 from core.config import Range
 from core.tensors import named
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config as FedAvgConfig
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)
-class Config(FedAvgConfig):
+class Config(Weights):
     """Hyper-parameters of the server half; the paper's symbol beside each."""
 
     epsilon: Annotated[float, Range(ge=0)]

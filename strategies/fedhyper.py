@@ -7,12 +7,11 @@ import torch
 
 from core.config import Range
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config as FedAvgConfig
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)
-class Config(FedAvgConfig):
+class Config(Weights):
     """Hyper-parameters of the server half; the paper's symbol beside each."""
 
     hyper_rate: Annotated[float, Range(ge=0)]
@@ -41,7 +40,7 @@ class FedHyper(FedAvg):
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Adapt alpha and step along the mean update."""
         if len(replies):
-            mean, bound, last = super().aggregate(model, replies), self.config.bound, self.state.get("last")
+            mean, bound, last = self.mean(model, replies), self.config.bound, self.state.get("last")
             update = {name: value - model[name].double() for name, value in mean.items()}
             if last is not None:
                 product = sum(float((value * last[name]).sum()) for name, value in update.items())

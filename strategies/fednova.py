@@ -8,7 +8,8 @@ from clients.training.work import LocalWork
 from core.errors import UserError
 from core.run import Choice
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config, FedAvg
+from strategies.fedavg import FedAvg
+from strategies.fedavg import Weights as Config
 
 __all__ = ["Config", "FedNova"]
 

@@ -12,15 +12,14 @@ from core.config import Range
 from core.randomness import torch_generator
 from core.tensors import group, on_host
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config as FedAvgConfig
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, Weights
 from strategies.ppo import Learning, draw, fresh_agent, learn, output, steps_of
 
 LEAST = 1e-5  # of a loss's fall, in the reward
 
 
 @dataclass(frozen=True)
-class Config(FedAvgConfig):
+class Config(Weights):
     """Hyper-parameters of the server half."""
 
     choose: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # m, or a share of the nodes with data
@@ -83,7 +82,7 @@ class FedPPO(FedAvg):
             if how.epochs:
                 learn(agent, adam, rollout, self.config.discount, how)
             self.state |= {"agent": agent, "adam": adam, "rollout": []}
-        return super().aggregate(model, replies)
+        return self.mean(model, replies)
 
     def _reward(self, replies: Replies) -> None:
         """Keep the draw with the rewards of those that answered, and what they reported."""

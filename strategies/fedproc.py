@@ -3,7 +3,8 @@
 import torch
 
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config, FedAvg
+from strategies.fedavg import FedAvg
+from strategies.fedavg import Weights as Config
 from strategies.prototypes import Prototypes
 
 __all__ = ["Config", "FedProc"]
@@ -30,4 +31,4 @@ class FedProc(FedAvg):
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Average models and prototypes; nothing changes in a round without replies."""
         self.prototypes.merge(replies, "class_count")
-        return super().aggregate(model, replies)
+        return self.mean(model, replies)

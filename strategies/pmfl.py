@@ -8,13 +8,12 @@ import numpy as np
 from core.combine import combine
 from core.config import Range
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config as FedAvgConfig
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, Weights
 from strategies.intervals import Intervals
 
 
 @dataclass(frozen=True)
-class Config(FedAvgConfig):
+class Config(Weights):
     """Hyper-parameters of the server half; the paper's symbol beside each."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g

@@ -67,6 +67,20 @@ class Participation:
         """Return which nodes are available in a round, (K,) bool."""
         return np.ones(self.num_nodes, dtype=bool)
 
+    def presence(self) -> np.ndarray | None:
+        """Return how often each node is available in the long run, (K,) shares of rounds; None where that is not known."""
+        return np.ones(self.num_nodes) if self.everyone else None
+
+    @classmethod
+    def is_known(cls) -> bool:
+        """Whether ``presence`` is."""
+        return cls.everyone or cls.presence is not Participation.presence
+
+    def probability(self) -> np.ndarray | None:
+        """Return how often each node takes part in the long run (K,): is selected and available; None where not known."""
+        presence = self.presence()
+        return presence if presence is None or self.select is None else presence * (self.select / self.num_nodes)
+
     def participants(self, server_round: int) -> np.ndarray:
         """Return the nodes that take part, sorted ids: selected by the server and available.
 

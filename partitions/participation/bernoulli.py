@@ -26,3 +26,7 @@ class Bernoulli(Participation):
     def available(self, server_round: int) -> np.ndarray:
         """Return which nodes are available, (K,) bool."""
         return generator(self.seed, "availability", server_round - 1).random(self.num_nodes) < self.p
+
+    def presence(self) -> np.ndarray:
+        """Return p_k (K,)."""
+        return self.p

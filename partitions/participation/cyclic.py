@@ -52,3 +52,8 @@ class Cyclic(Participation):
         """Return which nodes are available, (K,) bool."""
         here: np.ndarray = (server_round - 1 - self.offsets) % self.config.period < self.active
         return here
+
+    def presence(self) -> np.ndarray:
+        """Return the share of a cycle that is active (K,): p_k up to whole rounds."""
+        shares: np.ndarray = self.active / self.config.period
+        return shares

@@ -49,6 +49,10 @@ class Markovian(Participation):
             self._round += 1
         return self._state.copy()
 
+    def presence(self) -> np.ndarray:
+        """Return the chain's stationary probability p01 / (p01 + p10) (K,): p_k, or with ``chain: paper`` 1 / (2 - p_k)."""
+        return self.p01 / (self.p01 + self.p10)
+
 
 def transitions(p: np.ndarray, p01: float, chain: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the probabilities of returning (p01) and of leaving (p10), each (K,), for stationary probabilities p (K,)."""

@@ -1,11 +1,16 @@
 """FedAvg, METHODS section 6: its rule by hand, the golden run, and what it equals."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from hand import FULL, PATTERN, rule_of
-from rig import close, digits_run, run_scalar, same
+from hand import FULL, PATTERN, path, rule_of
+from rig import close, config_of, digits_run, run_scalar, same
+from tiny import run_tiny
 
+from contrafed.settings import resolve
+from core.errors import UserError
 from strategies.replies import Replies, Reply
 
 
@@ -15,6 +20,64 @@ def test_weights_by_hand():
     for weights, expected in (("samples", 3.0), ("uniform", 2.0)):
         rule = rule_of("fedavg", sizes=(1, 3), weights=weights)
         assert float(rule.aggregate({"w": torch.zeros(1)}, replies)["w"]) == expected
+
+
+def test_weights_over_all_nodes_by_hand():
+    """K = 4, p = (1/2, 1/4, 1, 1): Delta = (1, 3) of two nodes give 4 / 4, and (2 + 12) / 4; one of them half of FedAvg's."""
+    known = SimpleNamespace(probability=lambda: np.array([0.5, 0.25, 1, 1]))
+    for weights, moved in (("all_nodes", [1.0, 1.5, 1.5]), ("known_probability", [3.5, 4.5, 4.5])):
+        for rate in (1.0, 10.0):
+            rule = rule_of("fedavg", sizes=(4, 4, 4, 4), weights=weights, server_lr=rate)
+            rule.participation = known
+            found = path(rule, [{0: 1.0, 1: 3.0}, {0: 2.0}, None])[0]
+            assert found == pytest.approx([rate * value for value in moved], rel=1e-6)
+
+
+def test_golden_values_over_all_nodes():
+    """Delta_k / 3; everybody there, that is FedAvg's step."""
+    pattern = [2.126667, 2.371978, 2.261527, 2.261527, 2.545067]
+    assert run_scalar("fedavg", PATTERN, weights="all_nodes") == pytest.approx(pattern, abs=1e-5)
+    sending_changes = run_scalar("pmfl", PATTERN, server="fedavg", weights="all_nodes", contrast_weight=0.0)
+    assert sending_changes == pytest.approx(pattern, abs=1e-5)
+    everybody = [run_scalar("fedavg", FULL, weights=weights) for weights in ("all_nodes", "uniform")]
+    assert everybody[0] == pytest.approx(everybody[1], rel=1e-12)
+
+
+def test_a_node_without_data_is_not_among_all_nodes():
+    assert path(rule_of("fedavg", sizes=(4, 0, 4), weights="all_nodes"), [{0: 1.0}])[0] == [0.5]
+
+
+def test_the_servers_rate_stretches_the_mean_step():
+    """0.5 of 2, 0.5 of 4 from there; 1 is the mean itself, bit for bit."""
+    assert path(rule_of("fedavg", server_lr=0.5), [2.0, 4.0])[0] == [1, 3]
+    halves = digits_run("fedavg", 1, server_lr=0.5)[0]
+    whole = digits_run("fedavg", 1)[0]
+    close(halves[1], {name: (whole[0][name] + whole[1][name]) / 2 for name in whole[0]}, 1e-12)
+
+
+def test_known_probabilities_in_a_run(tmp_path):
+    """Six nodes with p = 1/2: whoever is there weighs 1 / (6 / 2)."""
+    run = run_tiny(tmp_path / "run", "strategy=fedavg", "strategy.weights=known_probability", "engine=local")
+    weights = [float(row.split(",")[3]) for row in run[3].decode().splitlines() if ",weight," in row]
+    assert weights
+    assert weights == pytest.approx([1 / 3] * len(weights), rel=1e-12)
+
+
+def test_unknown_probabilities_are_refused_in_one_line(tmp_path):
+    (tmp_path / "there.csv").write_text("node,round,available\n0,1,1\n")
+    trace = ("participation=trace", f"participation.path={tmp_path}/there.csv")
+    line = "^strategy.weights=known_probability: participation=trace has no known probabilities$"
+    for chosen in ("strategy=fedavg", "strategy=moon"):
+        with pytest.raises(UserError, match=line):
+            resolve(config_of(chosen, "strategy.weights=known_probability", *trace))
+        resolve(config_of(chosen, "strategy.weights=all_nodes", *trace))
+        resolve(config_of(chosen, "strategy.weights=known_probability", "participation=uniform"))
+
+
+@pytest.mark.parametrize("rule", ["fedavgm", "fedau", "fedadam", "fedexp", "fednova", "fedawe", "pmfl"])
+def test_rules_that_have_their_own_weights_take_no_others(rule):
+    with pytest.raises(UserError, match="^strategy.weights is 'known_probability'; choices: samples, uniform$"):
+        resolve(config_of("strategy=fedavg", f"strategy.server={rule}", "strategy.weights=known_probability"))
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])

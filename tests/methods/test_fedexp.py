@@ -77,7 +77,7 @@ def test_the_mean_of_the_last_two_models_is_judged():
     assert rule_of("fedexp").judged(now)["w"].tolist() == [3]  # before the first step
 
 
-def test_a_run_leaves_what_was_judged_and_scores_it_again(tmp_path, no_figures):
+def test_a_run_leaves_what_was_judged_and_scores_it_again(tmp_path):
     _, left, metrics, _ = run_tiny(tmp_path / "run", "strategy=fedexp", "engine=local", "checkpoint_every=1")
     model, state = checkpoint.find(f"{tmp_path}/run").server()
     close(left, {name: (value + state["last"][name]) / 2 for name, value in model.items()}, 1e-7)

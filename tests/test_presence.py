@@ -1,0 +1,44 @@
+"""How often nodes take part in the long run, as participation patterns say it, is how often they do."""
+
+import numpy as np
+import pytest
+from rig import config_of
+
+from core.run import choose
+from partitions.participation.base import make_participation
+
+
+def make(name, num_nodes, **changes):
+    """A pattern over nodes of very unequal classes."""
+    classes = np.random.default_rng(0).dirichlet(np.full(10, 0.1), num_nodes)
+    chosen = choose("participation", config_of(f"participation={name}")["participation"] | changes)
+    return make_participation(chosen, lambda: classes, num_nodes, 0)
+
+
+@pytest.mark.parametrize("select", [None, 0.25])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("full", {}), ("uniform", {}), ("bernoulli", {}), ("markovian", {"chain": "fedau"}), ("markovian", {"chain": "paper"}),
+     ("cyclic", {"variant": "pmfl", "period": 20}), ("cyclic", {"variant": "fedau", "period": 20})],
+)  # fmt: skip
+def test_how_often_nodes_take_part_is_what_the_pattern_says(name, changes, select):
+    """Over 2,000 rounds; the printed chain moves slowest, and a node's share then has a deviation of 0.05."""
+    often = {} if name in ("full", "uniform") else {"mean_probability": 0.5}
+    pattern = make(name, 100, **changes, **often, select=0.5 if name == "uniform" else select)
+    here = np.zeros(100)
+    for server_round in range(1, 2001):
+        here[pattern.participants(server_round)] += 1
+    said = pattern.probability()
+    assert said.shape == (100,)
+    assert pattern.is_known()
+    assert here.mean() / 2000 == pytest.approx(said.mean(), abs=0.02)
+    assert np.abs(here / 2000 - said).max() < 0.2
+    assert said.max() <= (0.5 if name == "uniform" else select or 1)
+
+
+def test_a_trace_has_no_known_probabilities(tmp_path):
+    path = tmp_path / "there.csv"
+    path.write_text("node,round,available\n0,1,1\n")
+    trace = make("trace", 3, path=str(path))
+    assert trace.probability() is None
+    assert not trace.is_known()
