@@ -5,12 +5,11 @@ from typing import Annotated
 
 from core.config import Range
 from strategies.base import Replies, Tensors
-from strategies.fedavg import Config as FedAvgConfig
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)
-class Config(FedAvgConfig):
+class Config(Weights):
     """Hyper-parameters of the server half; the paper's symbol beside each."""
 
     server_mix: Annotated[float, Range(ge=0)]  # beta; above 1 it goes beyond the mean
@@ -24,5 +23,5 @@ class PFedMe(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Mix; the model stays as it is in a round without replies."""
-        mean, beta = super().aggregate(model, replies), self.config.server_mix
+        mean, beta = self.mean(model, replies), self.config.server_mix
         return {name: (1 - beta) * model[name].double() + beta * value.double() for name, value in mean.items()}
