@@ -56,7 +56,7 @@ class Batches:
         self.counts = torch.from_numpy(lengths).to(self.mask)  # (B, S) examples at each step
         self.dropout: Tensors = {}  # by layer (B, S, b, D)
         self.source: Source  # of drawn ones
-        self.changes: Tensor | None = None  # (B, S, b, 4 or 10)
+        self.augmented: Tensor | None = None  # (B, S, b, H, W, C) uint8: the phase's images where they are changed
 
     @classmethod
     def drawn(cls, workspace: Any, work: LocalWork, stack: Stack, purpose: str) -> "Batches":
@@ -70,19 +70,28 @@ class Batches:
             width = model.get_submodule(layer).in_features
             out.dropout[layer] = out._drawn(purpose, draw_dropout, model.dropout, layer, width, padding=1)
         if work.augment:
-            out.changes = out._augmentation(purpose)
+            out.augmented = out._augmentation(purpose)
         return out
 
     @cached_property
     def second_view(self) -> "Batches":
         """Return the same batches, drawn ones, with other changes of their images."""
         other = copy.copy(self)
-        other.changes = self._augmentation(f"{self.source.purpose} second view")
+        other.augmented = self._augmentation(f"{self.source.purpose} second view")
         return other
 
     def _augmentation(self, stream: str) -> Tensor:
-        side = min(self.workspace.x.shape[1:3])
-        return self._drawn(stream, draw_augmentation, self.source.work.augment, side, padding=0)
+        """Return every image of the phase, changed once, as it was or with whole numbers: a round asks for it many times.
+
+        PMFL with CIFAR-100's chain takes 168 ms a round, with changes made at every look 294 (one core).
+        """
+        x = self.workspace.x
+        changes = self._drawn(stream, draw_augmentation, self.source.work.augment, min(x.shape[1:3]), padding=0).flatten(0, 2)
+        index, size = self.index.flatten(), self.workspace.evaluation_batch
+        out = x.new_empty((len(index), *x.shape[1:]))
+        for part, some, change in zip(out.split(size), index.split(size), changes.split(size), strict=True):
+            part.copy_(augmented(x.index_select(0, some).to(self.workspace.dtype), change))
+        return out.unflatten(0, self.index.shape)
 
     def _drawn(self, stream: str, draw: Callable[..., Tensor], *what: Any, padding: float) -> Tensor:
         """Return what ``draw`` gives for every node's examples of the phase, laid out (B, S, b, ...)."""
@@ -101,7 +110,7 @@ class Batches:
     def repeat(self) -> bool:
         """Whether some example is seen more than once, always as the same image."""
         seen = [np.concatenate(row) for row in self.rows if row]
-        return self.changes is None and any(len(np.unique(examples)) < len(examples) for examples in seen)
+        return self.augmented is None and any(len(np.unique(examples)) < len(examples) for examples in seen)
 
     def stretches(self) -> Iterator[tuple[range, int]]:
         """Yield stretches of steps through which the same first nodes train; the others are done."""
@@ -121,36 +130,34 @@ class Batches:
     def images(self, steps: range, nodes: int) -> Tensor:
         """Return the images (nodes, n, C, H, W) of some steps, one step after another."""
         each = [(slice(None, nodes), step, slice(None, self.widths[step])) for step in steps]
-        index = torch.cat([self.index[at] for at in each], 1)
-        changes = None if self.changes is None else torch.cat([self.changes[at] for at in each], 1)
-        return self.look_up(index, changes)
+        source = self.index if self.augmented is None else self.augmented
+        return self._normalised(torch.cat([source[at] for at in each], 1))
 
-    def look_up(self, index: Tensor, changes: Tensor | None) -> Tensor:
-        """Return the images of examples, augmented where changes are drawn for them."""
-        if changes is None:
-            return self.workspace.images(index)
-        return self.workspace.images(index, lambda raw: augmented(raw, changes.flatten(0, 1)))
+    def _normalised(self, found: Tensor) -> Tensor:
+        """Return images (..., C, H, W) of examples (...), or of augmented images (..., H, W, C)."""
+        look_up = self.workspace.images if self.augmented is None else self.workspace.normalised
+        images: Tensor = look_up(found)
+        return images
 
     def table(self, function: Callable[[Tensors, Tensor], Any], params: Tensors) -> "Table":
         """Call one node's ``function`` of a model (B, ...) and images for every image of the phase, each once."""
-        known, where, changes = self._distinct()
+        known, where = self._distinct()
         size, pieces = max(1, self.workspace.evaluation_batch // len(known)), []
         with torch.no_grad():
             for first in range(0, known.shape[1], size):
                 some = slice(None), slice(first, first + size)
-                x = self.look_up(known[some], None if changes is None else changes[some])
-                pieces.append(each_image(function, params, x))
+                pieces.append(each_image(function, params, self._normalised(known[some])))
         return Table(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
 
-    def _distinct(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the phase's distinct images: examples (B, n), each step's places among them (B, S, b), changes (B, n, ...)."""
-        if self.changes is not None:  # no two images are alike
+    def _distinct(self) -> tuple[Tensor, Tensor]:
+        """Return the phase's distinct examples (B, n) or augmented images (B, n, H, W, C), and each step's places (B, S, b)."""
+        if self.augmented is not None:  # no two images are alike
             where = torch.arange(self.index[0].numel(), device=self.index.device).view(1, *self.index.shape[1:])
-            return self.index.flatten(1), where.expand(self.index.shape), self.changes.flatten(1, 2)
+            return self.augmented.flatten(1, 2), where.expand(self.index.shape)
         mine = [np.unique(np.concatenate(row)) if row else np.zeros(1, np.int64) for row in self.rows]
         places = [torch.from_numpy(np.searchsorted(own, b)) for own, row in zip(mine, self.rows, strict=True) for b in row]
         known = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(own) for own in mine], batch_first=True)
-        return known.to(self.index.device), self._laid(torch.cat(places), 0), None
+        return known.to(self.index.device), self._laid(torch.cat(places), 0)
 
     def _laid(self, values: Tensor, padding: float) -> Tensor:
         """Lay out what belongs to the phase's examples, in the order in which each node sees them, as (B, S, b, ...)."""

@@ -1,6 +1,5 @@
 """What a process holds to run nodes of one experiment: the data, the model's shape, and the method's node half."""
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -62,15 +61,13 @@ class Workspace:
         every = torch.zeros(self.x.shape[1:], dtype=dtype, device=self.device)
         self.scale, self.shift = every + 1 / (255 * std), every - mean / std
 
-    def images(self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...).
+    def images(self, index: Tensor) -> Tensor:
+        """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""
+        return self.normalised(self.x.index_select(0, index.reshape(-1)).unflatten(0, index.shape))
 
-        ``change`` maps raw images (n, H, W, C), 0 to 255, to others of the same shape before they are normalised.
-        """
-        flat = self.x.index_select(0, index.reshape(-1)).to(self.dtype)
-        if change is not None:
-            flat = change(flat)
-        return flat.mul_(self.scale).add_(self.shift).reshape(*index.shape, *self.x.shape[1:]).movedim(-1, -3)
+    def normalised(self, raw: Tensor) -> Tensor:
+        """Return images (..., C, H, W) of raw ones (..., H, W, C) uint8."""
+        return raw.to(self.dtype).mul_(self.scale).add_(self.shift).movedim(-1, -3)
 
     def labels(self, index: Tensor) -> Tensor:
         """Return labels (...) of the examples ``index`` (...)."""

@@ -204,12 +204,12 @@ def test_the_second_view_moves_no_draw_and_needs_augmentation():
     workspace = workspace_of(config)
     stack = Stack([2], [workspace.federation.partition.train(2)], 3, {}, {}, {})
     batches = Batches.drawn(workspace, workspace.config.local, stack, "batches")
-    first = batches.changes.clone()
+    first = batches.augmented.clone()
     second = batches.second_view
-    assert torch.equal(batches.changes, first)
+    assert torch.equal(batches.augmented, first)
     assert second is batches.second_view
     assert torch.equal(second.index, batches.index)
-    assert (second.changes != first).any(-1).float().mean() > 0.9
+    assert (second.augmented != first).flatten(3).any(-1).float().mean() > 0.9
     with pytest.raises(
         UserError, match="strategy.views=2 compares two augmented views of an image, and strategy.local.augment"
     ):
