@@ -37,7 +37,7 @@ class APFLClient(Client):
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train w and v side by side; w is sent, v stays."""
-        both = stack.params | named("own", group(stack.memory, "own"))
+        both = stack.params | named("own", stack.remembered("own"))
         self.train(stack, params=both, parts=(*PARTS, "own"), each_step=self._share)
         stack.memory |= named("own", group(both, "own"))
         return self.sent(stack)
@@ -63,7 +63,7 @@ class APFLClient(Client):
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """A node is judged by the mixture of v and the received model."""
-        return {"model": mixture(stack.memory["alpha"], group(stack.memory, "own"), stack.params)}
+        return {"model": mixture(stack.memory["alpha"], stack.remembered("own"), stack.params)}
 
 
 def mixture(alpha: Tensor, own: Tensors, shared: Tensors) -> Tensors:

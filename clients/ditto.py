@@ -5,7 +5,7 @@ from typing import Annotated
 
 from clients.base import Client, LocalWork, Stack, Tensors
 from core.config import Range
-from core.tensors import group, named
+from core.tensors import named
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class DittoClient(Client):
     def local_work(self, stack: Stack) -> Tensors:
         """Train w, then v; w is sent, v stays."""
         self.train(stack)
-        own, work = group(stack.memory, "own"), replace(self.config.local, proximal_weight=self.config.pull_weight)
+        own, work = stack.remembered("own"), replace(self.config.local, proximal_weight=self.config.pull_weight)
         self.train(stack, params=own, work=work, purpose="personal batches")
         stack.memory |= named("own", own)
         return self.sent(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """A node is judged by v."""
-        return {"model": group(stack.memory, "own")}
+        return {"model": stack.remembered("own")}
 
     def work_of(self, examples: int) -> int:
         """Return the steps of both models."""

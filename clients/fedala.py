@@ -56,8 +56,8 @@ class FedALAClient(Client):
 
     def _learn(self, stack: Stack) -> None:
         """Move A; a node that has no model of its own yet, or is done, has no examples."""
-        config, blend = self.config, named("blend", group(stack.memory, "blend"))
-        work, constants = config.local.plain(config.blend_lr, epochs=1), stack.params | named("own", group(stack.memory, "own"))
+        config, blend = self.config, named("blend", stack.remembered("blend"))
+        work, constants = config.local.plain(config.blend_lr, epochs=1), stack.params | named("own", stack.remembered("own"))
         examples, rounds, last = self._some(stack), stack.memory["rounds"].tolist(), list[Tensor]()
         going = [count > 0 for count in rounds]
         while any(going) and len(last) < config.max_passes:
@@ -93,7 +93,7 @@ class FedALAClient(Client):
 
     def _blend(self, stack: Stack) -> Tensors:
         """Return the blended layers (B, ...)."""
-        return blended(group(stack.memory, "own"), stack.global_model, group(stack.memory, "blend"))
+        return blended(stack.remembered("own"), stack.global_model, stack.remembered("blend"))
 
     def _blended_loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """The task's loss of the model that starts the round, as a function of A."""
@@ -103,7 +103,7 @@ class FedALAClient(Client):
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """A node is judged by the model it last trained; by the blend that it would start from too."""
-        return {"model": group(stack.memory, "own"), "blend": stack.params | self._blend(stack)}
+        return {"model": stack.remembered("own"), "blend": stack.params | self._blend(stack)}
 
     def work_of(self, examples: int) -> int:
         """Return the steps of one pass over the share, and of training."""

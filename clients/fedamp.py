@@ -5,7 +5,7 @@ from typing import Annotated
 
 from clients.base import Client, LocalWork, Stack, Tensors
 from core.config import Range
-from core.tensors import group, named
+from core.tensors import named
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class FedAMPClient(Client):
     def local_work(self, stack: Stack) -> Tensors:
         """Go on from the own model, pulled to the received one."""
         pull = self.config.pull_weight / self.config.cloud_lr
-        stack.params = group(stack.memory, "own")
+        stack.params = stack.remembered("own")
         self.train(stack, work=replace(self.config.local, proximal_weight=pull))
         stack.memory |= named("own", stack.params)
         return self.sent(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """A node is judged by its own model."""
-        return {"model": group(stack.memory, "own")}
+        return {"model": stack.remembered("own")}

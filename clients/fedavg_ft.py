@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from clients.base import PARTS, Client, LocalWork, Stack, Tensors
+from clients.tuning import tuned
 from core.config import Range
 
 
@@ -28,11 +29,8 @@ class FedAvgFTClient(Client):
     own_model = True
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """W; at the end fine-tuned."""
-        if stack.final:
-            config = self.config
-            work = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
-            work = replace(work, batch_size=config.tune_batch_size, momentum=config.tune_momentum)
-            parts = ("classifier",) if config.tune == "head" else PARTS
-            self.train(stack, work=work, parts=parts, purpose="fine-tuning batches")
-        return {"model": stack.params}
+        """W; at the end fine-tuned, and beside it W as ``untuned``."""
+        config = self.config
+        work = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
+        work = replace(work, batch_size=config.tune_batch_size, momentum=config.tune_momentum)
+        return tuned(self, stack, work, ("classifier",) if config.tune == "head" else PARTS)

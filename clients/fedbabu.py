@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from clients.base import PARTS, Client, LocalWork, Stack, Tensors
 from clients.fedper import HEADS
+from clients.tuning import tuned
 from core.config import Range
 
 
@@ -37,10 +38,5 @@ class FedBABUClient(Client):
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """The received body under the common head; at the end also fine-tuned, which then counts."""
-        if not stack.final:
-            return {"model": stack.params}
-        untuned = {name: value.clone() for name, value in stack.params.items()}
         work = replace(self.config.local, epochs=self.config.tune_epochs, iterations=None)
-        parts = PARTS if self.config.tune == "all" else HEADS[self.config.head]
-        self.train(stack, work=work, parts=parts, purpose="fine-tuning batches")
-        return {"model": stack.params, "untuned": untuned}
+        return tuned(self, stack, work, PARTS if self.config.tune == "all" else HEADS[self.config.head])

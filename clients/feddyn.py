@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from clients.base import Batch, Client, LocalWork, Stack, Tensors
+from clients.losses import squared_distance
 from core.config import Range
 from core.tensors import group, named
 
@@ -32,8 +33,7 @@ class FedDynClient(Client):
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train with both terms, then renew g_k; send w_k."""
-        received = stack.global_model
-        own = {name: stack.memory[f"gradient/{name}"] for name in received}  # in this order also after a checkpoint
+        received, own = stack.global_model, stack.remembered("gradient")
         self.train(stack, constants=named("global", received) | named("gradient", own))
         moved = {name: stack.params[name].detach() - value for name, value in received.items()}
         alpha = self.config.proximal_weight
@@ -44,5 +44,5 @@ class FedDynClient(Client):
         """Cross-entropy, the linear and the quadratic term."""
         task = self.task_loss(self.forward(params, batch), batch)
         linear = torch.stack([(params[n] * g).sum() for n, g in group(constants, "gradient").items()]).sum()
-        distance = torch.stack([(params[n] - w).square().sum() for n, w in group(constants, "global").items()]).sum()
-        return {"loss": task - linear + self.config.proximal_weight / 2 * distance, "task": task}
+        pull = self.config.proximal_weight / 2 * squared_distance(params, group(constants, "global"))
+        return {"loss": task - linear + pull, "task": task}

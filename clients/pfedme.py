@@ -71,7 +71,7 @@ class PFedMeClient(Client):
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """A node is judged by theta as its last round left it."""
-        return {"model": group(stack.memory, "own")}
+        return {"model": stack.remembered("own")}
 
     def work_of(self, examples: int) -> int:
         """Return the inner steps."""

@@ -36,8 +36,8 @@ class ScaffoldClient(Client):
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train with the correction c - c_k, then renew c_k; send both changes."""
-        c, own = group(stack.received, "control"), group(stack.memory, "control")
-        self.train(stack, constants={name: c[name] - own[name] for name in c})
+        own, c = stack.remembered("control"), group(stack.received, "control")
+        self.train(stack, constants={name: c[name] - value for name, value in own.items()})
         sent = self.sent(stack)
         rates = [self.config.local.total_rate(stack.server_round, size) for size in stack.sizes]
         for name, value in c.items():

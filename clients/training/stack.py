@@ -84,6 +84,10 @@ class Stack:
         """The received shared tensors, by model name."""
         return group(self.received, "model")
 
+    def remembered(self, name: str) -> Tensors:
+        """Return the model that nodes remember as ``NAME/x``, in the model's order: memory from a checkpoint has another."""
+        return {x: self.memory[f"{name}/{x}"] for x in self.params if f"{name}/{x}" in self.memory}
+
     @property
     def sizes(self) -> list[int]:
         """How many training examples each node has."""

@@ -3,6 +3,10 @@
 import pytest
 from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
 from rig import same
+from test_every import outcome, same_outcome
+from watched import settings_of, write_problem
+
+from contrafed.experiment import run
 
 
 @pytest.mark.parametrize("stack_size", [1, 3])
@@ -47,6 +51,15 @@ def test_without_the_pull_v_trains_alone_in_batches_of_its_own():
 def test_a_node_never_seen_is_judged_by_the_initial_model():
     run = scalar_left("ditto", [[0, 1]] * 2)
     assert run.judged(2) == 2.0 != run.w[-1]
+
+
+@pytest.mark.parametrize("name", ["ditto", "apfl", "fedamp"])
+def test_a_clipped_run_goes_on_bit_for_bit(name, tmp_path):
+    """A norm is summed tensor by tensor: in the model's order, not in that of a checkpoint's memory."""
+    config = settings_of(name, write_problem(tmp_path), clip_norm=0.05) | {"checkpoint_every": 2}
+    run(config | {"output_dir": f"{tmp_path}/whole"})
+    run(config | {"resume": f"{tmp_path}/whole/checkpoints/000002", "output_dir": f"{tmp_path}/later"})
+    same_outcome(outcome(f"{tmp_path}/later"), outcome(f"{tmp_path}/whole"))
 
 
 def test_stacked_equals_alone():

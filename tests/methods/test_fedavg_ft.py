@@ -60,6 +60,14 @@ def test_tuning_draws_the_same_whatever_ran_before_and_changes_no_later_round():
     assert (client.memories, after.memory) == ([{}], {})
 
 
+def test_w_is_judged_beside_what_became_of_it():
+    client, received = client_of()
+    (last,), (earlier,) = client.judge([received], 3, final=True), client.judge([received], 3)
+    assert set(earlier.metrics) == {"loss", "accuracy"}
+    assert {name: last.metrics[f"untuned/{name}"] for name in earlier.metrics} == earlier.metrics
+    assert last.metrics["loss"] < earlier.metrics["loss"]
+
+
 def test_tuning_in_a_stack_is_tuning_alone():
     client, received = client_of(tune="all", tune_epochs=2)
     workspace = client.workspace
