@@ -243,10 +243,9 @@ class Client(NumPyClient):
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that computes as ``mixed_precision`` says, where it has an effect."""
+        # Entering autocast costs a small model a tenth of its forward pass, even to switch it off.
         if not self._mixed:
-            return (
-                contextlib.nullcontext()
-            )  # entering autocast costs a small model a tenth of its forward pass, even to switch it off
+            return contextlib.nullcontext()
         # Casts are not cached: the cache outlives neither vmap's wrappers nor a model's change of parameters.
         return torch.autocast(self.workspace.device.type, torch.bfloat16, cache_enabled=False)
 
