@@ -96,6 +96,27 @@ def test_a_phase_whose_steps_are_in_another_order_than_the_stacks(turned, keep):
     together_and_alone(workspace, Phases)
 
 
+def test_memory_written_in_such_a_phase_stays_with_its_node():
+    workspace = sized_workspace("fedavg", [20, 11], local={"iterations": None, "epochs": 1, "batch_size": 4})
+    by_share = replace(workspace.config.local, batch_size=0.06)
+
+    class Counts(workspace.client_class):
+        def fresh_memory(self, received):
+            return {"seen": torch.zeros((), dtype=torch.float64), "last": torch.zeros((), dtype=torch.float64)}
+
+        def local_work(self, stack):
+            self.train(stack)  # by 5 and 3 steps: the stack's order
+            self.train(stack, work=by_share, purpose="by share", each_step=self._count)  # by 10 and 11
+            return self.sent(stack)
+
+        def _count(self, now):
+            now.stack.memory["seen"] += now.batch.mask.sum(1) * (1 + now.number)
+            now.stack.memory["last"].copy_(now.stack.memory["seen"] * len(now.stack.nodes) / len(now.stack))
+            return {}
+
+    together_and_alone(workspace, Counts)
+
+
 WIDTHS = pytest.mark.parametrize("widths", [(16, 3), (3, 16), (1, 8), (1, 1)], ids=str)
 
 
