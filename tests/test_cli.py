@@ -53,7 +53,7 @@ def called(monkeypatch, capsys):
     [
         (
             ["strategy=pfml"],
-            "unknown strategy 'pfml', did you mean 'pmfl'? choices: fedadam, fedagm, fedau, fedavg, ",
+            "unknown strategy 'pfml', did you mean 'pmfl'? choices: apfl, ditto, fedadam, fedagm, fedala, ",
         ),
         (["dataset=cifar11"], "unknown dataset 'cifar11', did you mean 'cifar10'?"),
         (["participation=markov"], "unknown participation 'markov', did you mean 'markovian'?"),
@@ -63,7 +63,7 @@ def called(monkeypatch, capsys):
         (["strategy=fedavg", "strategy.server=fedam"], "unknown strategy.server 'fedam', did you mean 'fedagm'?"),
         (
             ["strategy=fedcrl", "strategy.server=fedavgm"],
-            "strategy=fedcrl has a server rule of its own, made for what its nodes send; strategy.server goes with fedadam, ",
+            "strategy=fedcrl has a server rule of its own, made for what its nodes send; strategy.server goes with apfl, ditto, ",
         ),
         (["strategy=fedrcl", "strategy.beta1=0.5"], "unknown strategy key 'beta1'"),
         (
@@ -88,7 +88,7 @@ def called(monkeypatch, capsys):
         (["strategy.local.epochs=1"], "exactly one of strategy.local.epochs and strategy.local.iterations"),
         (["strategy.local=3"], "strategy.local must be a group of keys, got 3"),
         (["model.hidden=[a]"], "model.hidden[0] must be a whole number, got 'a'"),
-        (["~strategy"], "strategy is missing; choices: fedadam"),
+        (["~strategy"], "strategy is missing; choices: apfl"),
         (["dataset=npz"], "dataset=npz needs dataset.path"),
         (["dataset=npz", "dataset.path=/no/such.npz"], "dataset.path: there is nothing at /no/such.npz"),
         (["init_from=/no/such"], "init_from: there is no file /no/such"),

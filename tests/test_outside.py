@@ -37,18 +37,17 @@ class MyClient(Client):
 RULE = """
 from dataclasses import dataclass
 
-from strategies.fedavg import Config as FedAvgConfig
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)
-class Config(FedAvgConfig):
+class Config(Weights):
     share: float
 
 
 class MyRule(FedAvg):
     def aggregate(self, model, replies):
-        mean = super().aggregate(model, replies)
+        mean = self.mean(model, replies)
         return {name: (1 - self.config.share) * value + self.config.share * mean[name] for name, value in model.items()}
 """
 METHOD = """# a method of my own
@@ -122,6 +121,27 @@ def test_a_rule_from_outside_goes_beside_any_method_that_averages_models(home):
     cfg = compose(*asked, config_dir=home / "yamls")
     assert cfg.strategy.share == 0.25
     assert run(cfg)["status"] == "finished"
+
+
+def test_flwr_runs_config_names_the_folder(home, monkeypatch):
+    """``flwr run . --run-config 'config-dir="..." overrides="..."'``: the folder reaches the composition."""
+    from flwr.app import Context, RecordDict
+
+    import contrafed.server_app
+
+    def serve(grid, run):
+        assert run.node.strategy.module.__name__ == "my_package.my_method"
+        assert type(grid).__name__ == "DeviceGrid"
+        reached.append(run.num_nodes)
+
+    reached = []
+    monkeypatch.setattr(contrafed.server_app, "serve", serve)
+    config = {"overrides": f"strategy=mine num_nodes=3 output_dir={home}/devices", "config-dir": str(home / "yamls")}
+    context = Context(7, 0, node_config={}, state=RecordDict(), run_config=config)
+    contrafed.server_app.main(object(), context)
+    assert reached == [3]
+    with pytest.raises(UserError, match="unknown strategy 'mine'"):
+        contrafed.server_app.main(object(), Context(7, 0, {}, RecordDict(), {**config, "config-dir": ""}))
 
 
 def test_choices_from_outside_are_listed_and_offered(home):
