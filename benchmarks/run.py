@@ -156,14 +156,12 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
         def metrics(self, x, y, is_eval=True):
             return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
 
-    data = np.load(folder / "images.npz")
-    x = torch.from_numpy(data["x"]).permute(0, 3, 1, 2).float() / 255  # converted once, outside the rounds
-    y = torch.from_numpy(data["y"])
+    x, y = (torch.from_numpy(np.load(folder / "images.npz")[name]) for name in ("x", "y"))
+    x = x.permute(0, 3, 1, 2).float() / 255  # converted once, outside the rounds
     parts = np.array_split(np.arange(40_000), 250)
     users = iter(np.random.default_rng(0).integers(0, 250, 10_000).tolist())
     federated = FederatedDataset(lambda user: Dataset((x[parts[user]], y[parts[user]])), lambda: next(users))
-    model = Model()
-    wrapped = PyTorchModel(model, torch.optim.SGD, torch.optim.SGD(model.parameters(), lr=1.0))
+    wrapped = PyTorchModel(model := Model(), torch.optim.SGD, torch.optim.SGD(model.parameters(), lr=1.0))
     times: list[float] = []
 
     class Clock(TrainingProcessCallback):
