@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
+from clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors, per_node
 from clients.losses import masked_mean
 from clients.prototypes import prototype_table, with_prototypes
 from core.config import Range
@@ -65,7 +65,7 @@ class FedPACClient(Client):
         """Return the head that the server mixed, or the node's own where it did not."""
         valid = stack.received["head/valid"] > 0
         head = {n: v for n, v in group(stack.received, "head").items() if n != "valid"}
-        return {n: torch.where(valid.view(-1, *[1] * (v.dim() - 1)), v, stack.params[n]) for n, v in head.items()}
+        return {n: torch.where(per_node(valid, v), v, stack.params[n]) for n, v in head.items()}
 
     def _statistics(self, stack: Stack) -> tuple[Tensor, Tensors]:
         """Return the own class means under the received body (B, C, D), and h and v."""

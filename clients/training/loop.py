@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from clients.training.batches import Batch, Batches
 from clients.training.optimizers import Optimizer
-from clients.training.stack import Stack, in_order
+from clients.training.stack import Stack, in_order, per_node
 from clients.training.work import LocalWork
 from core.tensors import Tensors, group
 
@@ -175,4 +175,4 @@ def clip(grads: list[Tensor], limit: float) -> None:
     square = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
     factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
     for grad in grads:
-        grad.mul_(factor.view(-1, *[1] * (grad.dim() - 1)))
+        grad.mul_(per_node(factor, grad))
