@@ -12,6 +12,7 @@ from clients.training.workspace import Workspace, workspace_for
 from contrafed import checkpoint
 from contrafed.evaluation import evaluate, initial_model
 from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, versions
+from contrafed.reporting.provenance import commit, hardware
 from contrafed.settings import Run
 from core import codec
 from core.errors import UserError
@@ -194,5 +195,7 @@ def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
         **({"evaluate_only": run.evaluate_only} if run.evaluate_only else {}),
         "parameters": sum(value.numel() for value in workspace.initial.values()),
         "device": str(workspace.device),
+        "hardware": hardware(str(workspace.device)),
         "versions": versions(),
+        **({"commit": commit()} if commit() else {}),
     }

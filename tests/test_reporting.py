@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -19,8 +20,17 @@ import torch
 from matplotlib import image
 from safetensors import safe_open
 
-from contrafed.reporting import Progress, RunRecorder, claim_folder, figures, print_summary, quiet_libraries, versions
-from contrafed.reporting.series import ema, moving_average, top_k_mean
+from contrafed.reporting import (
+    Progress,
+    RunRecorder,
+    claim_folder,
+    figures,
+    print_summary,
+    provenance,
+    quiet_libraries,
+    versions,
+)
+from contrafed.reporting.series import ema, moving_average, summary_of_curves, top_k_mean
 from core.errors import UserError
 
 pytestmark = pytest.mark.figures
@@ -35,6 +45,24 @@ def test_series_by_hand():
     assert ema([(1, 3), (7, 3), (8, 3)], 0.9) == pytest.approx({1: 3, 7: 3, 8: 3})
     assert moving_average([1, 2, 3, 4], 2) == [1, 1.5, 2.5, 3.5]
     assert moving_average([1, 2, 6], 20) == [1, 1.5, 3]
+
+
+def test_summary_of_curves_by_hand():
+    points = [(0, 0.9), (1, 0.2), (2, 0.6), (3, 0.4)]
+    curves = {("global", "test", "accuracy"): points, ("personal", "test", "accuracy"): points}
+    curves[("personal", "test", "accuracy_std")] = [(0, 0.0), (1, 0.03), (2, 0.02), (3, 0.01)]
+    summary = summary_of_curves(curves)
+    assert (summary["accuracy_final"], summary["accuracy_best"]) == (0.4, 0.6)
+    assert (summary["personal_accuracy_best"], summary["personal_accuracy_best_std"]) == (0.6, 0.02)
+    assert (summary["personal_accuracy_mean"], summary["personal_accuracy_std"]) == (0.4, 0.01)
+    assert summary["personal_accuracy_last10_mean"] == pytest.approx(0.4)
+    assert "train_accuracy_final" not in summary
+    assert math.isnan(summary_of_curves({})["accuracy_final"])
+
+
+def test_where_a_run_was_made():
+    assert re.fullmatch(r".*\S, \d+ cores?", provenance.hardware("cpu"))
+    assert provenance.commit() is None or re.fullmatch(r"[0-9a-f]{12}\+?", provenance.commit())
 
 
 def test_simultaneous_runs_never_share_a_folder(tmp_path):

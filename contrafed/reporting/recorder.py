@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contrafed.reporting.series import ema, top_k_mean
+from contrafed.reporting.series import summary_of_curves
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from numpy.typing import ArrayLike
@@ -29,9 +29,6 @@ LOGS = ("metrics", "nodes", "participants", "times")
 
 # At most so many nodes are rows of the participation figure.
 SHOWN_NODES = 200
-
-# FedRCL reports the average that forgets by this factor per round, at the end of 1,000 rounds and half way.
-EMA_DECAY, EMA_ROUND = 0.9, 500
 
 # Seconds after which TensorBoard events reach the disk; its own thread writes them.
 EVENTS_DELAY = 10
@@ -173,21 +170,7 @@ class RunRecorder:
         """
         self.flush()
         summary: dict[str, Any] = {"status": status, **extra, "rounds": self._rounds}
-        summary |= self._curve_summary("test", "")
-        if self._points("global", "train", "accuracy"):
-            summary |= self._curve_summary("train", "train_")
-        if own := self._points("personal", "test", "accuracy"):
-            # MpFedcon reports the mean over the last ten evaluations, FedCRL the best.
-            last = own[-10:]
-            summary |= {"personal_accuracy_mean": own[-1], "personal_accuracy_best": max(own)}
-            summary["personal_accuracy_last10_mean"] = sum(last) / len(last)
-        for scope, split, name in list(self._curves):  # nodes' other models, such as MpFedcon's refitted heads
-            if (scope, split) == ("personal", "test") and name.endswith("/accuracy"):
-                summary[f"personal_{name.removesuffix('/accuracy')}_accuracy_mean"] = self._points(scope, split, name)[-1]
-        if spread := self._points("personal", "test", "accuracy_std"):
-            summary["personal_accuracy_std"] = spread[-1]
-            if len(spread) == len(own):
-                summary["personal_accuracy_best_std"] = spread[own.index(max(own))]
+        summary |= summary_of_curves(self._curves, self.first_round)
         seconds = float(extra.get("seconds", time.perf_counter() - self.began))
         summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self._rounds - self._begun, 1)
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
@@ -205,22 +188,6 @@ class RunRecorder:
             file.close()
         if self._events is not None:
             self._events.close()
-
-    def _points(self, scope: str, split: str, name: str) -> list[float]:
-        return [value for t, value in self._curves.get((scope, split, name), []) if t >= self.first_round]
-
-    def _curve_summary(self, split: str, prefix: str) -> dict[str, float]:
-        points = self._points("global", split, "accuracy")
-        nothing = float("nan")
-        curve = [(t, value) for t, value in self._curves.get(("global", split, "accuracy"), []) if t >= self.first_round]
-        averages = ema(curve, EMA_DECAY)
-        summary = {
-            f"{prefix}accuracy_final": points[-1] if points else nothing,
-            f"{prefix}accuracy_best": max(points, default=nothing),
-            f"{prefix}accuracy_top5_mean": top_k_mean(points),
-            f"{prefix}accuracy_ema": averages[curve[-1][0]] if curve else nothing,
-        }
-        return summary | ({f"{prefix}accuracy_ema_{EMA_ROUND}": averages[EMA_ROUND]} if EMA_ROUND in averages else {})
 
     def _draw(self) -> None:
         from contrafed.reporting import figures

@@ -1,6 +1,12 @@
 """Summaries of a curve of evaluation points."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+# (scope, split, metric) of metrics.csv -> its points (round, value), in the order of rounds.
+Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
+
+# FedRCL reports the average that forgets by this factor per round, at the end of 1,000 rounds and half way.
+EMA_DECAY, EMA_ROUND = 0.9, 500
 
 
 def top_k_mean(values: Sequence[float], k: int = 5) -> float:
@@ -27,3 +33,53 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     """Return the mean of each value and the up to ``window`` - 1 before it; for drawn curves, never for reported numbers."""
     tails = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
     return [sum(tail) / len(tail) for tail in tails]
+
+
+def summary_of_curves(curves: Curves, first_round: int = 1) -> dict[str, float]:
+    """Return the accuracies that a summary holds, as fractions; NaN stands for one of the global model that there is not.
+
+    What lies before ``first_round``, the initial model's evaluation, is in no number.
+    """
+    summary = _global_summary(curves, first_round, "test", "")
+    if points_of(curves, "global", "train", "accuracy", first_round):
+        summary |= _global_summary(curves, first_round, "train", "train_")
+    return summary | _personal_summary(curves, first_round)
+
+
+def points_of(curves: Curves, scope: str, split: str, name: str, first_round: int = 1) -> list[tuple[int, float]]:
+    """Return the points (round, value) of a curve from ``first_round`` on."""
+    return [(t, value) for t, value in curves.get((scope, split, name), ()) if t >= first_round]
+
+
+def _global_summary(curves: Curves, first_round: int, split: str, prefix: str) -> dict[str, float]:
+    curve = points_of(curves, "global", split, "accuracy", first_round)
+    points = [value for _, value in curve]
+    averages = ema(curve, EMA_DECAY)
+    nothing = float("nan")
+    summary = {
+        f"{prefix}accuracy_final": points[-1] if points else nothing,
+        f"{prefix}accuracy_best": max(points, default=nothing),
+        f"{prefix}accuracy_top5_mean": top_k_mean(points),
+        f"{prefix}accuracy_ema": averages[curve[-1][0]] if curve else nothing,
+    }
+    return summary | ({f"{prefix}accuracy_ema_{EMA_ROUND}": averages[EMA_ROUND]} if EMA_ROUND in averages else {})
+
+
+def _personal_summary(curves: Curves, first_round: int) -> dict[str, float]:
+    def values(name: str) -> list[float]:
+        return [value for _, value in points_of(curves, "personal", "test", name, first_round)]
+
+    summary: dict[str, float] = {}
+    if own := values("accuracy"):
+        # MpFedcon reports the mean over the last ten evaluations, FedCRL the best.
+        last = own[-10:]
+        summary |= {"personal_accuracy_mean": own[-1], "personal_accuracy_best": max(own)}
+        summary["personal_accuracy_last10_mean"] = sum(last) / len(last)
+    for scope, split, name in list(curves):  # nodes' other models, such as MpFedcon's refitted heads
+        if (scope, split) == ("personal", "test") and name.endswith("/accuracy"):
+            summary[f"personal_{name.removesuffix('/accuracy')}_accuracy_mean"] = values(name)[-1]
+    if spread := values("accuracy_std"):
+        summary["personal_accuracy_std"] = spread[-1]
+        if len(spread) == len(own):
+            summary["personal_accuracy_best_std"] = spread[own.index(max(own))]
+    return summary
