@@ -1,7 +1,8 @@
 """Certificates and keys of a deployment: ``python -m contrafed.keys FOLDER --host SERVER --nodes 3``.
 
 A certificate authority of one's own, the server's certificate signed by it, and a key pair per node, by which the server knows
-the node. What is there already stays, so that a node can be added later; delete a file to have it made anew.
+the node. What is there already stays, so that a node can be added later, but a certificate that is about to expire is renewed
+with the key that it has; delete a file to have it made anew.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -22,53 +24,111 @@ from core.errors import UserError
 CA, SERVER = "ca", "server"  # ca.pem goes to everyone; ca.key stays with whoever made it
 LOOPBACK = ("localhost", "127.0.0.1")  # by which the SuperLink's own helper processes reach it
 CLOCK_DAYS = 1  # clocks of devices may be behind by so much
+RENEW_DAYS = 30  # certificates with fewer days left are renewed
 
 
-def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int) -> list[Path]:
+class Written(NamedTuple):
+    """The files that ``make_keys`` wrote."""
+
+    made: list[Path]
+    renewed: list[Path]  # certificates, with the key they had
+
+
+def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: int = RENEW_DAYS) -> Written:
     """Write what ``folder`` lacks of ca.pem, ca.key, server.pem, server.key, node-K and node-K.pub for K < ``nodes``.
 
     ``hosts`` are the names and addresses by which devices reach the server, ``days`` how long certificates are valid.
-    Returns the files made; the private ones can be read by their owner alone. Raises ``UserError``.
+    Certificates with fewer than ``renew`` days left, at most half of ``days``, are renewed. Private files can be read by their
+    owner alone. Raises ``UserError``.
     """
     authority, authority_key, server = folder / f"{CA}.pem", folder / f"{CA}.key", folder / f"{SERVER}.pem"
-    if days < 1 or nodes < 0:
-        raise UserError(f"--days must be at least 1 and --nodes at least 0, got {days} and {nodes}")
+    if days < 1 or nodes < 0 or renew < 0:
+        raise UserError(f"--days must be at least 1, --nodes and --renew-within at least 0, got {days}, {nodes} and {renew}")
     if authority.exists() != authority_key.exists():
         there, gone = (authority, authority_key) if authority.exists() else (authority_key, authority)
         raise UserError(f"{there} is there but {gone.name} is not; put it back, or delete both to begin anew")
     if not server.exists() and not hosts:
         raise UserError("--host is missing: the name or address by which devices reach the server")
-    names = [_alternative(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    for host in hosts:
+        _alternative(host)
     folder.mkdir(parents=True, exist_ok=True)
-    made: list[Path] = []
+    made, renewed, soon = list[Path](), list[Path](), min(renew, days // 2)
     if not authority.exists():
-        key = ec.generate_private_key(ec.SECP384R1())
-        name = _name("contrafed CA")
-        certificate = _builder(name, name, key.public_key(), days, authority=True)
-        certificate = certificate.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        made += _write_pair(authority, authority_key, certificate.sign(key, hashes.SHA384()), key)
+        _write_private(authority_key, ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.PKCS8)
+        made.append(authority_key)
+    if not authority.exists() or days_left(authority) < soon:
+        (renewed if authority.exists() else made).append(authority)
+        _write_certificate(authority, _authority(_private(authority_key), days))
     if not server.exists():
-        issuer = x509.load_pem_x509_certificate(authority.read_bytes())
-        issuer_key = serialization.load_pem_private_key(authority_key.read_bytes(), None)
-        assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
         key = ec.generate_private_key(ec.SECP384R1())
-        certificate = (
-            _builder(_name(hosts[0]), issuer.subject, key.public_key(), days, authority=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-        )
-        signed = certificate.sign(issuer_key, hashes.SHA384())
-        made += _write_pair(server, folder / f"{SERVER}.key", signed, key)
+        _write_private(folder / f"{SERVER}.key", key, serialization.PrivateFormat.PKCS8)
+        _write_certificate(server, _server(authority, authority_key, key.public_key(), hosts, days))
+        made += [server, folder / f"{SERVER}.key"]
+    elif days_left(server) < soon:
+        old = _read(server)
+        public = old.public_key()
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        _write_certificate(server, _server(authority, authority_key, public, hosts or _hosts(old), days))
+        renewed.append(server)
     for node in range(nodes):
         private = folder / f"node-{node}"
         if not private.exists():
             key = ec.generate_private_key(ec.SECP384R1())
             _write_private(private, key, serialization.PrivateFormat.OpenSSH)
-            public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-            private.with_suffix(".pub").write_bytes(public + b"\n")
+            public_key = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+            private.with_suffix(".pub").write_bytes(public_key + b"\n")
             made += [private, private.with_suffix(".pub")]
-    return made
+    return Written(made, renewed)
+
+
+def days_left(certificate: Path) -> int:
+    """Return how many whole days a certificate is still valid, negative once it is not. Raises ``UserError``."""
+    return (_read(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
+def _read(certificate: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(certificate.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{certificate} is no certificate; delete it to have it made anew") from error
+
+
+def _private(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is no private key that was made here") from error
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    """Return the authority's certificate; of the same key, so that what the one before it signed stays valid."""
+    name = _name("contrafed CA")
+    certificate = _builder(name, name, key.public_key(), days, authority=True)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return certificate.add_extension(identifier, critical=False).sign(key, hashes.SHA384())
+
+
+def _server(
+    authority: Path, authority_key: Path, public: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int
+) -> x509.Certificate:
+    """Return the server's certificate for ``hosts`` and the loopback."""
+    issuer_key = _private(authority_key)
+    names = [_alternative(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    certificate = (
+        _builder(_name(hosts[0]), _read(authority).subject, public, days, authority=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+    )
+    return certificate.sign(issuer_key, hashes.SHA384())
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    """Return the names and addresses that a certificate is for, in its order."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
 
 
 def _name(common: str) -> x509.Name:
@@ -105,10 +165,8 @@ def _builder(
     )
 
 
-def _write_pair(path: Path, key_path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> list[Path]:
-    _write_private(key_path, key, serialization.PrivateFormat.PKCS8)
+def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
     path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return [path, key_path]
 
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
@@ -124,14 +182,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", action="append", default=[], help="name or address of the server; may be given again")
     parser.add_argument("--nodes", type=int, default=0, help="how many nodes get a key pair (default: 0)")
     parser.add_argument("--days", type=int, default=365, help="how long certificates are valid (default: 365)")
+    parser.add_argument(
+        "--renew-within", type=int, default=RENEW_DAYS, metavar="DAYS",
+        help=f"renew certificates with fewer days left, at most half of --days (default: {RENEW_DAYS})",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     try:
-        made = make_keys(options.folder, options.host, options.nodes, options.days)
+        written = make_keys(options.folder, options.host, options.nodes, options.days, options.renew_within)
+        lines = [f"made {path}" for path in written.made] + [f"renewed {path}" for path in written.renewed]
+        print("\n".join(lines) or "everything is there already")
+        for name in (CA, SERVER):
+            print(_validity(options.folder / f"{name}.pem"))
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print("\n".join(f"made {path}" for path in made) or "everything is there already")
+    for path in written.renewed:
+        goes = "the server and every device, which read it when they start" if path.stem == CA else "the server, and restart it"
+        print(f"copy {path.name} to {goes}")
     return 0
+
+
+def _validity(certificate: Path) -> str:
+    until = _read(certificate).not_valid_after_utc
+    return f"{certificate.name} is valid until {until:%Y-%m-%d} ({days_left(certificate)} days)"
 
 
 if __name__ == "__main__":

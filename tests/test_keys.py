@@ -29,3 +29,57 @@ def test_keys_are_made_once_and_fit_together(tmp_path, capsys):
     (folder / "ca.key").unlink()
     assert keys.main([str(folder), "--nodes", "4"]) == 2
     assert "ca.key is not" in capsys.readouterr().err
+
+
+def certificate(path):
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def test_what_is_about_to_expire_is_renewed_with_its_key(tmp_path, capsys):
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    assert keys.main([str(tmp_path), "--host", "fl.example.org", "--nodes", "1", "--days", "40"]) == 0
+    assert "server.pem is valid until " in capsys.readouterr().out
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert keys.main([str(tmp_path), "--renew-within", "39"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "everything is there already"
+    assert said[1].endswith("(39 days)")
+    old = certificate(tmp_path / "server.pem")
+    assert keys.main([str(tmp_path), "--renew-within", "40"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [f"renewed {tmp_path}/ca.pem", f"renewed {tmp_path}/server.pem"]
+    assert [line.partition(" is valid")[0] for line in said[2:4]] == ["ca.pem", "server.pem"]
+    assert all(line.endswith("(364 days)") for line in said[2:4])
+    assert said[4] == "copy ca.pem to the server and every device, which read it when they start"
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {name for name in after if after[name] != before[name]} == {"ca.pem", "server.pem"}
+    authority, server = certificate(tmp_path / "ca.pem"), certificate(tmp_path / "server.pem")
+    server.verify_directly_issued_by(authority)
+    # A device that has the new authority's certificate still trusts a server that has not got its own yet.
+    old.verify_directly_issued_by(authority)
+    assert load_pem_private_key(after["server.key"], None).public_key() == server.public_key()
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+
+
+def test_a_renewed_certificate_takes_the_names_that_are_given(tmp_path):
+    from cryptography import x509
+
+    assert keys.main([str(tmp_path), "--host", "old.example.org", "--days", "2"]) == 0
+    written = keys.make_keys(tmp_path, ["new.example.org"], 0, 365)
+    assert ([path.name for path in written.renewed], written.made) == (["ca.pem", "server.pem"], [])
+    names = certificate(tmp_path / "server.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["new.example.org", "localhost"]
+
+
+def test_files_that_are_no_certificates_are_named(tmp_path, capsys):
+    assert keys.main([str(tmp_path), "--host", "fl.example.org"]) == 0
+    (tmp_path / "server.pem").write_text("nonsense")
+    assert keys.main([str(tmp_path)]) == 2
+    assert f"error: {tmp_path}/server.pem is no certificate" in capsys.readouterr().err
+    assert keys.main([str(tmp_path), "--renew-within", "-1"]) == 2
