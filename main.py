@@ -3,7 +3,8 @@
     python main.py strategy=pmfl participation=markovian
     python main.py -m strategy=fedavg,moon,pmfl participation=bernoulli,markovian,cyclic seed=0,1
 
-``--help`` lists every choice. Exit status: 0 all runs finished, 1 a run failed, 2 a mistake in what was asked for, 130 Ctrl-C.
+Installed, it is the command ``contrafed`` as well. ``--help`` lists every choice. Exit status: 0 all runs finished, 1 a run failed,
+2 a mistake in what was asked for, 130 Ctrl-C.
 """
 
 import contextlib
@@ -124,7 +125,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Run ``main`` and end the process with its status: the console script ``contrafed``."""
     status = main()
     if status == INTERRUPTED:
         # A thread of Flower's runtime may wait for ever on a worker that Ctrl-C ended; everything is written by now.
@@ -132,3 +134,7 @@ if __name__ == "__main__":
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    command()

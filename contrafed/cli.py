@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from contrafed.settings import Run, check_top, for_evaluation, resolve
 from core import registry
 from core.errors import UserError
 
+SCRIPT = "contrafed"  # the command of an installed package
 CONFIG_DIR = ("--config-dir", "-cd")
 
 
@@ -78,14 +80,16 @@ def _plain(job: Composed) -> dict[str, Any]:
 def help_text(config_dir: str | None = None) -> str:
     """Return what ``--help`` prints: the top-level keys, then every group's choices with a line on each."""
     own = own_folder(config_dir)
+    installed = Path(sys.argv[0]).name == SCRIPT
+    program, conf = (SCRIPT, registry.CONF) if installed else ("python main.py", Path("conf"))
     defaults = OmegaConf.load(registry.CONF / "config.yaml")
     chosen = {k: v for item in defaults["defaults"] if isinstance(item, DictConfig) for k, v in item.items()}  # type: ignore[index]
     lines = [
         "Contrafed: contrastive and personalised federated learning on Flower.",
         "",
-        "  python main.py strategy=pmfl participation=markovian       one run",
-        "  python main.py -m strategy=fedavg,moon,pmfl seed=0,1,2     a sweep: every combination",
-        "  python main.py strategy=pmfl --cfg job                     show the composed configuration",
+        f"  {f'{program} strategy=pmfl participation=markovian':<58} one run",
+        f"  {f'{program} -m strategy=fedavg,moon,pmfl seed=0,1,2':<58} a sweep: every combination",
+        f"  {f'{program} strategy=pmfl --cfg job':<58} show the composed configuration",
         "",
         "Keys (key=value):",
     ]
@@ -103,7 +107,7 @@ def help_text(config_dir: str | None = None) -> str:
         lines += ["", f"{group.replace('/', '.')}= (default: {default})"]
         lines += [f"  {name:<20} {text}" for name, text in registry.choices(group, own).items()] or ["  (none)"]
     lines += ["", "--config-dir DIR adds the choices of a folder of your own, with the same groups as folders."]
-    lines += ["A choice's own keys and defaults are in conf/GROUP/CHOICE.yaml; set them as GROUP.KEY=VALUE."]
+    lines += [f"A choice's own keys and defaults are in {conf}/GROUP/CHOICE.yaml; set them as GROUP.KEY=VALUE."]
     return "\n".join(lines)
 
 
