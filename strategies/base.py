@@ -61,6 +61,7 @@ class Round:
     rejected: Counter[str] = field(default_factory=Counter)  # cause -> replies
     failures: list[str] = field(default_factory=list)  # what failed nodes said
     notes: list[str] = field(default_factory=list)  # what else there is to say of nodes
+    lost: int = 0  # replies that participation.loss_rate took
     memory_lost: int = 0  # nodes whose memory could not be read back
     bytes_down: int = 0
     bytes_up: int = 0
@@ -346,6 +347,9 @@ class FederatedStrategy(Strategy):
     def _valid(self, replies: Iterable[Message]) -> Iterator[Reply]:
         """Yield the replies that count; count the others by cause. A failed node is an absent node."""
         for node, message in self._answers(replies, judging=False):
+            if self.participation.loses(self.round.server_round, node):
+                self.round.lost += 1
+                continue
             try:
                 reply = read_reply(node, message, self.up, self._received[node], self.max_norm)
             except ValueError as error:

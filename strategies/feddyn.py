@@ -19,8 +19,9 @@ class Config:
 class FedDyn(FederatedStrategy):
     """h := h - (alpha / K) sum Delta_k;  W := mean w_k - h / alpha, K the number of all nodes, the mean over participants.
 
-    So h is the mean of all nodes' g_k, whoever takes part. Source: Acar et al. 2021, Algorithm 1, h = 0 at first. Deviation:
-    its code gives nodes of unequal sizes an alpha each; here all have one, and all nodes count alike, as in the paper.
+    So h is the mean of all nodes' g_k, whoever takes part, as long as no reply is lost. Source: Acar et al. 2021,
+    Algorithm 1, h = 0 at first. Deviation: its code gives nodes of unequal sizes an alpha each; here all have one, and all
+    nodes count alike, as in the paper.
     """
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:

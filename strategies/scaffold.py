@@ -21,7 +21,8 @@ class Config:
 class Scaffold(FederatedStrategy):
     """W += eta_g mean Delta over the participants;  c += (1/K) sum of c_k's changes, K the number of all nodes.
 
-    Source: Karimireddy et al. 2020, Algorithm 1, with its plain mean. So c is the mean of all nodes' c_k, whoever takes part.
+    Source: Karimireddy et al. 2020, Algorithm 1, with its plain mean. So c is the mean of all nodes' c_k, whoever takes
+    part, as long as no reply is lost: then it lacks what the nodes themselves have added.
     """
 
     def setup(self) -> None:

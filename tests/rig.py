@@ -60,13 +60,17 @@ def work_of(**changes):
 
 
 class Schedule:
-    """A participation pattern written down: one list of nodes per round."""
+    """A participation pattern written down: one list of nodes per round, and the lost replies, (round, node)."""
 
-    def __init__(self, rounds):
+    def __init__(self, rounds, lost=()):
+        self.lost = set(lost)
         self.rounds = [np.array(sorted(nodes), dtype=np.int64) for nodes in rounds]
 
     def participants(self, server_round):
         return self.rounds[server_round - 1]
+
+    def loses(self, server_round, node):
+        return (server_round, node) in self.lost
 
 
 class Scalar(SplitModel):

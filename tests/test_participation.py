@@ -25,7 +25,7 @@ def settings_of(name, **changes):
 
 
 def heterogeneous(beta, mean_probability, floor, scaling):
-    return Heterogeneous(select=None, beta=beta, mean_probability=mean_probability, floor=floor, scaling=scaling)
+    return Heterogeneous(select=None, loss_rate=0.0, beta=beta, mean_probability=mean_probability, floor=floor, scaling=scaling)
 
 
 def classes(num_nodes=200, num_classes=10, seed=0):
@@ -36,7 +36,7 @@ def make(name, num_nodes=200, seed=0, **changes):
     return make_participation(settings_of(name, **changes), lambda: classes(num_nodes), num_nodes, seed)
 
 
-@pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic"])
+@pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic", "arrival"])
 def test_a_round_is_a_function_of_the_seed_whatever_is_asked_before(name):
     forwards, backwards = make(name), make(name)
     rounds = range(1, 30)
@@ -371,7 +371,7 @@ def test_faulty_settings_are_one_line(name, changes, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic"])
+@pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic", "arrival"])
 def test_no_default_is_hidden_in_the_code(name):
     settings = composed(name)
     choose("participation", settings)

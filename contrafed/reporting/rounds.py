@@ -49,6 +49,8 @@ class RoundLog:
             put(t, "global", "system", "bytes_up", done.bytes_up)
             put(t, "global", "system", "failures", failed)
             put(t, "global", "system", "replies_rejected", done.rejected.total() - failed)
+            if done.lost:
+                put(t, "global", "system", "lost", done.lost)
             if done.memory_lost:
                 put(t, "global", "system", "memory_lost", done.memory_lost)
             self.recorder.time(t, done.seconds, self.memory_cost())

@@ -15,9 +15,10 @@ from core.run import Choice
 
 @dataclass(frozen=True)
 class Selection:
-    """What the ``Config`` of every pattern inherits: how many of all nodes the server selects, None for every node."""
+    """What the ``Config`` of every pattern inherits: how many nodes the server selects, and how many replies are lost."""
 
-    select: int | float | None
+    select: int | float | None  # None: every node
+    loss_rate: Annotated[float, Range(ge=0, le=1)]
 
     def count(self, num_nodes: int) -> int | None:
         """Return the number of nodes selected: a whole number as it is, a fraction as that share, at least 1.
@@ -77,9 +78,19 @@ class Participation:
         return cls.everyone or cls.presence is not Participation.presence
 
     def probability(self) -> np.ndarray | None:
-        """Return how often each node takes part in the long run (K,): is selected and available; None where not known."""
+        """Return how often each node's reply counts in the long run (K,): selected, there, not lost; None where not known."""
         presence = self.presence()
-        return presence if presence is None or self.select is None else presence * (self.select / self.num_nodes)
+        if presence is None:
+            return None
+        return presence * (1.0 if self.select is None else self.select / self.num_nodes) * (1 - self.config.loss_rate)
+
+    def loses(self, server_round: int, node: int) -> bool:
+        """Whether a node's reply of a round is lost on its way back, which happens to a share ``loss_rate`` of all.
+
+        The node has trained, and what it remembers of that stays with it; the server counts it as one that was away.
+        """
+        rate: float = self.config.loss_rate
+        return rate > 0 and generator(self.seed, "reply loss", server_round - 1, node).random() < rate
 
     def participants(self, server_round: int) -> np.ndarray:
         """Return the nodes that take part, sorted ids: selected by the server and available.
