@@ -32,6 +32,8 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
         )
     if wanted.checkpoint_every is not None or wanted.resume is not None:
         raise UserError("checkpoint_every and resume go with simulation: devices keep what they remember to themselves")
+    if num_nodes is None and getattr(wanted.privacy.config, "noise", "secret") != "secret":
+        raise UserError("privacy on devices needs privacy.noise=secret: all nodes know the seed that noise is else drawn from")
     return with_folder(wanted, unique=True)
 
 

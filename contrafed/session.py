@@ -16,10 +16,13 @@ from contrafed.reporting.provenance import commit, hardware
 from contrafed.settings import Run
 from core import codec
 from core.errors import UserError
+from core.privacy import central, gaussian
 from partitions.participation.base import make_participation
 from simulation.grid import RunGrid
 from simulation.members import Members
+from strategies.accountant import Budget, amplifies
 from strategies.base import FederatedStrategy, Population, Round, strategy_class_of
+from strategies.privacy import protected
 
 # In a run's folder.
 MODEL_FILE = "model.safetensors"
@@ -40,6 +43,7 @@ class Session:
         grid.limit_replies(self.strategy.largest_reply)
         self.model = initial_model(self.workspace, self._initial_file())
         self.resumed = checkpoint.find(run.resume) if run.resume else None
+        self.budget = budget_of(run, self.strategy)
         self.recorder = open_recorder(run, self.folder, self.resumed)
         self.recorder.partition(self.members.class_counts)
         if self.resumed is not None:
@@ -62,6 +66,8 @@ class Session:
 
             def after(done: Round, arrays: ArrayRecord) -> None:
                 self.model = codec.from_record(arrays)
+                if self.budget is not None and done.server_round:
+                    self.budget.pass_round(done.participants)
                 log.write(done)
                 for line in self.grid.newcomers():
                     progress.note(line)
@@ -95,7 +101,8 @@ class Session:
         run = self.run
         self.recorder.save_model(self.strategy.judged(self.model), {"strategy": run.node.strategy.name, "seed": str(run.seed)})
         seconds = time.perf_counter() - self.began
-        self.recorder.finish(status, {**facts(run, self.workspace), **self.grid.about(), "seconds": seconds})
+        spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
+        self.recorder.finish(status, {**facts(run, self.workspace), **spent, **self.grid.about(), "seconds": seconds})
         self.recorder.close()
         if self.checkpoints is not None:
             self.checkpoints.close()
@@ -120,6 +127,8 @@ class Session:
         self.grid.restore(resumed.memories(), changed=elsewhere)
         for nodes in self.recorder.past_participants(resumed.server_round):
             self.recorder.draw_participants(nodes, self.run.num_nodes)
+            if self.budget is not None:
+                self.budget.pass_round(nodes)
 
     def _scored(self) -> list[int]:
         """Return the nodes that are asked to score their models."""
@@ -153,7 +162,22 @@ def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int)
         min_replies=run.min_replies,
         work_of=workspace.client_class(workspace, []).work_of,
         post_train=run.judge == "post_train",
+        privacy=run.privacy.config if isinstance(run.privacy.config, central.Config) else None,
     )
+
+
+def budget_of(run: Run, strategy: FederatedStrategy) -> Budget | None:
+    """Return what the run's privacy costs, before any round; None where it has none."""
+    config = run.privacy.config
+    if not isinstance(config, gaussian.Gaussian):
+        return None
+    probability = None
+    if amplifies(config):
+        probabilities = strategy.participation.probability()
+        assert probabilities is not None  # as checked
+        probability = float(probabilities.max())
+    kinds = protected(list(strategy.up), list(strategy.down), run.node.strategy.name)
+    return Budget(config, kinds, run.num_nodes, probability)
 
 
 def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None) -> RunRecorder:

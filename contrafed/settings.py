@@ -14,7 +14,7 @@ from core.config import Range, build
 from core.errors import UserError, unknown
 from core.run import Choice, NodeRun, choice_of, choose, half, node_run
 
-GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine")
+GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", "privacy")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Run(Top):
     server: Choice  # the server rule
     participation: Choice
     engine: Choice
+    privacy: Choice
     composed: Mapping[str, Any]  # the configuration that this is made of, as ``config.yaml`` has it
     folder: Path | None = None  # the run's own, once it has one; ``resume`` is then the path of a checkpoint or None
 
@@ -62,22 +63,26 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     import partitions.images
     import partitions.partition
     from clients.training.workspace import client_class_of
+    from contrafed.compatible import check_messages, check_privacy
     from strategies.base import strategy_class_of
 
     config = for_evaluation(composed)
     top = check_top(config)
     node, server = node_run(config), server_of(config["strategy"])
     _check_keys(config["strategy"], node.strategy.module.Config, server.module.Config)
-    participation, engine = choose("participation", config["participation"]), choose("engine", config["engine"])
+    chosen: dict[str, Any] = {group: choose(group, config[group]) for group in ("participation", "engine", "privacy")}
+    participation = chosen["participation"]
     partitions.images.check(node.dataset)
     partitions.partition.check(node.partition, node.num_nodes)
     participation.config.count(node.num_nodes)
     _check_plain_sgd(node.strategy)
     strategy_class_of(server).check(server.config, node.strategy, participation)
+    rule = check_messages(node, server, participation)
+    check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
     if top.save_personal and not personal:
         raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
-    return Run(**vars(top), node=node, server=server, participation=participation, engine=engine, composed=config)
+    return Run(**vars(top), node=node, server=server, **chosen, composed=config)
 
 
 def check_top(config: Mapping[str, Any]) -> Top:
@@ -95,6 +100,8 @@ def check_top(config: Mapping[str, Any]) -> Top:
         raise UserError("engine=flower keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
     if top.resume is not None and top.evaluate_only is not None:
         raise UserError("resume and evaluate_only exclude each other")
+    if top.resume is not None and config["privacy"].get("noise") == "secret":
+        raise UserError("privacy.noise=secret: rounds that a resumed run repeats would have other noise, which tells more")
     if top.init_from is not None and not Path(top.init_from).is_file():
         raise UserError(f"init_from: there is no file {top.init_from}")
     return top
@@ -132,7 +139,10 @@ def _check_keys(strategy: Mapping[str, Any], *halves: Any) -> None:
 
 
 # What may differ between a run and the evaluation of its saved models.
-NO_TRAINING = {"min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None}
+NO_TRAINING = {
+    "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None,
+    "privacy": {"name": "none"},
+}  # fmt: skip
 EVALUATION_KEYS = ("evaluate_only", "engine", "output_dir", "verbose", "eval_train", "eval_nodes", "wait_for_nodes")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from core import registry
 from core.config import build
+from core.privacy import local
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ PACKAGES = {
     "participation": "partitions.participation",
     "model": "models",
     "engine": "simulation",
+    "privacy": "core.privacy",
 }
 
 
@@ -68,10 +70,12 @@ class NodeRun:
     partition: Choice
     model: Choice
     images: Mapping[str, Any] | None = None  # on devices: what their data must be like (partitions.own.facts_of)
+    privacy: Choice | None = None  # where nodes themselves add noise
 
     def to_json(self) -> str:
         """Return the run as JSON, the same text for the same run."""
-        groups = {name: dict(getattr(self, name).values) for name in NODE_GROUPS}
+        names = NODE_GROUPS if self.privacy is None else (*NODE_GROUPS, "privacy")
+        groups = {name: dict(getattr(self, name).values) for name in names}
         return json.dumps({"seed": self.seed, "num_nodes": self.num_nodes, "images": self.images, **groups}, sort_keys=True)
 
     @staticmethod
@@ -90,4 +94,7 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
     """
     strategy = node_half(values["strategy"])
     others = {name: choose(name, values[name]) for name in NODE_GROUPS[1:]}
-    return NodeRun(values["seed"], values["num_nodes"], strategy, **others, images=values.get("images"))
+    privacy = choose("privacy", values["privacy"]) if "privacy" in values else None
+    if privacy is None or not isinstance(privacy.config, local.Config):
+        privacy = None
+    return NodeRun(values["seed"], values["num_nodes"], strategy, **others, images=values.get("images"), privacy=privacy)

@@ -22,10 +22,12 @@ from torch.utils._pytree import tree_map
 from clients.base import Client
 from core import codec, registry
 from core.errors import UserError
+from core.privacy.central import Config as CentralPrivacy
 from core.run import Choice
 from core.tensors import Tensors, named, size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
+from strategies.privacy import aggregate_privately
 from strategies.replies import Replies, Reply, largest, read_reply
 from strategies.scores import Score, read_score, summarise
 
@@ -98,13 +100,14 @@ class FederatedStrategy(Strategy):
         min_replies: int = 0,
         work_of: Callable[[int], int] | None = None,
         post_train: bool = False,
+        privacy: CentralPrivacy | None = None,
     ) -> None:
         """Prepare a run of ``num_rounds`` rounds; ``node_config`` is the node half's, ``settings`` the JSON nodes receive.
 
         ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. With fewer than ``min_replies`` valid
         replies a round changes neither the model nor the server's state. ``work_of`` tells how many steps a node
         with so many examples takes, by which engines balance their workers. ``post_train``: nodes are judged after a round's
-        local work, of which nothing is kept.
+        local work, of which nothing is kept. ``privacy``: replies are clipped and their sums have noise.
         """
         self.config, self.node_config = config, node_config
         self.down, self.up = client_class.messages(model, node_config)
@@ -116,7 +119,7 @@ class FederatedStrategy(Strategy):
         self.whole = all(f"model/{name}" in self.down for name, _ in model.named_parameters())
         self.population, self.participation = population, participation
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
-        self.max_norm, self.min_replies = max_norm, min_replies
+        self.max_norm, self.min_replies, self.privacy = max_norm, min_replies, privacy
         self.work_of = work_of or (lambda examples: 1)
         self.state: dict[str, Any] = {}
         self.model: Tensors = {}
@@ -140,6 +143,11 @@ class FederatedStrategy(Strategy):
     @classmethod
     def check(cls, config: Any, node: Choice, participation: Choice) -> None:
         """Raise ``UserError`` for a node half or a participation pattern that the rule cannot go with; before anything runs."""
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """Return what the rule does with single replies, so that noise on sums hides none; empty where it sums alone."""
+        return "reads replies one by one"
 
     def setup(self) -> None:
         """Prepare ``self.state`` before the first round."""
@@ -204,7 +212,7 @@ class FederatedStrategy(Strategy):
                 self.round.rejected["too few"] += len(good)
         else:
             self._follow(good)
-            new = self.model | self.aggregate(self.model, good)
+            new = self.model | (aggregate_privately if self.privacy else type(self).aggregate)(self, self.model, good)
             self.model = {name: new[name].to(old.dtype) for name, old in self.model.items()}
         self.round.metrics |= good.mean_metrics()
         self._sent, self._received = [], {}
@@ -317,14 +325,18 @@ class FederatedStrategy(Strategy):
         for node, config in configs.items():
             own = self.download(model, node, kind == MessageType.EVALUATE)
             self._received[node] = shared if own is None else shared | own
-            if missing := self.down.keys() - self._received[node].keys():
-                rule = type(self).__name__
-                raise UserError(f"strategy.server: the nodes' half expects {min(missing)}, which {rule} does not send")
+            self.check_sent(self._received[node])
             arrays = record if own is None else codec.to_record(self._received[node])
             content = RecordDict({codec.ARRAYS: arrays, codec.CONFIG: config})
             message = Message(content, int(self.population.node_ids[node]), kind, group_id=str(server_round))
             self._sent.append((message, node))
         return [message for message, _ in self._sent]
+
+    def check_sent(self, tensors: Tensors) -> None:
+        """Raise ``UserError`` unless nodes receive all that their half declares."""
+        if missing := self.down.keys() - tensors.keys():
+            rule = type(self).__name__
+            raise UserError(f"strategy.server: the nodes' half expects {min(missing)}, which {rule} does not send")
 
     def _answers(self, replies: Iterable[Message], judging: bool) -> Iterator[tuple[int, Message]]:
         """Yield the answers to what was asked, each with its node's partition id; count by cause what is none."""

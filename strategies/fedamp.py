@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -31,6 +31,11 @@ class FedAMP(FederatedStrategy):
     which a mixture is the plain mean or the own model for all but a few scales of the weights; ``cap``, without which the own
     weight may be negative.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """Every node has a mixture of its own."""
+        return "mixes single models for every node"
 
     def setup(self) -> None:
         """Nobody has been heard of. The server's own model stays the initial one: there is no global model to judge."""

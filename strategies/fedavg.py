@@ -12,6 +12,9 @@ from core.run import Choice
 from partitions.participation.base import Participation
 from strategies.base import FederatedStrategy, Replies, Tensors
 
+# With which a node weighs the same whoever else takes part.
+FIXED = ("all_nodes", "known_probability")
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -45,12 +48,17 @@ class FedAvg(FederatedStrategy):
                 f"strategy.weights=known_probability: participation={participation.name} has no known probabilities"
             )
 
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """The rule sums alone, and most that build on it do."""
+        return ""
+
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """The step; the model stays as it is in a round without replies."""
         if not len(replies):
             return model
         rate = self.config.server_lr
-        if self.config.weights in ("samples", "uniform"):
+        if self.config.weights not in FIXED:
             mean = self.mean(model, replies)
             return mean if rate == 1 else {name: w + rate * (mean[name] - w) for name, w in model.items() if name in mean}
         weights = np.full(len(replies), rate / self.population.num_holders)
@@ -60,6 +68,15 @@ class FedAvg(FederatedStrategy):
             weights /= probabilities[replies.nodes]
         self.round.node_metrics["weight"] = (replies.nodes, weights)
         return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
+
+    def fixed_weight(self) -> float:
+        """Return what each reply counts with ``weights`` of ``FIXED`` where nodes have one probability."""
+        weight = float(self.config.server_lr / self.population.num_holders)
+        if self.config.weights == "all_nodes":
+            return weight
+        probabilities = self.participation.probability()
+        assert probabilities is not None  # by check
+        return weight / float(probabilities.max())
 
     def mean(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the participants' weighted mean; the model itself without replies."""

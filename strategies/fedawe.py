@@ -51,7 +51,8 @@ class FedAWE(FedAvg):
         self.round.node_metrics["weight"] = (replies.nodes, away.astype(np.float64))
         weights = shares / shares.sum()
         begun = [group(reply.received, "model") for reply in replies]  # x_k
-        mean = combine(begun + replies.deltas(), np.concatenate([weights, weights * self.config.server_lr * away]).tolist())
+        steps, lengths = replies.terms("delta", weights * self.config.server_lr * away)
+        mean = combine(begun + steps, weights.tolist() + lengths)
         models[now] = {name: value.to(model[name].dtype) for name, value in mean.items()}
         active[replies.nodes] = now
         needed = set(active[self.population.sizes > 0].tolist())

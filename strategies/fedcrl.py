@@ -1,6 +1,7 @@
 """FedCRL and FedCoSR, the server half: the mean of the bodies, and of the prototypes by class count (METHODS section 1)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from strategies.base import FederatedStrategy, Replies, Tensors
 from strategies.prototypes import Prototypes
@@ -16,6 +17,11 @@ class FedCRL(FederatedStrategy):
 
     Sums run over the participants. Deviation: a class that nobody held this round keeps its prototype.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """Bodies and prototypes are summed."""
+        return ""
 
     def setup(self) -> None:
         """Start with an empty table."""

@@ -1,7 +1,7 @@
 """FedDyn, the server half: the participants' mean, corrected by what all nodes have moved so far."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -23,6 +23,11 @@ class FedDyn(FederatedStrategy):
     Algorithm 1, h = 0 at first. Deviation: its code gives nodes of unequal sizes an alpha each; here all have one, and all
     nodes count alike, as in the paper.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """h and W take a sum each."""
+        return "takes two sums of the same updates"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Renew h, and step from the mean against it; neither changes in a round without replies."""

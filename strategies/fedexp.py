@@ -1,7 +1,7 @@
 """FedExP, a server rule: the more the updates disagree, the longer the server's step."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from core.combine import combine
 from core.config import Range
@@ -24,6 +24,11 @@ class FedExP(FedAvg):
     is judged, and left at the end, is the mean of the last two models. Deviation: the authors' code multiplies epsilon by the
     number of participants and lets it decay as the square of the learning rate. A round without replies changes nothing.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """The step is as long as single updates are apart."""
+        return "measures how far single updates are apart"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Step along the mean update, farther where the updates differ; remember where from."""

@@ -1,7 +1,7 @@
 """FedGH, the server half: one head, trained on the nodes' class prototypes (METHODS section 22)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,11 @@ class FedGH(FederatedStrategy):
     Source: Yi et al. 2023, Algorithm 1. Deviation: in the released code the step never reaches the head, because the optimiser
     does not hold it; this is what the paper says. A round without prototypes changes nothing.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """The head learns from each node's prototypes."""
+        return "trains the head on single prototypes"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Train the head on the prototypes of the classes that nodes hold."""

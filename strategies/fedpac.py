@@ -1,7 +1,7 @@
 """FedPAC, the server half: the mean of bodies and prototypes, and for every node a mixture of the nodes' heads."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,11 @@ class FedPAC(FederatedStrategy):
     are dropped and the rest divided by its sum, as in the authors' code. Source: Xu et al. 2023, Equation 9. Where the matrix
     is zero or not finite the node keeps its own head, counted as ``own_head``. Nodes that are away keep the last mixture.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """Every node has a mixture of its own."""
+        return "mixes single heads for every node"
 
     def setup(self) -> None:
         """Start with an empty table and no mixed heads."""

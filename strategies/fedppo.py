@@ -43,6 +43,11 @@ class FedPPO(FedAvg):
     the symmetric loss, the round in which all nodes train beforehand. Away nodes are never chosen (``choose_from=available``).
     """
 
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """The agent is rewarded for each node."""
+        return "rewards its agent for single nodes"
+
     def setup(self) -> None:
         """Begin with an agent that draws uniformly."""
         nodes = self.population.num_nodes

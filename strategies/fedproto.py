@@ -1,7 +1,7 @@
 """FedProto, the server half: prototypes alone (METHODS section 21)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from strategies.base import FederatedStrategy, Replies, Tensors
 from strategies.prototypes import Prototypes
@@ -20,6 +20,11 @@ class FedProto(FederatedStrategy):
     Deviation: holders weigh equally by default, as in the common code; ``class_count`` weighs them by their examples of the
     class, as Equation 6 does, but for its further 1/|N_j|. A class that nobody held this round keeps its prototype.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """Prototypes are summed."""
+        return ""
 
     def setup(self) -> None:
         """Start with an empty table."""

@@ -1,7 +1,7 @@
 """FedVARP, a server rule: updates corrected by each node's last one, against the variance of absence (METHODS section 24)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -25,6 +25,11 @@ class FedVARP(FedAvg):
     Source: Jhunjhunwala et al. 2022, Algorithm 1, with y = 0 at first. A round without replies changes nothing. With
     ``weights=samples`` Delta_k is multiplied by n_k over the mean of all n.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """The table has every node's own update."""
+        return "keeps every node's last update"
 
     def setup(self) -> None:
         """Start with no update known."""

@@ -1,7 +1,7 @@
 """MIFA, a server rule: the mean of every node's last update, whoever is away (METHODS section 25)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from core.config import Range
 from strategies.base import Replies, Tensors
@@ -23,6 +23,11 @@ class MIFA(FedAvg):
     first, where the paper waits until every node has taken part once. With ``weights=samples`` Delta_k is multiplied by n_k
     over the mean of all n.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """The table has every node's own update."""
+        return "keeps every node's last update"
 
     def setup(self) -> None:
         """Start with no update known."""

@@ -1,7 +1,7 @@
 """MpFedcon, the server half: the mean of the base encoders, and of the class centres (METHODS section 3)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +24,11 @@ class MpFedcon(FederatedStrategy):
     would shrink every centre. Deviation: a class nobody held this round keeps its centre. ``centre_memory: bank`` pools the
     latest centres of every node that ever took part, as section 4.2's memory bank and Equation 4's sum over all parties.
     """
+
+    @classmethod
+    def single_replies(cls, config: Any) -> str:
+        """Encoders and centres are summed, but for a bank of single ones."""
+        return "keeps every node's latest centres" if config.centre_memory == "bank" else ""
 
     def setup(self) -> None:
         """Start with an empty table; a class centre is a prototype."""

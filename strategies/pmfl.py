@@ -50,8 +50,8 @@ class PMFL(FedAvg):
         models, factors = [current], [1.0]
         if len(replies):  # U = W + (eta_g / K) sum_k x_k Delta_k
             rate = self.config.server_lr * (1 if self.config.sign == "descend" else -1)
-            models += replies.deltas()
-            factors += (weights * rate / self._divisor(weights, shares)).tolist()
+            changes, scales = replies.terms("delta", weights * rate / self._divisor(weights, shares))
+            models, factors = models + changes, factors + scales
         psi, older = self._history(current)
         if psi > 0:  # (1 - psi) U + psi mean(older)
             factors = [(1 - psi) * factor for factor in factors] + [psi / len(older)] * len(older)

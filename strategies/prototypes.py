@@ -34,7 +34,6 @@ class Prototypes:
         if not len(replies):
             return
         counts = torch.stack([reply.tensors["proto/count"] for reply in replies]).double()  # (m, C)
-        means = torch.stack([reply.tensors["proto/mean"] for reply in replies]).double()  # (m, C, D)
         held = counts > 0
         weights = {
             "class_count": counts,
@@ -42,7 +41,6 @@ class Prototypes:
             "data": held * torch.from_numpy(replies.num_examples).to(counts).unsqueeze(1),
         }[weighting]
         present = held.any(0)
-        pooled = torch.einsum("mc,mcd->cd", weights, means) / weights.sum(0).clamp_min(1e-300).unsqueeze(1)
-        old = self.state["means"]
+        pooled, old = replies.class_means(weights), self.state["means"]
         self.state["means"] = torch.where(present.unsqueeze(1), pooled, old.to(pooled)).to(old.dtype)
         self.state["valid"] = torch.maximum(self.state["valid"], present.to(self.state["valid"]))

@@ -96,6 +96,18 @@ class Replies(Sequence[Reply]):
             raise ValueError(f"{len(weights)} weights for {len(self._replies)} replies")
         return combine(self.group(group), weights.tolist())
 
+    def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
+        """Return what a rule that adds more to ``weighted_sum`` takes together with it: models and their factors."""
+        return self.group(group), weights.tolist()
+
+    def class_means(self, weights: Tensor) -> Tensor:
+        """Return the weighted mean of the replies' prototypes by class (C, D), float64; zeros where no weight is above 0.
+
+        ``weights`` is (m, C).
+        """
+        means = torch.stack([reply.tensors["proto/mean"] for reply in self._replies]).double()  # (m, C, D)
+        return torch.einsum("mc,mcd->cd", weights, means) / weights.sum(0).clamp_min(1e-300).unsqueeze(1)
+
     def mean(self, group: str, weights: np.ndarray) -> Tensors:
         """Return the weighted mean of every tensor of ``group`` in float64; the weights are normalised here."""
         return self.weighted_sum(group, weights / weights.sum())

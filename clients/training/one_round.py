@@ -10,6 +10,7 @@ from torch import Tensor
 from clients.losses import cross_entropies
 from clients.training.batches import Batch
 from clients.training.faults import named
+from clients.training.privacy import made_private
 from clients.training.stack import Memory, Stack, joined, stacked, taken_apart, unstacked
 from core.tensors import Tensors
 
@@ -43,7 +44,7 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         stack = _opened(client, [received[k] for k in order], server_round, order, rows)
         stacks.append(stack)
         stack.deadline = deadline
-        sent = unstacked(client.local_work(stack), len(stack))
+        sent = unstacked(_private(client, stack, client.local_work(stack)), len(stack))
         stack.memory |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.travels(n)}
         opened = taken_apart({n: v.detach() for n, v in stack.memory.opened.items()}, len(stack))
         metrics = _means(client, len(stack))
@@ -94,6 +95,14 @@ def judge(
                     found[key if name == "model" else f"{name}/{key}"] = total / max(len(index), 1)
     own = unstacked(judged["model"], len(nodes))
     return [Judged(len(index), found, model) for index, found, model in zip(examples, metrics, own, strict=True)]
+
+
+def _private(client: Any, stack: Stack, sent: Tensors) -> Tensors:
+    """Return what a stack sends, clipped and with noise where ``privacy=local``."""
+    run = client.workspace.run
+    if run.privacy is None:
+        return sent
+    return made_private(sent, stack.received, run.privacy.config, run.seed, stack.server_round, stack.nodes)
 
 
 def _placed(client: Any) -> Callable[[Tensor], Tensor]:

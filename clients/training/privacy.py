@@ -1,0 +1,41 @@
+"""What a node does to what it sends where ``privacy=local``: clip, and add noise."""
+
+from collections.abc import Sequence
+
+import torch
+
+from core.privacy.gaussian import Gaussian
+from core.privacy.mechanism import clipped, noise
+from core.tensors import Tensors
+
+UPDATES, PROTOTYPES = ("model/", "delta/"), "proto/mean"
+# What is sent beside them as it is: how many examples of which class a node holds, taken as known (docs/RELIABILITY.md).
+PUBLIC = "proto/count"
+
+
+def made_private(
+    sent: Tensors, received: Tensors, how: Gaussian, seed: int, server_round: int, nodes: Sequence[int]
+) -> Tensors:
+    """Return what nodes send (B, ...), clipped and with noise: the change of what they received, and their prototypes.
+
+    Update and prototypes are clipped each by itself, prototypes over all classes together, and noise with a standard deviation
+    of noise_multiplier times the clip is added to every number.
+    """
+    updates = {n: v for n, v in sent.items() if n.startswith(UPDATES)}
+    base = {n: received[n] for n in updates if n.startswith("model/")}
+    changes = {n: v - base[n] if n in base else v for n, v in updates.items()}
+    out = dict(sent)
+    for n, v in _noised(changes, how.clip_norm, how, seed, "update noise", server_round, nodes).items():
+        out[n] = base[n] + v if n in base else v
+    tables = {PROTOTYPES: sent[PROTOTYPES]} if PROTOTYPES in sent else {}
+    return out | _noised(tables, how.prototype_clip, how, seed, "prototype noise", server_round, nodes)
+
+
+def _noised(
+    tensors: Tensors, limit: float, how: Gaussian, seed: int, purpose: str, server_round: int, nodes: Sequence[int]
+) -> Tensors:
+    if not tensors:
+        return {}
+    tensors = clipped({n: v.detach() for n, v in tensors.items()}, limit)
+    rows = [noise({n: v[0] for n, v in tensors.items()}, how, seed, purpose, server_round, node) for node in nodes]
+    return {n: v + how.noise_multiplier * limit * torch.stack([row[n] for row in rows]).to(v.dtype) for n, v in tensors.items()}

@@ -1,0 +1,1 @@
+"""Node-level differential privacy by the Gaussian mechanism: what is chosen, and the two things it is made of."""

@@ -1,0 +1,12 @@
+"""central: the server clips each reply and adds noise to their sum, so that the global model tells little of one node."""
+
+from dataclasses import dataclass
+
+from core.privacy.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class Config(Gaussian):
+    """Settings of the noise."""
+
+    amplification: bool  # whether epsilon counts on nobody knowing who took part

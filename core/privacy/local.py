@@ -1,0 +1,10 @@
+"""local: every node clips what it sends and adds noise to it, so that the server itself learns little of one node."""
+
+from dataclasses import dataclass
+
+from core.privacy.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class Config(Gaussian):
+    """Settings of the noise."""

@@ -1,0 +1,249 @@
+"""Differential privacy of nodes: clip and noise by hand, what is refused, and epsilon as the accountant has it."""
+
+import importlib.util
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from flwr.supercore import privacy_accounting as flower
+from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
+from rig import config_of, same
+from test_checkpoint import SMALL, equal, outcome, stopped  # noqa: F401
+from tiny import run_tiny
+
+from clients.training.privacy import made_private
+from contrafed.experiment import run
+from contrafed.prepare import deployed
+from contrafed.settings import resolve
+from core.errors import UserError
+from core.privacy import central, local
+from core.randomness import torch_generator
+from strategies.accountant import Budget
+from strategies.privacy import PrivateReplies
+from strategies.replies import Replies, Reply
+
+HOW = {"clip_norm": 1.0, "prototype_clip": 2.0, "noise_multiplier": 0.5, "delta": 1e-5, "noise": "seeded"}
+CENTRAL, LOCAL = central.Config(**HOW, amplification=False), local.Config(**HOW)
+SEED, ROUND = 7, 3
+
+SUMS = ("fedavg", "fedavgm", "fedadam", "fedagm", "fedau", "pmfl", "fedhyper", "fednova", "fedawe", "pfedme", "fedproc", "fedcrl",
+        "fedproto", "mpfedcon")  # fmt: skip
+OTHERS = {
+    "fedexp": "measures how far single updates are apart", "fedvarp": "keeps every node's last update",
+    "mifa": "keeps every node's last update", "fedamp": "mixes single models for every node",
+    "fedgh": "trains the head on single prototypes", "feddyn": "takes two sums of the same updates",
+    "fedpac": "also sends head, stat", "scaffold": "also sends control", "fedppo": "also sends report",
+    "local": "sends nothing that could be protected",
+}  # fmt: skip
+SAMPLED = ("strategy=fedavg", "strategy.weights=all_nodes", "participation=bernoulli", "participation.beta=null",
+           "privacy=central", "privacy.amplification=true")  # fmt: skip
+
+
+def drawn(purpose, *shape, node=0):
+    return torch.randn(shape, generator=torch_generator(SEED, purpose, ROUND, node), dtype=torch.float64)
+
+
+def replies_of(*sent, received=(1.0, 1.0)):
+    """Replies of nodes 0, 1, ... with a model of two numbers, and two prototypes (C, D) = (2, 1) of one example each."""
+    base = {"model/w": torch.tensor(received)}
+    table = {"proto/mean": torch.tensor([[3.0], [4.0]]), "proto/count": torch.tensor([1.0, 1.0])}
+    return Replies(
+        Reply(k, {"model/w": torch.tensor(w)} | table, 10 * (k + 1), {"loss": 1.0}, base) for k, w in enumerate(sent)
+    )
+
+
+def hidden(config=CENTRAL, **changes):
+    # Changes (3, 4), of norm 5, and (0.3, 0.4), of norm 0.5.
+    replies = replies_of([4.0, 5.0], [1.3, 1.4])
+    return PrivateReplies(replies, central.Config(**HOW | changes, amplification=False) if changes else config, SEED, ROUND)
+
+
+def test_a_sum_is_of_clipped_changes_with_noise_by_the_largest_weight():
+    weights = np.array([0.25, 0.75])
+    clipped = 0.25 * torch.tensor([0.6, 0.8], dtype=torch.float64) + 0.75 * torch.tensor([0.3, 0.4], dtype=torch.float64)
+    noisy = clipped + 0.5 * 1.0 * 0.75 * drawn("update noise", 2)
+    torch.testing.assert_close(hidden().weighted_sum("delta", weights)["w"], noisy, rtol=0, atol=1e-7)
+    torch.testing.assert_close(hidden().mean("model", weights * 8)["w"], 1 + noisy, rtol=0, atol=1e-7)
+    ((term,), factors) = hidden().terms("delta", weights)
+    torch.testing.assert_close(term["w"], noisy, rtol=0, atol=1e-7)
+    assert factors == [1.0]
+    silent = hidden(noise_multiplier=0.0).weighted_sum("delta", weights)["w"]
+    torch.testing.assert_close(silent, clipped, rtol=0, atol=1e-7)
+
+
+def test_prototypes_are_clipped_over_all_classes_and_noised_class_by_class():
+    # Each table (3, 4) has norm 5 and is scaled by 2/5; class 0 is node 0's alone, class 1 both nodes'.
+    weights = torch.tensor([[1.0, 1.0], [0.0, 3.0]], dtype=torch.float64)
+    noise = drawn("prototype noise", 2, 1)
+    expected = torch.tensor([[1.2], [1.6]], dtype=torch.float64) + 0.5 * 2.0 * torch.tensor([[1.0], [0.75]]) * noise
+    torch.testing.assert_close(hidden().class_means(weights), expected, rtol=0, atol=1e-7)
+
+
+def test_a_rule_reads_no_single_reply_and_no_second_sum():
+    replies = hidden()
+    for read in (replies.models, replies.deltas, lambda: replies[0].group("model")):
+        with pytest.raises(UserError, match="sums alone have noise"):
+            read()
+    assert all(set(reply.tensors) == {"proto/count"} for reply in replies)
+    replies.weighted_sum("delta", np.ones(2))
+    with pytest.raises(UserError, match="two sums of the updates"):
+        replies.mean("model", np.ones(2))
+    with pytest.raises(UserError, match="sums control, which is not clipped"):
+        replies.weighted_sum("control", np.ones(2))
+
+
+def test_a_node_clips_and_adds_noise_of_its_own():
+    received = {"model/w": torch.ones(2, 2, dtype=torch.float64)}
+    sent = {"model/w": torch.tensor([[4.0, 5.0], [1.3, 1.4]], dtype=torch.float64)}
+    sent |= {"proto/mean": torch.tensor([[[3.0], [4.0]], [[0.0], [1.0]]], dtype=torch.float64), "proto/count": torch.ones(2, 2)}
+    got = made_private(sent, received, LOCAL, SEED, ROUND, [5, 9])
+    for row, node, change, table in ((0, 5, [0.6, 0.8], [[1.2], [1.6]]), (1, 9, [0.3, 0.4], [[0.0], [1.0]])):
+        change, table = torch.tensor(change, dtype=torch.float64), torch.tensor(table, dtype=torch.float64)
+        torch.testing.assert_close(got["model/w"][row], 1 + change + 0.5 * drawn("update noise", 2, node=node))
+        torch.testing.assert_close(got["proto/mean"][row], table + 1.0 * drawn("prototype noise", 2, 1, node=node))
+        alone = made_private({n: v[row : row + 1] for n, v in sent.items()}, {n: v[:1] for n, v in received.items()},
+                             LOCAL, SEED, ROUND, [node])  # fmt: skip
+        assert all(torch.equal(alone[name][0], got[name][row]) for name in sent)
+    assert torch.equal(got["proto/count"], sent["proto/count"])
+    delta = made_private({"delta/w": sent["model/w"] - 1}, {}, LOCAL, SEED, ROUND, [5, 9])["delta/w"]
+    torch.testing.assert_close(1 + delta, got["model/w"])
+
+
+def test_secret_noise_cannot_be_drawn_again():
+    config = central.Config(**HOW | {"noise": "secret"}, amplification=False)
+    first, second = (hidden(config).weighted_sum("delta", np.ones(2))["w"] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_every_rule_that_sums_goes_with_central_privacy(tmp_path, name):
+    spent = run_tiny(tmp_path / "run", f"strategy={name}", "engine=local", "num_rounds=2", "privacy=central", "eval_every=2")[0]
+    assert spent["failures"] == spent["replies_rejected"] == 0
+    assert spent["epsilon"] > 0
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_epsilon_would_not_hold_for_is_refused_with_the_reason(name):
+    with pytest.raises(UserError, match=OTHERS[name]):
+        resolve(config_of(f"strategy={name}", "privacy=central"))
+    with pytest.raises(UserError, match="keeps every node's latest centres"):
+        resolve(config_of("strategy=mpfedcon", "strategy.centre_memory=bank", "privacy=central"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            "participation=markovian",
+            "participation=markovian does not draw each node independently; participation=bernoulli does",
+        ),
+        ("participation.beta=0.1", "nodes have different probabilities; participation.beta=null gives them one"),
+        ("participation.select=3", "participation.select draws nodes without replacement"),
+        ("strategy.weights=uniform", "a node's weight depends on who else takes part"),
+        ("min_replies=2", "min_replies tells how many took part"),
+    ],
+)
+def test_amplification_needs_uniform_independent_sampling(change, reason):
+    changed = [o for o in SAMPLED if not (change == "participation=markovian" and o.startswith("participation"))]
+    with pytest.raises(UserError, match=reason) as error:
+        resolve(config_of(*changed, change))
+    assert str(error.value).startswith("privacy.amplification=true: ")
+    resolve(config_of(*SAMPLED))
+
+
+def test_with_amplification_a_round_that_nobody_came_to_has_noise_too(tmp_path):
+    few = (*SAMPLED, "num_rounds=1", "seed=1", "participation.mean_probability=0.000001", "engine=local")
+    spent, moved, *_ = run_tiny(tmp_path / "a", *few)
+    begun = run_tiny(tmp_path / "b", *few, "privacy.amplification=false")[1]
+    # The weight is 1/6; the sample's deviation is within a few percent of the noise's.
+    change = torch.cat([(moved[name] - begun[name]).flatten() for name in moved])
+    assert float(change.std()) == pytest.approx(1 / 6, rel=0.1)
+    assert spent["privacy_rounds"] == 1
+
+
+@pytest.mark.parametrize(("choice", "method"), [("central", "pmfl"), ("local", "fedcrl")])
+def test_ray_equals_local_and_a_stopped_run_goes_on(tmp_path, stopped, choice, method):  # noqa: F811
+    with_noise = (f"privacy={choice}", f"strategy={method}")
+    whole = run(config_of(*SMALL, *with_noise, f"output_dir={tmp_path}/whole"))
+    folder = stopped(method, *with_noise)
+    # On other engines too.
+    summary = run(config_of(*SMALL, *with_noise, "engine=ray", "engine.workers=2", "resume=latest", f"output_dir={folder}"))
+    assert equal(outcome(folder), outcome(tmp_path / "whole"))
+    assert {k: summary[k] for k in ("epsilon", "delta", "privacy_rounds")} == {
+        k: whole[k] for k in ("epsilon", "delta", "privacy_rounds")
+    }
+    rows = [line.split(",") for line in (folder / "participants.csv").read_text().splitlines()[1:]]
+    assert summary["privacy_rounds"] == max(Counter(node for _, node in rows).values())
+    plain = run(config_of(*SMALL, f"strategy={method}", f"output_dir={tmp_path}/plain"))
+    assert "epsilon" not in plain
+    assert not same(outcome(tmp_path / "plain")[0], outcome(folder)[0])
+
+
+def test_epsilon_is_that_of_flowers_accountant():
+    no, poisson = flower.SamplingMethod.NO_AMPLIFICATION, flower.SamplingMethod.POISSON
+    for sampling, probability in ((no, None), (poisson, 0.25)):
+        theirs = RdpAccountant(flower.PrivacyConfig(1e-5, 100, flower.NeighboringRelation.ADD_OR_REMOVE_ONE, sampling))
+        theirs.compose(flower.GaussianPrivacyEvent(0.5, 25, 100), 30)
+        budget = Budget(LOCAL, 1, 4, probability)
+        for server_round in range(30):
+            budget.pass_round(np.array([0, server_round % 3 + 1]))
+        assert budget.releases == 30
+        assert budget.epsilon() == theirs.get_epsilon(1e-5)
+
+
+def test_epsilon_of_the_accountants_own_example():
+    """Its table of Renyi divergences: 50 rounds, noise 2.5, probability 0.01, at orders among those it tries itself."""
+    divergences = {5: 2.18075656e-03, 50: 2.38460375e-02}
+    budget = Budget(local.Config(**HOW | {"noise_multiplier": 2.5}), 1, 1, 0.01)
+    budget.rounds = 50
+    delta = HOW["delta"]
+    bounds = [rdp + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a, rdp in divergences.items()]
+    assert 0.8 * min(bounds) < budget.epsilon() <= min(bounds) * (1 + 1e-6)
+
+
+def test_mechanisms_of_one_round_compose_as_the_accountants_example_says():
+    """Its effective noise of several Gaussians is (sum of their squares' inverses)^(-1/2); and the exact epsilon is below."""
+    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+
+    both, one = Budget(LOCAL, 2, 3, None), Budget(LOCAL, 1, 3, None)
+    for _ in range(5):
+        both.pass_round(np.array([1]))
+        one.pass_round(np.array([1]))
+        one.pass_round(np.array([1]))
+    assert both.releases == 5
+    assert both.epsilon() == pytest.approx(one.epsilon(), rel=1e-9)
+    exact = get_epsilon_gaussian(0.5 / math.sqrt(10), 1e-5)
+    assert exact <= one.epsilon() <= 1.1 * exact
+    assert Budget(LOCAL, 1, 3, None).epsilon() == 0
+    silent = Budget(local.Config(**HOW | {"noise_multiplier": 0.0}), 1, 1, None)
+    silent.pass_round(np.array([0]))
+    assert silent.epsilon() == math.inf
+
+
+def test_without_the_accountant_a_line_names_the_extra(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "dp_accounting" else find(name, *a))
+    with pytest.raises(UserError, match=r'extra "dp": pip install -e "\.\[dp\]"'):
+        resolve(config_of("strategy=fedavg", "privacy=central"))
+    resolve(config_of("strategy=fedavg", "privacy=central", "privacy.noise_multiplier=0"))
+    resolve(config_of("strategy=fedavg"))
+
+
+def test_devices_need_secret_noise_and_a_resumed_run_the_same(tmp_path):
+    with pytest.raises(UserError, match="privacy on devices needs privacy.noise=secret"):
+        deployed(f"privacy=local num_nodes=3 output_dir={tmp_path}/a")
+    assert not (tmp_path / "a").exists()
+    assert deployed(f"privacy=local privacy.noise=secret num_nodes=3 output_dir={tmp_path}/b").node.privacy is not None
+    with pytest.raises(UserError, match="rounds that a resumed run repeats would have other noise"):
+        resolve(config_of("strategy=fedavg", "privacy=central", "privacy.noise=secret", "resume=latest"))
+
+
+def test_nodes_are_told_of_their_own_noise_alone():
+    told = {
+        choice: resolve(config_of("strategy=fedavg", f"privacy={choice}")).node.to_json()
+        for choice in ("none", "central", "local")
+    }
+    assert told["none"] == told["central"] != told["local"]
+    assert "privacy" not in told["none"]
