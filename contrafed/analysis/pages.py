@@ -1,0 +1,139 @@
+"""What a report writes: a folder of tables and figures, the table and figure of a sweep, and ``docs/RESULTS.md``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from contrafed.analysis import figures, plots, published, results, tables
+from contrafed.analysis.runs import FinishedRun, accuracy_of, find, groups, usable
+from contrafed.analysis.tables import Table
+from core.errors import UserError
+
+HEAD = """# Results
+
+Made by `python report.py --results`, from `results/` alone. `results/NAME.csv` has a row a run, with its configuration, seed,
+versions, commit, hardware and seconds; `results/NAME.md` is the text at the head of a section. Accuracies are percentages,
+mean ± sample standard deviation over seeds; what spreads over nodes is named so. In a paper's table ours stands first, the
+paper's in brackets.
+"""
+
+
+def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float | None = None) -> list[Path]:
+    """Write every table (Markdown, CSV, LaTeX) and figure (PNG, PDF) of these runs; returns the files.
+
+    ``target``: the accuracy, a fraction, to which rounds and MiB are counted; without it FedAvg's last. Raises ``UserError``
+    where the folder cannot be written.
+    """
+    found: dict[str, tuple[Table, str]] = {}
+    every = tables.runs_table(runs, title, tables.target_of(runs) if target is None else target)
+    found["runs"] = (every, every.markdown)
+    for comparison in published.compare(runs):
+        found[comparison.stem] = (tables.comparison_table(comparison), tables.comparison_text(comparison))
+    files = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stem, (table, text) in found.items():
+            for kind, content in (("md", f"# {table.title}\n\n{text}"), ("csv", table.csv), ("tex", table.latex)):
+                files.append(folder / f"{stem}.{kind}")
+                files[-1].write_text(content, encoding="utf-8")
+        for stem, figure in (figures.of_runs(runs, title) | figures.of_papers(runs)).items():
+            files += plots.save(figure, folder / stem)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
+    return files
+
+
+def leave(folder: Path, runs: Sequence[Path]) -> None:
+    """Write the table and the figure of a sweep's finished jobs into its folder: ``sweep.md``, ``.csv``, ``.png`` and ``.pdf``.
+
+    Nothing for a single run, which has its own. What stands in the way is said in a line: the sweep itself is done.
+    """
+    try:
+        found, _ = usable([run for path in runs for run in find([path])])
+        if len(found) < 2:
+            return
+        table = tables.runs_table(found, folder.name)
+        (folder / "sweep.md").write_text(f"# {folder.name}\n\n{table.markdown}", encoding="utf-8")
+        (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
+        plots.save(figures.accuracy(groups(found), folder.name, *accuracy_of(found)), folder / "sweep")
+    except (UserError, OSError) as error:
+        print(f"no table of the sweep: {error}", flush=True)
+    else:
+        print(f"a table and a figure of all {len(found)} runs are in {folder}: sweep.md, sweep.png", flush=True)
+
+
+def name_of(folder: Path) -> str:
+    """Return under which name ``results/`` keeps a folder's runs: its path below outputs/, else its own name."""
+    parts = folder.resolve().parts
+    below = parts[len(parts) - parts[::-1].index("outputs") :] if "outputs" in parts else parts[-1:]
+    return "-".join(below) or "outputs"
+
+
+def results_page(home: Path) -> list[Path]:
+    """Write ``docs/RESULTS.md`` and ``docs/figures`` below ``home`` from its ``results/*.csv``; returns the files.
+
+    Raises ``UserError`` where there are none, or one cannot be read.
+    """
+    stored = sorted((home / "results").glob("*.csv"))
+    if not stored:
+        raise UserError(
+            f"there are no results in {home / 'results'}: python report.py --results DIR keeps a folder's runs there"
+        )
+    page, drawn = home / "docs" / "RESULTS.md", home / "docs" / "figures"
+    files, parts = [page], [HEAD]
+    try:
+        drawn.mkdir(parents=True, exist_ok=True)
+        for path in stored:
+            text, pictures = _section(path, drawn)
+            parts.append(text)
+            files += pictures
+        page.write_text("\n".join(parts), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {home / 'docs'} ({error.strerror})") from error
+    return files
+
+
+def _section(path: Path, drawn: Path) -> tuple[str, list[Path]]:
+    runs, aside = usable(results.load(path), unfinished=True)
+    words = path.with_suffix(".md")
+    prose = words.read_text(encoding="utf-8").strip() if words.exists() else path.stem
+    title, _, prose = prose.removeprefix("# ").partition("\n")
+    parts = [f"## {title}\n", prose.strip() + "\n" if prose.strip() else "", facts(runs) + "\n"]
+    for comparison in published.compare(runs):
+        parts += [f"### {comparison.title}\n", tables.comparison_text(comparison)]
+    parts += ["### All runs\n", tables.runs_table(runs, title, tables.target_of(runs)).markdown]
+    if aside:
+        parts.append("Left out: " + "; ".join(aside) + ".\n")
+    pictures = []
+    for stem, figure in (figures.of_runs(runs, title) | figures.of_papers(runs)).items():
+        png, pdf = plots.save(figure, drawn / f"{path.stem}-{stem}")
+        pictures += [png, pdf]
+        parts.append(f"![{title}: {stem.replace('_', ' ')}](figures/{png.name})\n")
+    return "\n".join(part for part in parts if part), pictures
+
+
+def facts(runs: Sequence[FinishedRun]) -> str:
+    """Return a line on what all runs of a section were: how many, seeds, scale, machine, versions."""
+
+    def distinct(values: Sequence[Any]) -> str:
+        return ", ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+
+    seeds = distinct(sorted(run.summary["seed"] for run in runs))
+    said = [f"{len(runs)} runs", f"seed {seeds}"]
+    for key, word in (
+        ("scale", "scale="),
+        ("stand_in", "stand-in: "),
+        ("hardware", ""),
+        ("device", "device "),
+        ("commit", "commit "),
+    ):
+        if text := distinct([run.summary.get(key) for run in runs]):
+            said.append(word + text)
+    packages = ("flwr", "torch")
+    nested = [run.summary.get("versions") or {} for run in runs]
+    for name in packages:
+        if text := distinct(
+            [inner.get(name) or run.summary.get(f"versions.{name}") for inner, run in zip(nested, runs, strict=True)]
+        ):
+            said.append(f"{name} {text}")
+    return "; ".join(said) + "."

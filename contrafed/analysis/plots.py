@@ -1,0 +1,266 @@
+"""Drawing: each kind of figure as one function of a pair of axes, and the grid of panels that they share.
+
+A method has one colour, line style and marker in all of them; every figure is written as PNG and PDF.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from contrafed.analysis.statistics import band, cdf, over_seeds
+from contrafed.analysis.style import Style, styles
+from contrafed.reporting.figures import MANY_POINTS, WINDOW
+from contrafed.reporting.series import moving_average
+
+Look = Mapping[str, Style]
+Panels = Mapping[str, Mapping[Any, Any]]
+
+# Inches: of one panel, which a page takes whole, and of one of several.
+ALONE, ONE_OF_SEVERAL = (7.2, 4.2), (3.9, 3.3)
+# Panels beside each other, labels of a legend below each other, markers on a curve, about.
+ACROSS, ONE_COLUMN, MARKS = 3, 18, 8
+GRID: dict[str, Any] = {"color": "#dddddd", "linewidth": 0.6}
+# Of the settings in ``dots``.
+MARKERS = "os^DvPX*<>hp"
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write ``stem.png`` and ``stem.pdf``, the same bytes for the same figure; returns their paths."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
+    with rc_context({"pdf.fonttype": 42}):  # letters that other programs can read
+        for path in paths:
+            figure.savefig(path, dpi=160, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
+    return paths
+
+
+def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str) -> Figure:
+    """Return a figure with a panel for each entry of {title: data}; ``kind`` and what its data are: ``KINDS``."""
+    labels = list(dict.fromkeys(label for data in panels.values() for label in data))
+    look = styles(labels) if kind != "heatmap" else {}
+    across = min(ACROSS, len(panels))
+    down = math.ceil(len(panels) / across)
+    width, height = _size(kind, labels, panels) if len(panels) == 1 else (across * ONE_OF_SEVERAL[0], down * ONE_OF_SEVERAL[1])
+    figure = Figure(figsize=(width, height + 0.2), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    every = list(figure.subplots(down, across, squeeze=False, sharey=kind in ("curves", "lines", "bars", "box")).flat)
+    for axes, (panel, data) in zip(every, panels.items(), strict=False):
+        KINDS[kind](axes, data, look)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(panel, fontsize=10)
+    for axes in every[len(panels) :]:
+        axes.set_visible(False)
+    figure.supxlabel(xlabel, fontsize=10)
+    figure.supylabel(ylabel + (f", mean of {WINDOW} points" if kind == "curves" and _smoothed(panels) else ""), fontsize=10)
+    if kind in ("curves", "lines", "cdf") and len(labels) > 1:
+        columns = math.ceil(len(labels) / ONE_COLUMN)
+        handles = {label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            frameon=False,
+            fontsize=9,
+            loc="outside right upper",
+            ncols=columns,
+            handlelength=3.2,
+        )
+        figure.set_figwidth(width + 1.9 * columns)
+    return figure
+
+
+def _size(kind: str, labels: Sequence[str], panels: Panels) -> tuple[float, float]:
+    if kind in ("bars", "box"):
+        return max(4.5, 1.5 + 0.65 * len(labels)), ALONE[1]
+    if kind == "heatmap":
+        cells = next(iter(panels.values()))
+        rows, columns = (len({key[axis] for key in cells}) for axis in (0, 1))
+        return max(4.2, 2.2 + 0.62 * columns), max(2.6, 1.4 + 0.36 * rows)
+    return ALONE
+
+
+def _smoothed(panels: Panels) -> bool:
+    return any(len(band(seeds)[0]) >= MANY_POINTS for data in panels.values() for seeds in data.values())
+
+
+def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look) -> None:
+    """Draw {label: points (round, value) of each seed}: the mean over seeds, its deviation as a band.
+
+    From 100 points on a curve is its moving average over 20.
+    """
+    for label, seeds in series.items():
+        rounds, mean, deviation = band(seeds)
+        if not len(rounds):
+            continue
+        style = look[label]
+        if len(rounds) >= MANY_POINTS:
+            mean, deviation = (np.array(moving_average(part.tolist(), WINDOW)) for part in (mean, deviation))
+        axes.plot(
+            rounds, mean, color=style.colour, linestyle=style.line, marker=style.marker, markevery=max(1, len(rounds) // MARKS),
+            markersize=4.5, linewidth=1.5, label=label, markeredgecolor="white", markeredgewidth=0.5,
+        )  # fmt: skip
+        if deviation.any():
+            axes.fill_between(rounds, mean - deviation, mean + deviation, color=style.colour, alpha=0.18, linewidth=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(axis="y", **GRID)
+
+
+def node_cdf(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
+    """Draw {label: value of each node}: the share of nodes whose value is at most x (PMFL Figure 5)."""
+    for label, numbers in values.items():
+        x, share = cdf(numbers)
+        if len(x):
+            style = look[label]
+            axes.step(
+                np.r_[x[0], x], np.r_[0, share], where="post", color=style.colour, linestyle=style.line, label=label,
+                marker=style.marker, markevery=max(1, len(x) // MARKS), markersize=4.5,
+            )  # fmt: skip
+    axes.set_ylim(0, 1.02)
+    axes.grid(**GRID)
+
+
+def lines(axes: Any, series: Mapping[str, Mapping[float, Sequence[float]]], look: Look) -> None:
+    """Draw {label: {x: values of each seed}}, mean and deviation: a swept key against a number."""
+    for label, table in series.items():
+        x, style = sorted(table), look[label]
+        mean, deviation = zip(*(over_seeds(table[at]) for at in x), strict=True)
+        axes.errorbar(
+            x, mean, yerr=np.nan_to_num(deviation) if np.isfinite(deviation).any() else None, color=style.colour,
+            linestyle=style.line, marker=style.marker, markersize=5, linewidth=1.5, capsize=3, label=label,
+        )  # fmt: skip
+    every = sorted({x for table in series.values() for x in table})
+    if len(every) > 2 and every[0] > 0 and every[-1] / every[0] >= 50:
+        axes.set_xscale("log")
+    axes.set_xticks(every, [f"{x:g}" for x in every])
+    axes.minorticks_off()
+    axes.grid(axis="y", **GRID)
+
+
+def heat_map(axes: Any, cells: Mapping[tuple[str, str], float], look: Look) -> None:
+    """Draw {(row, column): value} with each number in its cell; a missing cell stays white."""
+    rows, columns = (list(dict.fromkeys(key[axis] for key in cells)) for axis in (0, 1))
+    values = np.array([[cells.get((row, column), math.nan) for column in columns] for row in rows])
+    axes.imshow(values, aspect="auto", cmap="cividis", interpolation="nearest")
+    middle = (np.nanmin(values) + np.nanmax(values)) / 2 if np.isfinite(values).any() else 0
+    for (i, j), value in np.ndenumerate(values):
+        if not math.isnan(value):
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black", fontsize=9)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
+
+
+def boxes(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
+    """Draw {label: value of each seed}: quartiles and median, whiskers to the extremes, each seed as a dot."""
+    drawn = axes.boxplot(list(values.values()), whis=(0, 100), widths=0.55, patch_artist=True, medianprops={"color": "black"})
+    for number, (box, (label, numbers)) in enumerate(zip(drawn["boxes"], values.items(), strict=True), start=1):
+        box.set(facecolor=look[label].colour, alpha=0.45, hatch=look[label].hatch)
+        axes.plot([number] * len(numbers), numbers, "o", color=look[label].colour, markersize=4, markeredgecolor="white")
+    _name_columns(axes, list(values))
+
+
+def bars(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
+    """Draw {label: value of each seed}: a bar of the mean, with the deviation."""
+    for number, (label, numbers) in enumerate(values.items(), start=1):
+        mean, deviation = over_seeds(numbers)
+        axes.bar(
+            number, mean, yerr=None if math.isnan(deviation) else deviation, capsize=3, color=look[label].colour,
+            hatch=look[label].hatch, edgecolor="white",
+        )  # fmt: skip
+    _name_columns(axes, list(values))
+
+
+def _name_columns(axes: Any, labels: Sequence[str]) -> None:
+    slanted = len(labels) > 4 or max(map(len, labels)) > 10
+    axes.set_xticks(range(1, len(labels) + 1), labels, rotation=35 if slanted else 0, ha="right" if slanted else "center")
+    axes.grid(axis="y", **GRID)
+    axes.set_axisbelow(True)
+
+
+KINDS: dict[str, Callable[[Any, Any, Look], None]] = {
+    "curves": curves,
+    "cdf": node_cdf,
+    "lines": lines,
+    "heatmap": heat_map,
+    "box": boxes,
+    "bars": bars,
+}
+
+
+def node_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: str) -> Figure:
+    """Draw a bar a node, {label: {node: value}}, labels below each other; nodes in the order of the first label's values."""
+    look, labels = styles(list(values)), list(values)
+    first = values[labels[0]]
+    nodes = sorted(set().union(*values.values()), key=lambda node: (-first.get(node, -math.inf), node))
+    figure = Figure(figsize=(ALONE[0], 0.8 + 1.25 * len(labels)), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    rows = figure.subplots(len(labels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, label in zip(rows, labels, strict=True):
+        heights = [values[label].get(node, math.nan) for node in nodes]
+        mean = float(np.nanmean(heights))
+        axes.bar(range(len(nodes)), heights, width=0.85 if len(nodes) <= 60 else 1, color=look[label].colour)
+        axes.axhline(mean, color="#444444", linewidth=1, linestyle="--")
+        axes.set_title(f"{label}, mean {mean:.4g}", loc="left", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.01)
+    few = len(nodes) <= 25
+    rows[-1].set_xticks(range(len(nodes)) if few else [], [str(node) for node in nodes] if few else [])
+    rows[-1].set_xlabel("node" if few else f"{len(nodes)} nodes, in the order of {labels[0]}'s")
+    figure.supylabel(ylabel, fontsize=10)
+    return figure
+
+
+def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel: str) -> Figure:
+    """Draw a row a label with a dot for each setting, {label: {setting: values of each seed}}, and the deviation over seeds.
+
+    For more jobs than curves can show. The colour is the label's, the marker the setting's. A value far below all others stands
+    at the left edge with its number.
+    """
+    settings = list(dict.fromkeys(setting for table in values.values() for setting in table))
+    look, edge = (
+        styles(list(values)),
+        _edge([over_seeds(numbers)[0] for table in values.values() for numbers in table.values()]),
+    )
+    figure = Figure(figsize=(ALONE[0], 1.5 + 0.21 * len(values)), layout="constrained")
+    axes = figure.subplots()
+    for row, (label, table) in enumerate(values.items()):
+        for setting, numbers in table.items():
+            mean, deviation = over_seeds(numbers)
+            axes.errorbar(
+                max(mean, edge), row, xerr=None if math.isnan(deviation) else deviation, color=look[label].colour, capsize=2,
+                marker=MARKERS[settings.index(setting) % len(MARKERS)], markersize=6, markeredgecolor="white",
+                markeredgewidth=0.5, linestyle="",
+            )  # fmt: skip
+            if mean < edge:
+                axes.annotate(f"{mean:.1f}", (edge, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(values)), list(values), fontsize=9)
+    axes.set_ylim(len(values) - 0.4, -0.6)
+    axes.set_xlabel(xlabel)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(**GRID)
+    axes.set_axisbelow(True)
+    axes.set_title(title, loc="left", fontsize=10)
+    if len(settings) > 1:
+        for number, setting in enumerate(settings):
+            axes.plot([], [], linestyle="", marker=MARKERS[number % len(MARKERS)], color="#555555", label=setting)
+        figure.legend(
+            *axes.get_legend_handles_labels(),
+            frameon=False,
+            fontsize=9,
+            loc="outside lower center",
+            ncols=min(4, len(settings)),
+        )
+    return figure
+
+
+def _edge(means: Sequence[float]) -> float:
+    """Return where the axis begins: below everything but values that lie four times the quartiles' distance below them."""
+    known = [mean for mean in means if not math.isnan(mean)]
+    if len(known) < 8:
+        return -math.inf
+    low, high = np.percentile(known, [25, 75])
+    edge = float(low - 4 * (high - low))
+    return edge if min(known) < edge < low else -math.inf

@@ -1,0 +1,332 @@
+"""Finished runs as a report takes them: read from their folders, and told apart by what their configurations differ in."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from contrafed.reporting.series import points_of, summary_of_curves
+from contrafed.settings import read_config
+from core import registry
+from core.errors import UserError
+
+Points = list[tuple[int, float]]
+
+METRICS = {"round": "int64", "scope": "str", "split": "str", "metric": "str", "value": "float64"}
+NODES = {"round": "int64", "node": "int64", "metric": "str", "value": "float64"}
+
+# Scope and split under which ``results`` keeps the mean over nodes of a metric of ``nodes.csv``.
+MEAN_OF_NODES = ("nodes", "mean")
+
+# Keys that do not tell experiments apart: where and how it ran, what it kept, and what is said of it.
+ASIDE = frozenset({
+    "seed", "output_dir", "verbose", "engine", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
+    "wait_for_nodes", "log", "experiment", "published", "changed",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """One run: its composed configuration, ``summary.json`` with what else its curves tell, and its logs as tables.
+
+    Accuracies are fractions. ``metrics`` has the columns of ``metrics.csv``, ``nodes`` those of ``nodes.csv``.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    metrics: pd.DataFrame
+    read_nodes: Callable[[], pd.DataFrame]
+
+    @cached_property
+    def nodes(self) -> pd.DataFrame:
+        """``nodes.csv``, read when first asked for."""
+        return self.read_nodes()
+
+    @cached_property
+    def curves(self) -> dict[tuple[str, str, str], Points]:
+        """Return {(scope, split, metric): points (round, value)}."""
+        return curves_of(self.metrics)
+
+    @property
+    def method(self) -> str:
+        """The method as the papers' tables name it: fedrcl, fedrcl+fedadam, pmfl/no_mct."""
+        published = self.config.get("published") or {}
+        return str(published.get("method") or composition(self.config["strategy"]))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end."""
+        return self.summary.get("status") == "finished"
+
+    def points(self, scope: str, split: str, metric: str) -> Points:
+        """Return a curve without the initial model's point; empty where there is none."""
+        return points_of(self.curves, scope, split, metric)
+
+    def own_points(self, metric: str = "accuracy") -> Points:
+        """Return the nodes' curve on their own test parts: of their own models, else of the global one."""
+        return self.points("personal", "test", metric) or self.points("global", "nodes", metric)
+
+    def last_of_nodes(self, metric: str) -> dict[int, float]:
+        """Return {node: its value in the last round that has the metric}; empty where ``nodes.csv`` has none."""
+        table = self.nodes[self.nodes["metric"] == metric]
+        table = table[table["round"] == table["round"].max()]
+        return dict(zip(table["node"].tolist(), table["value"].tolist(), strict=True))
+
+    def mean_over_nodes(self, metric: str) -> Points:
+        """Return (round, mean over the nodes that have the metric in it), from ``nodes.csv`` or as ``results`` keeps it."""
+        if kept := self.points(*MEAN_OF_NODES, metric):
+            return kept
+        means = self.nodes[self.nodes["metric"] == metric].groupby("round")["value"].mean()
+        return list(zip(means.index.tolist(), means.tolist(), strict=True))
+
+    def number(self, key: str) -> float:
+        """Return a number of the summary, NaN where there is none."""
+        value = self.summary.get(key)
+        return float(value) if isinstance(value, int | float) else math.nan
+
+
+def find(paths: Iterable[str | Path]) -> list[FinishedRun]:
+    """Return the runs in and below folders, by name. Raises ``UserError``, also for a folder without runs."""
+    found: dict[Path, FinishedRun] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}")
+        before = len(found)
+        for folder in sorted(_run_folders(path)):
+            name = folder.name if folder == path else str(folder.relative_to(path))
+            found.setdefault(folder.resolve(), read(folder, name))
+        if len(found) == before:
+            raise UserError(f"there are no runs in {path}: no folder in it has config.yaml and metrics.csv")
+    return list(found.values())
+
+
+def _run_folders(path: Path) -> Iterator[Path]:
+    for folder, below, files in os.walk(path):
+        if "config.yaml" in files and "metrics.csv" in files:
+            below.clear()
+            # An empty one is a claim: the run has not begun.
+            if (Path(folder) / "config.yaml").stat().st_size:
+                yield Path(folder)
+
+
+def read(folder: Path, name: str) -> FinishedRun:
+    """Return the run in a folder. Raises ``UserError`` naming the file that cannot be read."""
+    config = read_config(folder)
+    if not isinstance(config.get("strategy"), dict) or "name" not in config["strategy"]:
+        raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
+    metrics = read_table(folder / "metrics.csv", METRICS)
+    path = folder / "nodes.csv"
+    return FinishedRun(
+        name, config, complete(_read_summary(folder), config, metrics), metrics,
+        lambda: read_table(path, NODES) if path.exists() else pd.DataFrame(columns=list(NODES)),
+    )  # fmt: skip
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"status": "unfinished"}
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({type(error).__name__})") from error
+    if not isinstance(summary, dict):
+        raise UserError(f"{path} is no run's summary")
+    return summary
+
+
+def read_table(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
+    """Return a CSV of just these columns and types. Raises ``UserError`` naming the file and what is wrong with it."""
+    try:
+        table = pd.read_csv(path, dtype={name: kind for name, kind in columns.items() if kind == "str"}, keep_default_na=False)
+        missing = [name for name in columns if name not in table]
+        if missing:
+            raise UserError(f"cannot read {path}: it has no column {missing[0]}")
+        return table[list(columns)].astype(dict(columns))
+    except (OSError, ValueError, pd.errors.ParserError) as error:  # also a half-written last line
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+
+
+def curves_of(metrics: pd.DataFrame) -> dict[tuple[str, str, str], Points]:
+    """Return {(scope, split, metric): points} of a table with the columns of ``metrics.csv``."""
+    grouped = metrics.groupby(["scope", "split", "metric"], sort=False)
+    return {key: list(zip(part["round"].tolist(), part["value"].tolist(), strict=True)) for key, part in grouped}
+
+
+def complete(summary: Mapping[str, Any], config: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
+    """Return a summary with what it lacks and its curves tell.
+
+    Of a run that did not end, everything. The global model's numbers on the nodes' own test parts are ``nodes_accuracy_best``
+    and so on; where nodes have no models of their own they stand under ``personal_accuracy_best`` as well, and ``own_model``
+    is False. ``bytes_up_per_node`` and ``bytes_down_per_node`` are means over participants and rounds.
+    """
+    curves = curves_of(metrics)
+    own = ("personal", "test", "accuracy") in curves
+    nodes = {("personal", "test", name): points for (_, split, name), points in curves.items() if split == "nodes"}
+    said = summary_of_curves(nodes)
+    found = {**said, **summary_of_curves(curves)} if not own else summary_of_curves(curves)
+    found |= {key.replace("personal_", "nodes_", 1): value for key, value in said.items() if key.startswith("personal_")}
+    derived: dict[str, Any] = {
+        **{key: config.get(key) for key in ("seed", "num_nodes", "num_rounds")},
+        **{group: config[group]["name"] for group in ("dataset", "partition", "participation", "model")},
+        "rounds": int(metrics["round"].max()) if len(metrics) else 0,
+        "own_model": own,
+        **{key: value for key, value in found.items() if not math.isnan(value)},
+    }
+    asked = _sum(curves, "participants")
+    for way in ("up", "down"):
+        derived[f"bytes_{way}_per_node"] = _sum(curves, f"bytes_{way}") / asked if asked else None
+    return derived | dict(summary)
+
+
+def _sum(curves: Mapping[tuple[str, str, str], Points], name: str) -> float:
+    return sum(value for _, value in curves.get(("global", "system", name), []))
+
+
+def composition(strategy: Mapping[str, Any]) -> str:
+    """Return a method's name, with + and the server rule where that is not its own: fedrcl+fedadam."""
+    name, server = str(strategy["name"]), strategy.get("server")
+    return name if server is None or server == _own_server(name) else f"{name}+{server}"
+
+
+@lru_cache
+def _own_server(name: str) -> str | None:
+    """Return the server rule in the defaults of a method's YAML, None where it has none."""
+    path = registry.CONF / "strategy" / f"{name}.yaml"
+    if not path.is_file():  # somebody else's method
+        return None
+    defaults = yaml.safe_load(path.read_text(encoding="utf-8")).get("defaults", [])
+    for entry in defaults:
+        if isinstance(entry, dict):
+            for key, value in entry.items():
+                if key.removeprefix("override ") == "server":
+                    return str(value)
+    inherited = [entry for entry in defaults if isinstance(entry, str) and not entry.startswith("_")]
+    return _own_server(inherited[0]) if inherited else None
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return {dotted key: value} of a configuration, without what does not tell experiments apart."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        if prefix == "" and key in ASIDE:
+            continue
+        if isinstance(value, Mapping):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+def varied(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return the dotted keys that tell these runs apart, beside method and seed, in the order of the configuration.
+
+    A key of a choice counts where it differs between runs of the same choice: ``participation.beta`` between two Markov chains,
+    not between one and a pattern that has no such key.
+    """
+    tables = [(run.method, flat(run.config)) for run in runs]
+    keys = dict.fromkeys(key for _, table in tables for key in table if key not in ("strategy.name", "strategy.server"))
+    found = []
+    for key in keys:
+        group, dot, rest = key.partition(".")
+        values: dict[Any, set[str]] = {}
+        for method, table in tables:
+            if key in table:
+                inner = method if group == "strategy" else table.get(f"{group}.name")
+                choice = inner if dot and rest != "name" else None
+                values.setdefault(choice, set()).add(json.dumps(table[key], default=str, sort_keys=True))
+        if any(len(distinct) > 1 for distinct in values.values()):
+            found.append(key)
+    return found
+
+
+def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[list[FinishedRun], list[str]]:
+    """Return the runs that tables and figures take, and a line on each that is left out.
+
+    Left out are those without an evaluation, those that only scored what another run had saved, those that did not end (taken
+    with ``unfinished``), and repetitions of the same configuration and seed but for the last.
+    """
+    last = {_identity(run): run for run in runs}
+    kept, aside = [], []
+    for run in runs:
+        if not any(metric == "accuracy" for _, _, metric in run.curves):
+            aside.append(f"{run.name}: nothing was evaluated")
+        elif run.config.get("evaluate_only"):
+            aside.append(f"{run.name}: it scored what another run had saved")
+        elif not run.finished and not unfinished:
+            aside.append(f"{run.name}: {run.summary['status']} in round {run.summary['rounds']} of {run.config['num_rounds']}")
+        elif last[_identity(run)] is not run:
+            aside.append(f"{run.name}: {last[_identity(run)].name} is the same configuration and seed")
+        else:
+            kept.append(run)
+    return kept, aside
+
+
+def accuracy_of(runs: Sequence[FinishedRun]) -> tuple[str, Callable[[FinishedRun], Points]]:
+    """Return what all of these runs can be compared by, in words and as a function to a run's curve.
+
+    The global model's accuracy on the test set where every run has it, else the nodes' on their own test parts. Runs of which
+    some have only the one and some only the other are each shown by what they have, which the words say.
+    """
+    if all(run.points("global", "test", "accuracy") for run in runs):
+        return "test accuracy", lambda run: run.points("global", "test", "accuracy")
+    if all(run.own_points() for run in runs):
+        return "nodes' accuracy", FinishedRun.own_points
+    return "accuracy (test set, else nodes' own)", lambda run: run.points("global", "test", "accuracy") or run.own_points()
+
+
+def _identity(run: FinishedRun) -> str:
+    table = flat(run.config) | {"seed": run.config.get("seed"), "finished": run.finished}
+    return json.dumps([run.method, table], sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seeds alone."""
+
+    method: str
+    setting: tuple[tuple[str, Any], ...]  # (varied key, value)
+    runs: tuple[FinishedRun, ...]
+
+    @property
+    def label(self) -> str:
+        """The method and what else was varied: ``pmfl participation=markovian``."""
+        return " ".join([self.method, *(f"{short(key)}={shown(value)}" for key, value in self.setting)])
+
+    def numbers(self, key: str) -> list[float]:
+        """Return one number of each seed's summary, NaN where there is none."""
+        return [run.number(key) for run in self.runs]
+
+
+def groups(runs: Sequence[FinishedRun]) -> list[Group]:
+    """Return the runs grouped over seeds, in the order in which each group first appears."""
+    keys = varied(runs)
+    found: dict[tuple, list[FinishedRun]] = {}
+    for run in runs:
+        table = flat(run.config)
+        setting = tuple((key, shown(table.get(key))) for key in keys)
+        found.setdefault((run.method, setting), []).append(run)
+    return [Group(method, setting, tuple(members)) for (method, setting), members in found.items()]
+
+
+def short(key: str) -> str:
+    """Return a dotted key as a table's head: ``participation.name`` is ``participation``."""
+    return key.removesuffix(".name").removeprefix("strategy.")
+
+
+def shown(value: Any) -> str:
+    """Return a configuration's value as a cell."""
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple | np.ndarray):
+        return "[" + ", ".join(map(str, value)) + "]"
+    return str(value)

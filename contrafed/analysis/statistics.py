@@ -1,0 +1,61 @@
+"""The numbers of a report: over seeds, over nodes, over rounds, and between two orders of the same methods."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+Points = Sequence[tuple[int, float]]
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and sample standard deviation (n - 1) of one number a seed; NaN for the deviation of a single seed.
+
+    What spreads over nodes is another number, the population's, which ``metrics.csv`` holds for each round as
+    ``accuracy_std``; FedCRL's tables have the mean over seeds of that one.
+    """
+    known = [value for value in values if not math.isnan(value)]
+    mean = float(np.mean(known)) if known else math.nan
+    return mean, float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
+
+
+def ranks(values: Sequence[float], *, higher_is_better: bool = True) -> list[float]:
+    """Return the rank of each value, 1 for the best; equal values share the mean of their ranks, NaN has none (NaN)."""
+    numbers = np.asarray(values, float)
+    ranked = stats.rankdata(-numbers if higher_is_better else numbers, method="average", nan_policy="omit")
+    return [float(rank) for rank in ranked]
+
+
+def spearman(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, int]:
+    """Return Spearman's correlation of two equally long columns, and over how many cells: those that both have.
+
+    NaN below three cells, where every order would look like agreement or its opposite, and where one side has one value only.
+    """
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
+    if len(pairs) < 3 or any(len(set(column)) == 1 for column in zip(*pairs, strict=True)):
+        return math.nan, len(pairs)
+    return float(stats.spearmanr(*zip(*pairs, strict=True)).statistic), len(pairs)
+
+
+def first_at(points: Points, target: float) -> int | None:
+    """Return the first round (from 1) whose value reaches the target, None where none does (METHODS 41.7: "-")."""
+    return next((t for t, value in points if t >= 1 and value >= target), None)
+
+
+def cdf(values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct values x in ascending order and F(x), the share of all values that are at most x (PMFL Figure 5)."""
+    x, counts = np.unique(np.asarray(values, float), return_counts=True)
+    return x, np.cumsum(counts) / max(counts.sum(), 1)
+
+
+def band(series: Sequence[Points]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rounds, and at each the mean and the sample standard deviation over seeds (0 for one seed).
+
+    Only rounds that every series has, so that no step in the mean comes from a seed that ends earlier.
+    """
+    tables = [dict(points) for points in series]
+    rounds = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
+    values = np.array([[table[t] for t in rounds] for table in tables])
+    deviation = values.std(axis=0, ddof=1) if len(tables) > 1 else np.zeros(len(rounds))
+    return np.array(rounds), values.mean(axis=0) if len(tables) else np.zeros(0), deviation

@@ -1,0 +1,296 @@
+"""Tables as Markdown, CSV and LaTeX: all runs of a folder, two runs side by side, and ours beside a paper's."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from contrafed.analysis.published import Comparison
+from contrafed.analysis.runs import FinishedRun, Group, Points, accuracy_of, flat, groups, short, shown
+from contrafed.analysis.statistics import first_at, over_seeds
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text, and the same as numbers for the CSV."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: pd.DataFrame
+
+    @property
+    def markdown(self) -> str:
+        """The table in Markdown, columns of numbers aligned to the right."""
+        lines = [[head.replace("|", "\\|") for head in self.heads]]
+        lines.append(["---:" if _numeric([row[i] for row in self.rows]) else "---" for i in range(len(self.heads))])
+        lines += [[cell.replace("|", "\\|") for cell in row] for row in self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+    @property
+    def plain(self) -> str:
+        """The table for a terminal: columns padded to their width."""
+        widths = [max(map(len, column)) for column in zip(self.heads, *self.rows, strict=True)]
+        right = [_numeric([row[i] for row in self.rows]) for i in range(len(self.heads))]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if end else cell.ljust(width) for cell, width, end in zip(row, widths, right, strict=True)
+            )
+            for row in (self.heads, *self.rows)
+        ]
+        return "".join(f"{line.rstrip()}\n" for line in lines)
+
+    @property
+    def latex(self) -> str:
+        """The table in LaTeX, for the package booktabs."""
+        align = "".join("r" if _numeric([row[i] for row in self.rows]) else "l" for i in range(len(self.heads)))
+        rows = [" & ".join(map(_tex, row)) + r" \\" for row in (self.heads, *self.rows)]
+        body = "\n".join([r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"])
+        caption = rf"\caption{{{_tex(self.title)}}}"
+        return f"\\begin{{table}}\n{caption}\n\\begin{{tabular}}{{{align}}}\n{body}\n\\end{{tabular}}\n\\end{{table}}\n"
+
+    @property
+    def csv(self) -> str:
+        """The numbers, unrounded; an empty cell is one that there is not."""
+        return self.numbers.to_csv(index=False, lineterminator="\n")
+
+
+def _numeric(cells: Sequence[str]) -> bool:
+    filled = [cell for cell in cells if cell not in ("", "-")]
+    return bool(filled) and all(cell.lstrip("+-(").replace(",", "")[:1].isdigit() for cell in filled)
+
+
+_TEX = str.maketrans({
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$",
+})  # fmt: skip
+
+
+def _tex(cell: str) -> str:
+    return cell.translate(_TEX)
+
+
+def figure_of(mean: float, deviation: float = math.nan, digits: int = 2) -> str:
+    """Return ``12.34 ± 0.56``, without the deviation where there is none, and an empty cell for NaN."""
+    if math.isnan(mean):
+        return ""
+    text = f"{mean:,.{digits}f}"
+    return text if math.isnan(deviation) else f"{text} ± {deviation:,.{digits}f}"
+
+
+# Columns of a table of runs: head, key of the summary, its unit, digits.
+COLUMNS = (
+    ("test accuracy, last", "accuracy_final", 100, 2),
+    ("test accuracy, mean of the best five", "accuracy_top5_mean", 100, 2),
+    ("training accuracy, mean of the best five", "train_accuracy_top5_mean", 100, 2),
+    ("nodes' accuracy, last", "personal_accuracy_mean", 100, 2),
+    ("its deviation over nodes", "personal_accuracy_std", 100, 2),
+    ("MiB a node and round", "mib_per_node", 1, 3),
+    ("seconds", "seconds", 1, 0),
+)
+
+
+def target_of(runs: Sequence[FinishedRun]) -> float | None:
+    """Return the accuracy that FedAvg's runs have at their end, the mean over seeds and settings; None without FedAvg."""
+    _, points = accuracy_of(runs)
+    last = [points(run)[-1][1] for run in runs if run.method == "fedavg" and points(run)]
+    return over_seeds(last)[0] if last else None
+
+
+def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = None) -> Table:
+    """Return a row for each group of runs that differ in their seed alone, the best first within what else was varied.
+
+    Numbers are mean ± deviation over seeds. ``target``: a fraction; then also rounds, and MiB up and down over all nodes, until
+    a seed's accuracy reaches it, a mean over the seeds that do, "-" where none does.
+    """
+    found = groups(runs)
+    keys = [key for key, _ in found[0].setting]
+    said, points = accuracy_of(runs)
+    wanted = () if target is None else tuple(f"{what} to {100 * target:.4g} % {said}" for what in ("rounds", "MiB"))
+    rows: list[dict[str, Any]] = []
+    for group in found:
+        row: dict[str, Any] = {"method": group.method, **{short(key): value for key, value in group.setting}}
+        row["seeds"] = len(group.runs)
+        done = min(int(run.summary["rounds"]) for run in group.runs)
+        planned = int(group.runs[0].config["num_rounds"])
+        row["rounds"] = str(done) if done == planned else f"{done} of {planned}"
+        for head, key, unit, _ in COLUMNS:
+            values = [_mib(run) for run in group.runs] if key == "mib_per_node" else group.numbers(key)
+            row[head], row[f"{head}, std"] = over_seeds([unit * value for value in values])
+        if target is not None:
+            row |= dict(zip(wanted, _to_target(group, target, points), strict=True))
+        rows.append(row)
+    best = [head for head, *_ in COLUMNS[:4:3]]
+    rows.sort(key=lambda row: ([_order(row[short(key)]) for key in keys], [-_or_zero(row[head]) for head in best]))
+    return _table(title, rows, [short(key) for key in keys], wanted)
+
+
+def _table(title: str, rows: list[dict[str, Any]], keys: list[str], wanted: tuple[str, ...]) -> Table:
+    numbers = pd.DataFrame(rows).dropna(axis=1, how="all")
+    extra = [(head, 0) for head in wanted]
+    heads = [(head, digits) for head, _, _, digits in COLUMNS if head in numbers] + extra
+    texts = []
+    for row in rows:
+        cells = [row["method"], *(row[key] for key in keys), str(row["seeds"]), row["rounds"]]
+        for head, digits in heads:
+            text = figure_of(row[head], row.get(f"{head}, std", math.nan), digits)
+            cells.append(text or ("-" if (head, digits) in extra else ""))
+        texts.append(tuple(map(str, cells)))
+    return Table(title, ("method", *keys, "seeds", "rounds", *(head for head, _ in heads)), tuple(texts), numbers)
+
+
+def _to_target(group: Group, target: float, points: Callable[[FinishedRun], Points]) -> tuple[float, float]:
+    """Return the mean rounds and MiB until the target of the seeds that reach it."""
+    reached = [(run, first_at(points(run), target)) for run in group.runs]
+    known = [(run, t) for run, t in reached if t is not None]
+    return over_seeds([float(t) for _, t in known])[0], over_seeds([mib_until(run, t) for run, t in known])[0]
+
+
+def mib_until(run: FinishedRun, server_round: int) -> float:
+    """Return the MiB that all nodes together have sent and received up to and in a round."""
+    ways = [run.points("global", "system", f"bytes_{way}") for way in ("up", "down")]
+    return sum(value for points in ways for t, value in points if t <= server_round) / MIB
+
+
+def _mib(run: FinishedRun) -> float:
+    return (run.number("bytes_up_per_node") + run.number("bytes_down_per_node")) / MIB
+
+
+def _order(value: str) -> tuple[int, float, str]:
+    """Sort numbers as numbers, before words."""
+    try:
+        return 0, float(value), ""
+    except ValueError:
+        return 1, 0.0, value
+
+
+def _or_zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
+
+
+def compared(a: FinishedRun, b: FinishedRun) -> tuple[Table, Table]:
+    """Return two runs side by side: the keys in which their configurations differ, and the numbers of their summaries."""
+    left, right = ({**flat(run.config), "seed": run.config.get("seed")} for run in (a, b))
+    keys = [key for key in dict.fromkeys([*left, *right]) if left.get(key, "") != right.get(key, "")]
+    rows = [(key, *("" if key not in side else shown(side[key]) for side in (left, right))) for key in keys]
+    differences = _side_by_side("Differences of the configurations", ("key", a.name, b.name), rows)
+    numbers = []
+    for key in dict.fromkeys([*a.summary, *b.summary]):
+        one, other = a.number(key), b.number(key)
+        if isinstance(a.summary.get(key), bool) or (math.isnan(one) and math.isnan(other)):
+            continue
+        difference = "" if math.isnan(one - other) else f"{other - one:+,.6g}"
+        numbers.append((key, *("" if math.isnan(x) else f"{x:,.6g}" for x in (one, other)), difference))
+    return differences, _side_by_side("Summaries", ("number", a.name, b.name, "difference"), numbers)
+
+
+def _side_by_side(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    return Table(title, heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
+
+
+def listed(runs: Sequence[FinishedRun]) -> Table:
+    """Return a line on each run."""
+    rows = []
+    for run in runs:
+        summary = run.summary
+        accuracy = next(
+            (run.number(k) for k in ("accuracy_final", "personal_accuracy_mean") if not math.isnan(run.number(k))), math.nan
+        )
+        rows.append((
+            run.name, run.method, *(str(summary.get(key, "")) for key in ("dataset", "partition", "participation", "seed")),
+            f"{summary['rounds']} of {run.config['num_rounds']}", str(summary["status"]), figure_of(100 * accuracy),
+            figure_of(run.number("seconds"), digits=0),
+        ))  # fmt: skip
+    heads = ("run", "method", "data set", "partition", "participation", "seed", "rounds", "status", "accuracy", "seconds")
+    return _side_by_side("Runs", heads, rows)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return a paper's table in the paper's own layout, of the columns in which there is a run of ours: ``ours (paper)``.
+
+    Ours is mean ± deviation over seeds. A cell without a run has the paper's value alone, one that the paper lacks ours alone.
+    """
+    columns = comparison.columns()
+    methods = dict.fromkeys(comparison.cells["method"])
+    rows = []
+    for method in methods:
+        cells = []
+        for _, part in columns:
+            chosen = part[part["method"] == method]
+            cells.append("" if chosen.empty else _beside(chosen.iloc[0]))
+        rows.append((method, *cells))
+    heads = ("method", *(" ".join(filter(None, (dataset, setting, metric))) for (dataset, setting, metric), _ in columns))
+    return Table(f"{comparison.title}: ours (paper)", heads, tuple(rows), comparison.cells)
+
+
+def _beside(cell: pd.Series) -> str:
+    ours, paper = figure_of(cell["ours"], cell["ours_std"]), figure_of(cell["paper"])
+    return f"{ours} ({paper})" if ours and paper else ours or (f"({paper})" if paper else "")
+
+
+def rank_table(comparison: Comparison) -> Table:
+    """Return a row for each cell that we and the paper have: both values, their difference, and their ranks in the column."""
+    rows = []
+    spread = comparison.both["ours_node_std"].notna().any()
+    for cell in comparison.both.to_dict("records"):
+        nodes = (figure_of(cell["ours_node_std"]), figure_of(cell["paper_std"])) if spread else ()
+        rows.append((
+            *(str(cell[key]) for key in ("dataset", "setting", "metric", "method")), figure_of(cell["ours"], cell["ours_std"]),
+            str(cell["seeds"]), figure_of(cell["paper"]), f"{cell['difference']:+.2f}", *nodes, f"{cell['rank']:g}",
+            f"{cell['paper_rank']:g}",
+        ))  # fmt: skip
+    over_nodes = ("our deviation over nodes", "the paper's deviation") if spread else ()
+    heads = (
+        "data set",
+        "setting",
+        "metric",
+        "method",
+        "ours",
+        "seeds",
+        "paper",
+        "difference",
+        *over_nodes,
+        "rank",
+        "paper's rank",
+    )
+    return Table(f"{comparison.title}: cell by cell", heads, tuple(rows), comparison.both)
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return a paper's table in Markdown: ours beside it, ranks, correlations with their numbers of cells, what is missing."""
+    parts = [comparison_table(comparison).markdown]
+    if len(comparison.both):
+        parts.append(rank_table(comparison).markdown)
+    parts.append("\n".join(correlation_lines(comparison)) + "\n")
+    parts.append(missing_line(comparison) + "\n")
+    return "\n".join(parts)
+
+
+def correlation_lines(comparison: Comparison) -> list[str]:
+    """Return Spearman's correlation with the paper: over all cells, then column by column."""
+    rho, cells = comparison.correlation()
+    lines = [f"* Spearman's correlation with the paper over all accuracies: {_rho(rho)} ({cells} cells)"]
+    inner = comparison.correlations()
+    known = [value for _, value, _ in inner if not math.isnan(value)]
+    if known:
+        lines.append(f"* within a column, the mean over {len(known)} columns: {sum(known) / len(known):.2f}")
+    return lines + [f"* {' '.join(filter(None, key))}: {_rho(value)} ({count} cells)" for key, value, count in inner]
+
+
+def _rho(value: float) -> str:
+    return "none, too few cells or all alike" if math.isnan(value) else f"{value:.2f}"
+
+
+def missing_line(comparison: Comparison) -> str:
+    """Name the paper's cells that no run fills, a whole column in one word."""
+    missing, parts = comparison.missing, []
+    have = {key for key, _ in comparison.columns()}
+    for key, part in missing.groupby(["dataset", "setting", "metric"], sort=False):
+        parts.append(f"{' '.join(filter(None, key))} ({', '.join(part['method']) if key in have else 'all'})")
+    total = int(comparison.cells["paper"].notna().sum())
+    if not parts:
+        return f"All {total} cells of the paper's table have a run."
+    return f"Of the paper's {total} cells {len(missing)} have no run: {'; '.join(parts)}."

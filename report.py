@@ -1,0 +1,113 @@
+"""Tables and figures of finished runs.
+
+    python report.py DIR...                  every table (Markdown, CSV, LaTeX) and figure (PNG, PDF), in DIR/report
+    python report.py --list DIR...           a line on each run
+    python report.py --compare A B           two runs: what their configurations differ in, their numbers side by side
+    python report.py --results [DIR...]      keep folders' runs in results/, and write docs/RESULTS.md from all of it
+
+Exit status: 0, or 2 for a mistake in what was asked for, which is said in one line.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from core.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """Says a mistake as everything here does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``UserError``."""
+        raise UserError(f"{message} (python report.py --help)")
+
+
+def parser() -> Parser:
+    """Return the command line's reader."""
+    assert __doc__ is not None
+    out = Parser("report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    out.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="a run's folder, or one with runs somewhere below it")
+    kind = out.add_mutually_exclusive_group()
+    kind.add_argument("--list", action="store_true", help="a line on each run")
+    kind.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs side by side")
+    kind.add_argument(
+        "--results", action="store_true", help="keep runs in results/, and write docs/RESULTS.md and docs/figures"
+    )
+    out.add_argument("--out", type=Path, metavar="FOLDER", help="where to write instead of DIR/report")
+    out.add_argument("--name", help="with --results: what results/ calls the runs; by default the folder's name")
+    out.add_argument("--title", help="of tables and figures; by default the folder's name")
+    out.add_argument(
+        "--target", type=float, metavar="PERCENT", help="accuracy to count rounds and MiB to; by default FedAvg's last"
+    )
+    out.add_argument("--unfinished", action="store_true", help="take runs that did not end as well")
+    return out
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line asks for, and return the exit status."""
+    try:
+        _report(parser().parse_args(arguments))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # somebody reads only the first lines
+        sys.stderr.close()
+    return 0
+
+
+def _report(asked: argparse.Namespace) -> None:
+    # After the command line was read: pandas and matplotlib take a second.
+    from contrafed.analysis import pages, tables
+    from contrafed.analysis.runs import find
+
+    if asked.target is not None and not 0 < asked.target <= 100:
+        raise UserError(f"--target {asked.target:g} is no percentage above 0 and up to 100")
+    if asked.compare:
+        pair = [find([folder]) for folder in asked.compare]
+        for folder, runs in zip(asked.compare, pair, strict=True):
+            if len(runs) != 1:
+                raise UserError(f"--compare takes two runs, and {folder} holds {len(runs)}")
+        print("\n".join(f"{table.title}\n\n{table.plain}" for table in tables.compared(pair[0][0], pair[1][0])), end="")
+    elif asked.results:
+        _results(asked)
+    elif not asked.folders:
+        raise UserError("name a folder with runs (python report.py --help)")
+    elif asked.list:
+        print(tables.listed(find(asked.folders)).plain, end="")
+    else:
+        runs = _usable(find(asked.folders), asked.unfinished)
+        folder = asked.out or asked.folders[0] / "report"
+        title = asked.title or ", ".join(pages.name_of(path) for path in asked.folders)
+        files = pages.write(runs, folder, title, None if asked.target is None else asked.target / 100)
+        print((folder / "runs.md").read_text(encoding="utf-8"))
+        print(f"{len(files)} files of {len(runs)} runs are in {folder}: {', '.join(path.name for path in files)}")
+
+
+def _results(asked: argparse.Namespace) -> None:
+    from contrafed.analysis import pages, results
+    from contrafed.analysis.runs import find
+
+    if asked.name and len(asked.folders) != 1:
+        raise UserError("--name goes with one folder")
+    for folder in asked.folders:
+        runs = _usable(find([folder]), asked.unfinished)
+        print(f"{len(runs)} runs of {folder} are in {results.keep(runs, Path('results'), asked.name or pages.name_of(folder))}")
+    files = pages.results_page(Path())
+    print(f"wrote {files[0]} and {len(files) - 1} figures")
+
+
+def _usable(found: list, unfinished: bool) -> list:
+    from contrafed.analysis.runs import usable
+
+    runs, aside = usable(found, unfinished=unfinished)
+    for line in aside:
+        print(f"left out: {line}", file=sys.stderr)
+    if not runs:
+        raise UserError(f"none of the {len(found)} runs can be reported" + ("" if unfinished else "; --unfinished takes more"))
+    return runs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

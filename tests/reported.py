@@ -1,0 +1,53 @@
+"""Folders of runs as a run leaves them, written by hand, for the tests of reports."""
+
+import json
+
+import yaml
+
+
+def config_of(**changes):
+    config = {
+        "seed": 0, "num_nodes": 4, "num_rounds": 40, "output_dir": "somewhere", "evaluate_only": None,
+        "strategy": {"name": "fedavg", "server": "fedavg", "local": {"lr": 0.1}},
+        "dataset": {"name": "digits"}, "partition": {"name": "dirichlet", "alpha": 0.1},
+        "participation": {"name": "full"}, "model": {"name": "cnn"}, "engine": {"name": "local"},
+    }  # fmt: skip
+    for key, value in changes.items():
+        group, dot, inner = key.replace("__", ".").partition(".")
+        if dot:
+            config[group] = {**config[group], inner: value}
+        else:
+            config[group] = value
+    return config
+
+
+def method(name, **changes):
+    """A configuration's changes for another method, whose server rule is FedAvg's."""
+    return {"strategy": {"name": name, "server": "fedavg", "local": {"lr": 0.1}}, **changes}
+
+
+def write_run(
+    folder, accuracies=(0.1, 0.5, 0.8, 0.7), *, scope=("global", "test"), spread=None, nodes=(), summary=None, **changes
+):
+    """A run whose accuracies are of rounds 0, 10, 20, ...; two nodes take part and send 2 MiB each, every tenth round."""
+    folder.mkdir(parents=True)
+    config = config_of(**changes)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    lines = ["round,scope,split,metric,value"]
+    for number, accuracy in enumerate(accuracies):
+        place = f"{10 * number},{','.join(scope)}"
+        lines.append(f"{place},accuracy,{accuracy}")
+        if spread is not None:
+            lines.append(f"{place},accuracy_std,{spread[number]}")
+        if number:
+            lines += [f"{10 * number},global,system,{name},{value}" for name, value in SYSTEM.items()]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    rows = [",".join(map(str, row)) for row in nodes]
+    (folder / "nodes.csv").write_text("\n".join(["round,node,metric,value", *rows]) + "\n")
+    if summary is not False:
+        said = {"status": "finished", "seed": config["seed"], "seconds": 3.0, "device": "cpu", "versions": {"torch": "2.6"}}
+        (folder / "summary.json").write_text(json.dumps(said | (summary or {})))
+    return folder
+
+
+SYSTEM = {"participants": 2, "bytes_up": 2 * 2**20, "bytes_down": 4 * 2**20}

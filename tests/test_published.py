@@ -1,0 +1,132 @@
+"""Our runs beside the papers' tables: which cell a run fills, differences, ranks, correlations, what is missing."""
+
+import math
+
+import pytest
+from reported import method, write_run
+
+from contrafed.analysis import published, tables
+from contrafed.analysis.runs import find
+from core.errors import UserError
+
+CELLS = [
+    {"metric": metric, "setting": "bernoulli", "value": f"{prefix}accuracy_top5_mean", "std": None}
+    for metric, prefix in (("train_accuracy", "train_"), ("test_accuracy", ""))
+]
+
+
+def pmfl(name, **more):
+    row = {"paper": "pmfl", "table": "I", "figure": None, "dataset": "SVHN", "method": name, "setting": "bernoulli"}
+    return method(name.partition("/")[0], published={**row, "cells": CELLS, "plot": None}, changed=[], scale=None, **more)
+
+
+def test_every_table_is_there():
+    tables_of = {
+        paper: published.load(paper)["table"].nunique() for paper in ("fedcosr", "fedcrl", "fedrcl", "mpfedcon", "pmfl")
+    }
+    assert tables_of == {"fedcosr": 2, "fedcrl": 2, "fedrcl": 6, "mpfedcon": 4, "pmfl": 5}
+    row = published.load("pmfl").query("table == 'I' and dataset == 'SVHN' and method == 'pmfl' and metric == 'test_accuracy'")
+    assert row["value"].iloc[0] == 87.47
+    with pytest.raises(UserError, match="unknown paper 'pmfk', did you mean 'pmfl'"):
+        published.load("pmfk")
+
+
+def test_a_column_by_hand(tmp_path):
+    # Test accuracies of the best five of two seeds of pmfl (60, 64), one of fedau and mifa, 70 and 50.
+    ours = {("pmfl", 0): 0.60, ("pmfl", 1): 0.64, ("fedau", 0): 0.70, ("mifa", 0): 0.50}
+    for (name, seed), accuracy in ours.items():
+        write_run(tmp_path / f"{name}-{seed}", (0.1, accuracy), seed=seed, **pmfl(name))
+    (comparison,) = published.compare(find([tmp_path]))
+    assert comparison.title == "PMFL, Table I"
+    cells = comparison.cells.query("metric == 'test_accuracy' and dataset == 'SVHN' and setting == 'bernoulli'").set_index(
+        "method"
+    )
+    assert cells.loc["pmfl", "ours"] == pytest.approx(62)
+    assert cells.loc["pmfl", "ours_std"] == pytest.approx(4 / math.sqrt(2))
+    assert cells.loc["pmfl", "seeds"] == 2
+    theirs = published.load("pmfl").query(
+        "table == 'I' and metric == 'test_accuracy' and dataset == 'SVHN' and setting == 'bernoulli'"
+    )
+    printed = theirs.set_index("method")["value"]
+    assert cells.loc["pmfl", "difference"] == pytest.approx(62 - printed["pmfl"])
+    # The paper has pmfl above mifa above fedau or another way: both orders among these three methods alone.
+    assert cells.loc[["fedau", "pmfl", "mifa"], "rank"].tolist() == [1, 2, 3]
+    order = sorted(["fedau", "pmfl", "mifa"], key=lambda name: -printed[name])
+    assert cells.loc[order, "paper_rank"].tolist() == [1, 2, 3]
+    ((_, rho, count),) = [entry for entry in comparison.correlations() if entry[0][2] == "test_accuracy"]
+    places = [order.index(name) for name in ("fedau", "pmfl", "mifa")]
+    assert count == 3
+    assert rho == pytest.approx(1 - 6 * sum((place - i) ** 2 for i, place in enumerate(places)) / (3 * 8))
+    # fedvarp is empty and named; so is every other data set, as a whole. No run scored training images.
+    assert math.isnan(cells.loc["fedvarp", "ours"])
+    missing = tables.missing_line(comparison)
+    assert "Of the paper's 144 cells 141 have no run" in missing
+    assert "SVHN bernoulli test_accuracy (fedvarp, fedhyper, fedppo)" in missing
+    assert "CIFAR10 cyclic test_accuracy (all)" in missing
+    text = tables.comparison_text(comparison)
+    assert "| pmfl | 62.00 ± 2.83 (87.47) |" in text
+    assert "(3 cells)" in text
+
+
+def test_what_is_changed_or_small_stands_apart(tmp_path):
+    for name, more in {"whole": {}, "short": {"changed": ["num_rounds=50"]}, "small": {"scale": "small"}}.items():
+        write_run(tmp_path / name, **{**pmfl("pmfl"), **more})
+    found = published.compare(find([tmp_path]))
+    assert sorted(c.title for c in found) == ["PMFL, Table I", "PMFL, Table I (num_rounds=50)", "PMFL, Table I (scale=small)"]
+    assert len({c.stem for c in found}) == 3
+
+
+def test_a_method_that_the_paper_lacks_has_no_paper_value(tmp_path):
+    write_run(tmp_path / "a", **pmfl("scaffold"))
+    (comparison,) = published.compare(find([tmp_path]))
+    assert "| scaffold | 66.67 |" in tables.comparison_table(comparison).markdown
+    assert len(comparison.both) == 0
+    assert comparison.correlation()[1] == 0
+
+
+def fedcrl(name, scope, value="personal_accuracy_best"):
+    cell = {"metric": "personal_accuracy", "setting": "practical beta=0.1 N=20", "value": value, "std": f"{value}_std"}
+    row = {"paper": "fedcrl", "table": "II", "dataset": "CIFAR-10", "method": name, "setting": cell["setting"], "cells": [cell]}
+    return {**method(name), "published": row, "scope": scope, "spread": (0.5, 0.2, 0.1, 0.3)}
+
+
+def test_deviation_over_nodes_at_the_best_round(tmp_path):
+    write_run(tmp_path / "own", **fedcrl("fedcrl", ("personal", "test")))
+    write_run(tmp_path / "global", **fedcrl("fedavg", ("global", "nodes")))
+    write_run(tmp_path / "nodes", **fedcrl("fedprox", ("global", "nodes"), "nodes_accuracy_best"))
+    (comparison,) = published.compare(find([tmp_path]))
+    both = comparison.both.set_index("method")
+    for name in ("fedcrl", "fedavg", "fedprox"):
+        assert (both.loc[name, "ours"], both.loc[name, "ours_node_std"]) == (pytest.approx(80), pytest.approx(10))
+    assert both.loc["fedcrl", "paper_std"] > 0
+    assert "our deviation over nodes" in tables.comparison_text(comparison)
+
+
+def to_target(name, accuracies, folder):
+    cells = [
+        {"metric": metric, "setting": "clients=100 classes=5", "value": value, "std": None}
+        for metric, value in {
+            "rounds": "rounds_to_target",
+            "speedup": "speedup_to_target",
+            "traffic_mb": "traffic_to_target",
+        }.items()
+    ]
+    row = {"paper": "mpfedcon", "table": "3", "dataset": "CIFAR-10", "method": name, "setting": "", "cells": cells}
+    scope = ("global", "nodes") if name == "fedavg" else ("personal", "test")
+    return write_run(folder / name, accuracies, scope=scope, **method(name, published=row))
+
+
+def test_rounds_speedup_and_traffic_to_fedavgs_last_accuracy(tmp_path):
+    to_target("fedavg", (0.1, 0.55, 0.4, 0.5, 0.5), tmp_path)  # its last is 0.5, of round 40
+    to_target("mpfedcon", (0.6, 0.3, 0.5, 0.7, 0.7), tmp_path)  # reached in round 20
+    to_target("fedrep", (0.6, 0.3, 0.4, 0.4, 0.4), tmp_path)  # never
+    (comparison,) = published.compare(find([tmp_path]))
+    ours = comparison.cells.query("dataset == 'CIFAR-10'").set_index(["metric", "method"])["ours"]
+    assert ours["rounds", "fedavg"] == 40
+    assert ours["speedup", "fedavg"] == 1
+    assert (ours["rounds", "mpfedcon"], ours["speedup", "mpfedcon"]) == (20, 2)
+    # Two nodes send 2 MiB a round together, one of them 1 MiB.
+    assert ours["traffic_mb", "mpfedcon"] == pytest.approx(20)
+    assert math.isnan(ours["rounds", "fedrep"])
+    ranks = comparison.cells.query("metric == 'rounds' and dataset == 'CIFAR-10'").set_index("method")["rank"]
+    assert (ranks["mpfedcon"], ranks["fedavg"]) == (1, 2)  # fewer are better

@@ -1,0 +1,278 @@
+"""The command line of reports, the tables that it writes, and what is kept of runs in the repository."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib import image
+from reported import method, write_run
+
+import report
+from contrafed.analysis import leave, pages, results, tables
+from contrafed.analysis.runs import find, groups, read, usable, varied
+
+ROOT = Path(report.__file__).resolve().parent
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two methods, two patterns, two seeds of the first method."""
+    for seed, top in ((0, 0.8), (1, 0.6)):
+        for pattern in ("full", "cyclic"):
+            name = {"participation": {"name": pattern}, "seed": seed}
+            write_run(tmp_path / "sweep" / f"moon-{pattern}-{seed}", (0.1, 0.5, top), **method("moon", **name))
+    for pattern in ("full", "cyclic"):
+        write_run(tmp_path / "sweep" / f"fedavg-{pattern}", (0.1, 0.4, 0.55), participation={"name": pattern})
+    return tmp_path / "sweep"
+
+
+def answer(capsys, *arguments):
+    status = report.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_what_was_varied_and_groups_over_seeds(sweep):
+    runs = find([sweep])
+    assert varied(runs) == ["participation.name"]
+    found = {group.label: group for group in groups(runs)}
+    assert set(found) == {f"{name} participation={p}" for name in ("moon", "fedavg") for p in ("full", "cyclic")}
+    assert found["moon participation=full"].numbers("accuracy_final") == [0.8, 0.6]
+
+
+def test_a_key_of_another_choice_is_not_varied(tmp_path):
+    write_run(tmp_path / "a", participation={"name": "markovian", "beta": 0.1})
+    write_run(tmp_path / "b", participation={"name": "full"}, **method("moon"))
+    write_run(tmp_path / "c", participation={"name": "markovian", "beta": 0.5})
+    assert varied(find([tmp_path])) == ["participation.name", "participation.beta"]
+    assert varied(find([tmp_path / "a", tmp_path / "b"])) == ["participation.name"]
+
+
+def test_methods_are_named_with_another_server_rule(tmp_path):
+    rule = {"strategy": {"name": "fedrcl", "server": "fedadam"}}
+    write_run(tmp_path / "a", **rule)
+    write_run(tmp_path / "b", **method("fedcl"))  # its YAML inherits FedRCL's, whose rule is FedAvg's
+    write_run(tmp_path / "c", strategy={"name": "fedavgm", "server": "fedavgm"})
+    assert [run.method for run in find([tmp_path])] == ["fedrcl+fedadam", "fedcl", "fedavgm"]
+
+
+def test_table_of_runs_by_hand(sweep):
+    # FedAvg's last is 55 %, which moon reaches in round 20 (80 and 60) and fedavg in round 20.
+    runs = find([sweep])
+    target = tables.target_of(runs)
+    assert target == pytest.approx(0.55)
+    table = tables.runs_table(runs, "title", target)
+    heads = table.heads
+    assert heads[:4] == ("method", "participation", "seeds", "rounds")
+    row = dict(zip(heads, table.rows[0], strict=True))
+    assert (row["method"], row["participation"], row["seeds"], row["rounds"]) == ("moon", "cyclic", "2", "20 of 40")
+    assert row["test accuracy, last"] == "70.00 ± 14.14"
+    assert row["test accuracy, mean of the best five"] == "60.00 ± 7.07"  # (50 + 80) / 2 and (50 + 60) / 2
+    assert row["MiB a node and round"] == "3.000 ± 0.000"
+    # 2 MiB up and 4 down in rounds 10 and 20.
+    assert [row[head] for head in heads[-2:]] == ["20", "12"]
+    assert [cells[0] for cells in table.rows] == ["moon", "fedavg", "moon", "fedavg"]
+    best = tables.runs_table(runs, "title", 0.7)
+    assert dict(zip(best.heads, best.rows[0], strict=True))["rounds to 70 % test accuracy"] == "20"  # one seed of two
+    assert best.rows[1][-2:] == ("-", "-")
+
+
+def test_markdown_and_latex(sweep):
+    table = tables.Table(
+        "50 % & more", ("a_b", "x"), (("p|q", "1.50 ± 0.20"), ("r", "")), pd.DataFrame({"a_b": ["p|q"], "x": [1.5]})
+    )
+    assert table.markdown == "| a_b | x |\n| --- | ---: |\n| p\\|q | 1.50 ± 0.20 |\n| r |  |\n"
+    assert r"\caption{50 \% \& more}" in table.latex
+    assert r"p|q & 1.50 $\pm$ 0.20 \\" in table.latex
+    assert r"a\_b & x \\" in table.latex
+    assert table.csv == "a_b,x\np|q,1.5\n"
+
+
+def test_tables_and_figures_of_a_folder(sweep, capsys):
+    status, out, _ = answer(capsys, sweep, "--title", "a sweep")
+    assert status == 0
+    assert "| moon | cyclic | 2 |" in out
+    files = {path.name for path in (sweep / "report").iterdir()}
+    assert files == {"runs.md", "runs.csv", "runs.tex", "accuracy.png", "accuracy.pdf"}
+    assert image.imread(sweep / "report" / "accuracy.png").std() > 0.05
+    assert (sweep / "report" / "accuracy.pdf").read_bytes().startswith(b"%PDF")
+    again = (sweep / "report" / "accuracy.pdf").read_bytes()
+    answer(capsys, sweep, "--title", "a sweep")
+    assert (sweep / "report" / "accuracy.pdf").read_bytes() == again
+
+
+def test_runs_are_listed(sweep, capsys):
+    write_run(sweep / "killed", summary=False)
+    status, out, _ = answer(capsys, "--list", sweep)
+    assert status == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("killed")]
+    assert line.split() == ["killed", "fedavg", "digits", "dirichlet", "full", "0", "30", "of", "40", "unfinished", "70.00"]
+    assert len(out.splitlines()) == 8
+
+
+def test_two_runs_side_by_side(sweep, capsys):
+    status, out, _ = answer(capsys, "--compare", sweep / "moon-full-0", sweep / "fedavg-full")
+    assert status == 0
+    differences, _, numbers = out.partition("Summaries")
+    assert [line.split() for line in differences.splitlines()[3:] if line] == [["strategy.name", "moon", "fedavg"]]
+    (line,) = [line.split() for line in numbers.splitlines() if line.startswith("accuracy_final")]
+    assert line == ["accuracy_final", "0.8", "0.55", "-0.25"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a folder with runs"),
+        (["--liist"], "unrecognized arguments: --liist"),
+        (["nowhere"], "there is no folder nowhere"),
+        (["empty"], "there are no runs in empty"),
+        (["sweep", "--target", "0"], "--target 0 is no percentage"),
+        (["--compare", "sweep", "sweep/fedavg-full"], "--compare takes two runs, and sweep holds 6"),
+        (["--compare", "sweep"], "expected 2 arguments"),
+        (["--results"], "there are no results in results"),
+        (["--results", "--list"], "not allowed with"),
+        (["sweep", "--out", "file"], "cannot write to file"),
+        (["killed"], "none of the 1 runs can be reported; --unfinished takes more"),
+        (["torn"], "cannot read torn/metrics.csv"),
+        (["headless"], "cannot read headless/metrics.csv: it has no column value"),
+        (["foreign"], "foreign/config.yaml is no run's configuration"),
+        (["summary"], "cannot read summary/summary.json"),
+    ],
+)
+def test_mistakes_are_one_line(sweep, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(sweep.parent)
+    Path("empty").mkdir()
+    Path("file").write_text("")
+    write_run(Path("killed"), summary=False)
+    for name in ("torn", "headless", "foreign", "summary"):
+        write_run(Path(name))
+    with Path("torn/metrics.csv").open("a") as file:
+        file.write("40,global,te")
+    Path("headless/metrics.csv").write_text("round,scope,split,metric\n1,a,b,c\n")
+    Path("foreign/config.yaml").write_text("a: 1\n")
+    Path("summary/summary.json").write_text("{")
+    status, out, err = answer(capsys, *arguments)
+    assert status == 2
+    lines = [line for line in err.splitlines() if not line.startswith("left out")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert said in lines[0]
+
+
+def test_what_is_left_out_is_named(tmp_path):
+    write_run(tmp_path / "first")
+    write_run(tmp_path / "second")
+    write_run(tmp_path / "killed", summary=False, seed=1)
+    write_run(tmp_path / "scored", evaluate_only="runs/a", seed=2)
+    write_run(tmp_path / "blind", (), seed=3)
+    kept, aside = usable(find([tmp_path]))
+    assert [run.name for run in kept] == ["second"]
+    assert aside == [
+        "blind: nothing was evaluated",
+        "first: second is the same configuration and seed",
+        "killed: unfinished in round 30 of 40",
+        "scored: it scored what another run had saved",
+    ]
+    kept, _ = usable(find([tmp_path]), unfinished=True)
+    assert [run.name for run in kept] == ["killed", "second"]
+    assert kept[0].number("accuracy_best") == 0.8
+
+
+def test_a_run_that_has_not_begun_is_no_run(tmp_path):
+    write_run(tmp_path / "done")
+    write_run(tmp_path / "claimed")
+    (tmp_path / "claimed" / "config.yaml").write_text("")
+    assert [run.name for run in find([tmp_path])] == ["done"]
+
+
+def test_results_alone_give_the_same_tables(sweep, monkeypatch, capsys):
+    monkeypatch.chdir(sweep.parent)
+    status, out, _ = answer(capsys, "--results", "sweep")
+    assert status == 0
+    assert "6 runs of sweep are in results/sweep.csv" in out
+    first = {path: path.read_bytes() for path in [*Path("results").rglob("*.csv"), *Path("docs").rglob("*.*")]}
+    assert {str(path) for path in first} >= {"results/sweep.csv", "results/curves/sweep.csv", "docs/RESULTS.md"}
+    stored, runs = results.load(Path("results/sweep.csv")), find([sweep])
+    assert tables.runs_table(stored, "t", 0.55).rows == tables.runs_table(runs, "t", 0.55).rows
+    assert stored[0].config["strategy"] == runs[0].config["strategy"]
+    # Without the folders, and again: the same bytes.
+    status, _, _ = answer(capsys, "--results")
+    assert status == 0
+    assert {path: path.read_bytes() for path in first} == first
+
+
+def test_results_are_added_to(sweep, monkeypatch, capsys):
+    monkeypatch.chdir(sweep.parent)
+    monkeypatch.setattr(pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
+    answer(capsys, "--results", "sweep")
+    write_run(Path("more/moon-full-2"), (0.1, 0.5, 0.7), **method("moon", seed=2))
+    status, _, _ = answer(capsys, "--results", "more", "--name", "sweep")
+    assert status == 0
+    names = [run.name for run in results.load(Path("results/sweep.csv"))]
+    assert len(names) == 7
+    assert "moon-full-2" in names
+    Path("results/sweep.md").write_text("# What moon does\n\nIt wins.\n")
+    answer(capsys, "--results")
+    page = Path("docs/RESULTS.md").read_text()
+    assert "## What moon does\n\nIt wins.\n\n7 runs; seed 0, 1, 2; device cpu; torch 2.6." in page
+    assert "![What moon does: accuracy](figures/sweep-accuracy.png)" in page
+
+
+def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "POINTS", 5)
+    accuracies = [0.1, 0.2, 0.1, 0.6, 0.3, 0.2, 0.25, 0.61, 0.3, 0.4, 0.5]
+    run = read(
+        write_run(tmp_path / "a", accuracies, nodes=[(10, 0, "weight", 1), (10, 1, "weight", 3), (20, 0, "weight", 5)]), "a"
+    )
+    results.keep([run], tmp_path / "results", "a")
+    (stored,) = results.load(tmp_path / "results" / "a.csv")
+    rounds = [t for t, _ in stored.points("global", "test", "accuracy")]
+    assert len(rounds) < 10
+    assert {10, 30, 70, 100} <= set(rounds)
+    for target in (0.2, 0.6, 0.61):
+        at = next(t for t, value in run.points("global", "test", "accuracy") if value >= target)
+        assert next(t for t, value in stored.points("global", "test", "accuracy") if value >= target) == at
+        assert tables.mib_until(stored, at) == tables.mib_until(run, at)
+    assert stored.number("accuracy_top5_mean") == run.number("accuracy_top5_mean")  # of the whole curve
+    assert stored.mean_over_nodes("weight") == run.mean_over_nodes("weight") == [(10, 2.0), (20, 5.0)]
+    assert stored.last_of_nodes("weight") == {0: 5.0}
+
+
+def test_a_sweep_leaves_a_table_and_a_figure(sweep, capsys):
+    leave(sweep, sorted(path for path in sweep.iterdir()))
+    assert "sweep.md, sweep.png" in capsys.readouterr().out
+    assert "| moon | full | 2 |" in (sweep / "sweep.md").read_text()
+    assert len(pd.read_csv(sweep / "sweep.csv")) == 4
+    assert image.imread(sweep / "sweep.png").std() > 0.05
+
+
+def test_a_sweep_of_one_or_of_nothing_leaves_nothing(sweep, capsys):
+    leave(sweep, [sweep / "moon-full-0"])
+    leave(sweep, [sweep / "nowhere"])
+    assert "no table of the sweep: there is no folder" in capsys.readouterr().out
+    assert not list(sweep.glob("sweep.*"))
+
+
+def test_names_of_results():
+    assert pages.name_of(Path("/a/outputs/pmfl/table1-small")) == "pmfl-table1-small"
+    assert pages.name_of(Path("/a/digits")) == "digits"
+
+
+def test_numbers_of_nodes_with_the_global_model(tmp_path):
+    run = read(write_run(tmp_path / "a", scope=("global", "nodes"), spread=(0.4, 0.3, 0.2, 0.1)), "a")
+    assert run.number("nodes_accuracy_best") == run.number("personal_accuracy_best") == 0.8
+    assert run.number("personal_accuracy_best_std") == 0.2
+    assert run.summary["own_model"] is False
+    assert math.isnan(run.number("accuracy_final"))
+    own = read(write_run(tmp_path / "b", scope=("personal", "test")), "b")
+    assert own.summary["own_model"] is True
+    assert math.isnan(own.number("nodes_accuracy_best"))
+
+
+def test_help_needs_neither_pandas_nor_torch():
+    code = "import sys, report; report.parser(); print(sorted({'pandas', 'torch', 'matplotlib', 'ray'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
