@@ -38,7 +38,7 @@ def app_folder(folder):
     folder.mkdir()
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("main.py", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    for name in ("main.py", "report.py", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "tests").mkdir()
     (folder / "tests" / "rig.py").write_text("")

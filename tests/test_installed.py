@@ -30,9 +30,12 @@ def test_the_wheel_has_the_yamls_the_marks_and_the_command(installed):
         assert (installed / package / "py.typed").is_file(), package
     yamls = {path.relative_to(ROOT) for path in (ROOT / "conf").rglob("*.yaml")}
     assert {path.relative_to(installed) for path in (installed / "conf").rglob("*.yaml")} == yamls
+    assert len(list((installed / "contrafed" / "analysis" / "published").glob("*.csv"))) == 5
     (about,) = installed.glob("contrafed-*.dist-info")
     distribution = PathDistribution(about)
     assert distribution.entry_points["contrafed"].value == "main:command"
+    assert distribution.entry_points["contrafed-report"].value == "report:main"
+    assert (installed / "report.py").is_file()
     assert distribution.metadata["License-Expression"] == "Apache-2.0"
 
 
