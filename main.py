@@ -3,8 +3,8 @@
     python main.py strategy=pmfl participation=markovian
     python main.py -m strategy=fedavg,moon,pmfl participation=bernoulli,markovian,cyclic seed=0,1
 
-Installed, it is the command ``contrafed`` as well. ``--help`` lists every choice. Exit status: 0 all runs finished, 1 a run failed,
-2 a mistake in what was asked for, 130 Ctrl-C.
+Installed, it is the command ``contrafed`` as well. ``--help`` lists every choice. Exit status: 0 all runs finished, 1 a run
+failed, 2 a mistake in what was asked for, 130 Ctrl-C.
 """
 
 import contextlib

@@ -28,10 +28,11 @@ from core.tensors import Tensors, group, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
-# Keys that may differ between a run and its continuation: they change no number. But for those of the engine's that say which
-# replies count.
+# Keys that may differ between a run and its continuation: they change no number, or only when it ends. But for those of the
+# engine's that say which replies count.
 FREE_KEYS = (
-    "output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "verbose", "save_personal", "wait_for_nodes",
+    "output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "tracker", "verbose", "save_personal",
+    "wait_for_nodes", "early_stop", "target_accuracy",
 )  # fmt: skip
 RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
 

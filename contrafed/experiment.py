@@ -1,7 +1,7 @@
 """One run from a composed configuration: ``run(cfg) -> summary``, for notebooks and for ``main.py``."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,17 @@ def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig
     return compose_job(list(overrides), config_dir)
 
 
-def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str, Any]:
+def run(
+    cfg: DictConfig | Mapping[str, Any],
+    *,
+    unique: bool = True,
+    on_round: Callable[[int, dict[str, float]], None] | None = None,
+) -> dict[str, Any]:
     """Run one experiment and return its summary (what ``summary.json`` holds), with the run's folder under ``"folder"``.
 
     ``unique``: when ``output_dir`` already holds a run, take ``output_dir-2`` and so on; otherwise that is an error.
+    ``on_round(server_round, values)`` is called after every round, and after the initial model's evaluation as round 0; the
+    names of ``values`` are SCOPE/SPLIT/METRIC as in ``metrics.csv``. What it raises ends the run, with what there is written.
     Raises ``UserError`` for anything wrong with the configuration or the data, before a folder is made where it can.
     """
     wanted = checked(cfg)
@@ -36,7 +43,7 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True) -> dict[str
 
     federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data leaves none behind
     ready = with_folder(wanted, unique)
-    ready.engine.module.run(ready.engine.config, Job(app_for(ready), ready.node, federation, ready.verbose))
+    ready.engine.module.run(ready.engine.config, Job(app_for(ready, on_round), ready.node, federation, ready.verbose))
     assert ready.folder is not None
     summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))
     return {**summary, "folder": str(ready.folder)}

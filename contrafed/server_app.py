@@ -7,7 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from contrafed.devices import DeviceGrid
-from contrafed.session import Session
+from contrafed.session import OnRound, Session
 from contrafed.settings import Run
 from core.errors import UserError
 from simulation.flower import FlowerGrid
@@ -39,23 +39,23 @@ def main(grid: Grid, context: Context) -> None:
         serve(DeviceGrid(grid, context.run_id, run.wait_for_nodes), run)
 
 
-def app_for(run: Run) -> ServerApp:
+def app_for(run: Run, on_round: OnRound | None = None) -> ServerApp:
     """Return a ServerApp that serves ``run``, for an engine that makes the Grid itself."""
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, run)  # type: ignore[arg-type]
+        serve(grid, run, on_round)  # type: ignore[arg-type]
 
     return server_app
 
 
-def serve(grid: RunGrid, run: Run) -> None:
+def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> None:
     """Train for ``num_rounds`` rounds and leave the run's folder complete.
 
     Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again.
     """
-    session = Session(grid, run)
+    session = Session(grid, run, on_round)
     status = "failed"
     try:
         session.train()

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from clients.training.workspace import Workspace, workspace_for
 from contrafed import checkpoint
 from contrafed.evaluation import evaluate, initial_model
-from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, versions
+from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.reporting.provenance import commit, hardware
 from contrafed.settings import Run
+from contrafed.stopping import Stopping
+from contrafed.trackers import Followed, Tracked
 from core import codec
 from core.errors import UserError
 from core.privacy import central, gaussian
@@ -24,6 +27,9 @@ from strategies.accountant import Budget, amplifies
 from strategies.base import FederatedStrategy, Population, Round, strategy_class_of
 from strategies.privacy import protected
 
+# Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
+OnRound = Callable[[int, dict[str, float]], None]
+
 # In a run's folder.
 MODEL_FILE = "model.safetensors"
 
@@ -31,8 +37,8 @@ MODEL_FILE = "model.safetensors"
 class Session:
     """One run on one Grid."""
 
-    def __init__(self, grid: RunGrid, run: Run) -> None:
-        """Prepare everything up to the first round. Raises ``UserError``."""
+    def __init__(self, grid: RunGrid, run: Run, on_round: OnRound | None = None) -> None:
+        """Prepare everything up to the first round; ``on_round`` as ``contrafed.run`` takes it. Raises ``UserError``."""
         assert run.folder is not None
         self.grid, self.run, self.folder = grid, run, run.folder
         self.workspace = workspace_for(run.node.to_json())
@@ -48,6 +54,9 @@ class Session:
         self.recorder.partition(self.members.class_counts)
         if self.resumed is not None:
             self._go_on(self.resumed)
+        self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round
+        tracked = Tracked(self.folder, run.composed, self.resumed is not None)
+        self.tracker = Followed(run.tracker, tracked)
         self.checkpoints = None
         if run.checkpoint_every:
             self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed)
@@ -62,16 +71,30 @@ class Session:
         with Progress(self.rounds, title) as progress:
             if self.resumed is None and (line := said_of_small(self.workspace)):
                 progress.note(line)
-            log = RoundLog(self.recorder, progress, strategy, self.grid.memory_cost, self.grid.every_failure)
+            if self.tracker.line:
+                progress.note(f"to follow it: {self.tracker.line}")
 
-            def after(done: Round, arrays: ArrayRecord) -> None:
+            def follow(server_round: int, values: dict[str, float]) -> None:
+                self.tracker.log(server_round, values, progress.note)
+                if self.on_round is not None:
+                    self.on_round(server_round, values)
+
+            log = RoundLog(self.recorder, progress, strategy, self.grid.memory_cost, self.grid.every_failure, follow)
+
+            def after(done: Round, arrays: ArrayRecord) -> bool:
                 self.model = codec.from_record(arrays)
                 if self.budget is not None and done.server_round:
                     self.budget.pass_round(done.participants)
+                if ends := self._ends(done):
+                    self._judge_finally(done, arrays, scored)
                 log.write(done)
                 for line in self.grid.newcomers():
                     progress.note(line)
-                self._save(done.server_round)
+                if ends:
+                    progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
+                else:
+                    self._save(done.server_round)
+                return ends
 
             strategy.start(
                 self.grid,  # type: ignore[arg-type]
@@ -96,14 +119,43 @@ class Session:
         model, federation = self.strategy.judged(codec.from_record(arrays)), self.members.federation
         return evaluate(self.workspace, federation, self.run, server_round, model, self.strategy.whole)
 
+    def _ends(self, done: Round) -> bool:
+        """Whether the run ends with this round, before its last."""
+        scope, scores = shown(done, self.strategy.personal)
+        if "accuracy" not in scores or not done.server_round:
+            return False
+        curve = [*self.recorder.curve(scope, "test", "accuracy"), (done.server_round, scores["accuracy"])]
+        return self.stopping.ends(curve, self.rounds)
+
+    def _judge_finally(self, done: Round, arrays: ArrayRecord, scored: ConfigRecord) -> None:
+        """Have nodes be judged again in a round that turned out to be the last, which some methods train for."""
+        final, timeout = ConfigRecord({**scored, "final": True}), self.run.engine.config.round_timeout
+        grid: Any = self.grid
+        if asking := list(self.strategy.configure_evaluate(done.server_round, arrays, final, grid)):
+            self.strategy.aggregate_evaluate(done.server_round, grid.send_and_receive(asking, timeout=timeout))
+
+    def _ending(self) -> dict[str, Any]:
+        """Return what the summary says of an end before the last round, and of the target."""
+        stopping, found = self.stopping, dict[str, Any]()
+        if stopping.stopped is not None:
+            found["stopped_by"] = stopping.stopped
+        if stopping.target is not None:
+            reached = stopping.reached
+            found |= {"target_accuracy": stopping.target, "rounds_to_target": reached}
+            for name in ("bytes_up", "bytes_down"):
+                found[f"{name}_to_target"] = None if reached is None else self.recorder.total(name, reached)
+        return found
+
     def finish(self, status: str) -> None:
         """Write the model, the summary and the figures of what there is, and close every file."""
         run = self.run
         self.recorder.save_model(self.strategy.judged(self.model), {"strategy": run.node.strategy.name, "seed": str(run.seed)})
         seconds = time.perf_counter() - self.began
         spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
-        self.recorder.finish(status, {**facts(run, self.workspace), **spent, **self.grid.about(), "seconds": seconds})
+        about = {**facts(run, self.workspace), **spent, **self.grid.about(), **self._ending()}
+        self.recorder.finish(status, {**about, "seconds": seconds})
         self.recorder.close()
+        self.tracker.close(status)
         if self.checkpoints is not None:
             self.checkpoints.close()
 

@@ -9,12 +9,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from contrafed import trackers
 from core import registry
 from core.config import Range, build
 from core.errors import UserError, unknown
 from core.run import Choice, NodeRun, choice_of, choose, half, node_run
 
-GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", "privacy")
+GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", "privacy", "tracker")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Top:
     eval_train: bool
     eval_nodes: bool | None
     judge: Literal["received", "post_train"]
+    early_stop: Annotated[int, Range(ge=1)] | None
+    target_accuracy: Annotated[float, Range(gt=0, le=1)] | None
     init_from: str | None
     checkpoint_every: Annotated[int, Range(ge=1)] | None
     checkpoint_keep: Annotated[int, Range(ge=1)]
@@ -49,6 +52,7 @@ class Run(Top):
     participation: Choice
     engine: Choice
     privacy: Choice
+    tracker: Choice
     composed: Mapping[str, Any]  # the configuration that this is made of, as ``config.yaml`` has it
     folder: Path | None = None  # the run's own, once it has one; ``resume`` is then the path of a checkpoint or None
 
@@ -70,11 +74,13 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     top = check_top(config)
     node, server = node_run(config), server_of(config["strategy"])
     _check_keys(config["strategy"], node.strategy.module.Config, server.module.Config)
-    chosen: dict[str, Any] = {group: choose(group, config[group]) for group in ("participation", "engine", "privacy")}
+    on_server = ("participation", "engine", "privacy", "tracker")
+    chosen: dict[str, Any] = {group: choose(group, config[group]) for group in on_server}
     participation = chosen["participation"]
     partitions.images.check(node.dataset)
     partitions.partition.check(node.partition, node.num_nodes)
     participation.config.count(node.num_nodes)
+    trackers.check(chosen["tracker"])
     _check_plain_sgd(node.strategy)
     strategy_class_of(server).check(server.config, node.strategy, participation)
     rule = check_messages(node, server, participation)
@@ -140,10 +146,10 @@ def _check_keys(strategy: Mapping[str, Any], *halves: Any) -> None:
 
 # What may differ between a run and the evaluation of its saved models.
 NO_TRAINING = {
-    "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None,
-    "privacy": {"name": "none"},
+    "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None, "early_stop": None,
+    "target_accuracy": None, "privacy": {"name": "none"},
 }  # fmt: skip
-EVALUATION_KEYS = ("evaluate_only", "engine", "output_dir", "verbose", "eval_train", "eval_nodes", "wait_for_nodes")
+EVALUATION_KEYS = ("evaluate_only", "engine", "tracker", "output_dir", "verbose", "eval_train", "eval_nodes", "wait_for_nodes")
 
 
 def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:

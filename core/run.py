@@ -33,6 +33,7 @@ PACKAGES = {
     "model": "models",
     "engine": "simulation",
     "privacy": "core.privacy",
+    "tracker": "contrafed.trackers",
 }
 
 

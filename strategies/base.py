@@ -221,11 +221,11 @@ class FederatedStrategy(Strategy):
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask ``config["nodes"]`` to score their models; a read-only message.
 
-        In the last round ``config["save"]``, a folder, has every node that holds data write its model; ``config["load"]`` has
-        them score saved ones.
+        In the last round, or with ``config["final"]``, ``config["save"]``, a folder, has every node that holds data write its
+        model; ``config["load"]`` has them score saved ones.
         """
         nodes: Any = config.get("nodes", [])
-        final = server_round == self.num_rounds
+        final = server_round == self.num_rounds or bool(config.get("final"))
         save = str(config.get("save", "")) if final else ""
         self._scored = set(nodes)
         if save:  # nodes that are not scored have a model as well
@@ -280,10 +280,10 @@ class FederatedStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-        on_round: Callable[[Round, ArrayRecord], None] | None = None,
+        on_round: Callable[[Round, ArrayRecord], bool | None] | None = None,
         first_round: int = 0,
     ) -> Result:
-        """Run the rounds: Flower's own loop, with ``on_round`` called after each (round 0 is the initial model).
+        """Run the rounds: Flower's own loop, with ``on_round`` called after each (round 0 is the initial model); True ends it.
 
         ``first_round``: a run that goes on starts with the round after its checkpoint's.
 
@@ -310,8 +310,8 @@ class FederatedStrategy(Strategy):
                     if (summary := self.aggregate_evaluate(server_round, replies)) is not None:
                         result.evaluate_metrics_clientapp[server_round] = summary
             self.round.seconds = time.perf_counter() - began
-            if on_round is not None:
-                on_round(self.round, arrays)
+            if on_round is not None and on_round(self.round, arrays):
+                break
         return result
 
     # ------------------------------------------------------------------------------------------------ messages and answers

@@ -3,6 +3,16 @@
 from contrafed.reporting.console import Progress, print_summary, quiet_libraries
 from contrafed.reporting.folder import claim_folder
 from contrafed.reporting.recorder import LOGS, RunRecorder, versions
-from contrafed.reporting.rounds import RoundLog
+from contrafed.reporting.rounds import RoundLog, shown
 
-__all__ = ["LOGS", "Progress", "RoundLog", "RunRecorder", "claim_folder", "print_summary", "quiet_libraries", "versions"]
+__all__ = [
+    "LOGS",
+    "Progress",
+    "RoundLog",
+    "RunRecorder",
+    "claim_folder",
+    "print_summary",
+    "quiet_libraries",
+    "shown",
+    "versions",
+]

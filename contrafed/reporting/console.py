@@ -148,6 +148,8 @@ def quiet_libraries(verbose: bool) -> None:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_enable_metrics_collection": "0",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "WANDB_ERROR_REPORTING": "false",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }.items():
         os.environ.setdefault(name, value)
@@ -186,6 +188,12 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
             f"{summary['rounds']} rounds in {summary['seconds']:.1f} s ({summary['seconds_per_round']:.3f} s a round), "
             f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down"
         )
+    if (target := summary.get("target_accuracy")) is not None:
+        reached = "was not reached"
+        if summary["rounds_to_target"] is not None:
+            moved = (summary["bytes_up_to_target"] + summary["bytes_down_to_target"]) * mega
+            reached = f"was reached after {summary['rounds_to_target']} rounds and {moved:.1f} MiB up and down"
+        lines.append(f"target_accuracy={target:g} {reached}")
     if summary["failures"] or summary["replies_rejected"]:
         lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")
     if "delta" in summary:

@@ -1,4 +1,4 @@
-"""What a run leaves: tidy CSV files, TensorBoard events, figures, a summary, and the model."""
+"""What a run leaves: tidy CSV files, figures, a summary, and the model."""
 
 import csv
 import importlib.metadata
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contrafed.reporting.series import summary_of_curves
+from contrafed.reporting.series import points_of, summary_of_curves
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from numpy.typing import ArrayLike
@@ -29,9 +29,6 @@ LOGS = ("metrics", "nodes", "participants", "times")
 
 # At most so many nodes are rows of the participation figure.
 SHOWN_NODES = 200
-
-# Seconds after which TensorBoard events reach the disk; its own thread writes them.
-EVENTS_DELAY = 10
 
 
 class RunRecorder:
@@ -66,7 +63,7 @@ class RunRecorder:
         self._seen: list[tuple[int, np.ndarray]] = []  # per round: count, and the shown nodes that took part
         self._shown = np.zeros(0, dtype=np.int64)
         self._class_counts: np.ndarray | None = None
-        self._events: Any = None
+        self._latest: dict[str, float] = {}  # what was recorded since ``latest`` was last asked for
         self._rounds = 0
         if logs is not None:
             self._read_back()
@@ -99,11 +96,23 @@ class RunRecorder:
             self._sums[name] += value
         else:
             self._curves[scope, split, name].append((server_round, float(value)))
-        if self._events is None:
-            from torch.utils.tensorboard import SummaryWriter
+        self._latest[f"{scope}/{split}/{name}"] = float(value)
 
-            self._events = SummaryWriter(str(self.folder / "tensorboard"), flush_secs=EVENTS_DELAY, purge_step=server_round)
-        self._events.add_scalar(f"{scope}/{split}/{name}", value, server_round)
+    def latest(self) -> dict[str, float]:
+        """Return the metrics recorded since the last call, named SCOPE/SPLIT/METRIC: for whoever follows the run."""
+        latest, self._latest = self._latest, {}
+        return latest
+
+    def curve(self, scope: str, split: str, name: str) -> list[tuple[int, float]]:
+        """Return the points (round, value) of a metric that count: without the initial model's."""
+        return points_of(self._curves, scope, split, name, self.first_round)
+
+    def total(self, name: str, server_round: int) -> int:
+        """Return the sum of a metric of the system's, such as ``bytes_up``, over the rounds up to this one."""
+        self.flush()
+        with (self.folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if (row["split"], row["metric"]) == ("system", name)]
+        return sum(int(row["value"]) for row in rows if int(row["round"]) <= server_round)
 
     def nodes(self, server_round: int, ids: "ArrayLike", name: str, values: "ArrayLike") -> None:
         """Record ``values`` (m,) of the nodes ``ids`` (m,); ``ValueError`` where there are not as many values as ids."""
@@ -186,8 +195,6 @@ class RunRecorder:
         self.flush()
         for file in self._files.values():
             file.close()
-        if self._events is not None:
-            self._events.close()
 
     def _draw(self) -> None:
         from contrafed.reporting import figures

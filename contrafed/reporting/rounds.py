@@ -11,6 +11,17 @@ if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from strategies.base import FederatedStrategy, Round
 
 
+def shown(done: "Round", personal: bool) -> tuple[str, dict[str, float]]:
+    """Return the scope and the scores on test examples by which a round is shown, and a run may end.
+
+    Of nodes' own models where there are any, else of the global model; empty between evaluations.
+    """
+    if personal and done.node_evaluation:
+        return "personal", done.node_evaluation
+    scores = done.evaluation or {}
+    return "global", {name.removeprefix("test/"): value for name, value in scores.items() if name.startswith("test/")}
+
+
 class RoundLog:
     """Turns each finished round into rows of the run folder and a step of the progress bar."""
 
@@ -21,9 +32,13 @@ class RoundLog:
         strategy: "FederatedStrategy",
         memory_cost: Callable[[], "Cost | None"],
         every_failure: bool = False,
+        follow: Callable[[int, dict[str, float]], None] = lambda server_round, values: None,
     ) -> None:
-        """``every_failure``: every round says which replies did not count, not only the first such round."""
-        self.memory_cost, self.every_failure = memory_cost, every_failure
+        """``every_failure``: every round says which replies did not count, not only the first such round.
+
+        ``follow`` is called after each round, when its rows are on the disk, with its number and metrics.
+        """
+        self.memory_cost, self.every_failure, self.follow = memory_cost, every_failure, follow
         self.recorder, self.progress, self.strategy = recorder, progress, strategy
         self.num_nodes = strategy.population.num_nodes
         self.warned = False
@@ -55,10 +70,9 @@ class RoundLog:
                 put(t, "global", "system", "memory_lost", done.memory_lost)
             self.recorder.time(t, done.seconds, self.memory_cost())
         self.recorder.flush()
-        scores = done.evaluation or {}
-        if self.strategy.personal and done.node_evaluation:
-            scores = {f"test/{name}": value for name, value in done.node_evaluation.items()}
-        self.progress.update(t, len(done.participants), scores.get("test/accuracy"), scores.get("test/loss"))
+        self.follow(t, self.recorder.latest())
+        _, scores = shown(done, self.strategy.personal)
+        self.progress.update(t, len(done.participants), scores.get("accuracy"), scores.get("loss"))
         for line in done.notes:
             self.progress.note(f"round {t}: {line}")
         if done.failures and (self.every_failure or not self.warned):

@@ -1,0 +1,38 @@
+"""When a run ends before its last round: at a target, or when the accuracy has not risen for long enough."""
+
+from collections.abc import Sequence
+
+Curve = Sequence[tuple[int, float]]
+
+
+class Stopping:
+    """What the keys ``early_stop`` and ``target_accuracy`` say about the accuracy that a run shows.
+
+    Looks at the curve of evaluations (round, accuracy) alone, so that a resumed run ends where an uninterrupted one does.
+    """
+
+    def __init__(self, patience: int | None, target: float | None) -> None:
+        """``patience``: evaluations in a row without a better accuracy than the best before them; ``target``: an accuracy."""
+        self.patience, self.target = patience, target
+        self.reached: int | None = None  # the first round whose accuracy was at least the target
+        self.stopped: str | None = None  # by which key the run ended, and not by its last round
+
+    def ends(self, curve: Curve, last_round: int) -> bool:
+        """Whether the run ends with the last point of ``curve``, before ``last_round``."""
+        if self.target is not None and self.reached is None:
+            self.reached = next((t for t, accuracy in curve if accuracy >= self.target), None)
+        if curve and curve[-1][0] < last_round:
+            accuracies = [accuracy for _, accuracy in curve]
+            since = len(accuracies) - 1 - accuracies.index(max(accuracies))
+            if self.reached is not None:
+                self.stopped = "target_accuracy"
+            elif self.patience is not None and since >= self.patience:
+                self.stopped = "early_stop"
+        return self.stopped is not None
+
+    @property
+    def line(self) -> str:
+        """Return why the run ended."""
+        if self.stopped == "target_accuracy":
+            return f"the accuracy has reached target_accuracy={self.target:g}"
+        return f"the accuracy has not risen for early_stop={self.patience} evaluations"

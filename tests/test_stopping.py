@@ -1,0 +1,128 @@
+"""Runs that end before their last round, and the callback of a notebook."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from rig import config_of
+from safetensors.torch import load_file
+from tiny import TINY
+
+from contrafed.experiment import run
+from contrafed.stopping import Stopping
+
+SIX = (*TINY, "num_rounds=6", "participation=full", "engine=local", "strategy=fedavg", "tracker=none")
+STILL = "strategy.local.lr=1e-12"  # nothing is learned, so that no accuracy rises
+
+
+def metrics(folder):
+    return list(csv.DictReader((Path(folder) / "metrics.csv").open()))
+
+
+def accuracies(folder, scope="global"):
+    wanted = (scope, "test", "accuracy")
+    return {int(r["round"]): float(r["value"]) for r in metrics(folder) if (r["scope"], r["split"], r["metric"]) == wanted}
+
+
+@pytest.mark.parametrize(
+    ("patience", "target", "curve", "stopped", "reached"),
+    [
+        (None, None, [0.1, 0.1, 0.1], None, None),
+        (2, None, [0.1, 0.3, 0.2], None, None),
+        (2, None, [0.1, 0.3, 0.2, 0.3], "early_stop", None),  # as good as the best is no better
+        (2, None, [0.1, 0.3, 0.2, 0.31], None, None),
+        (1, None, [0.2], None, None),
+        (None, 0.3, [0.1, 0.29], None, None),
+        (None, 0.3, [0.1, 0.3], "target_accuracy", 2),
+        (1, 0.3, [0.3, 0.3], "target_accuracy", 1),
+        (None, 0.3, [0.1] * 8 + [0.5], None, 9),  # reached by the last round, which would have been the last anyway
+    ],
+)
+def test_when_a_run_ends(patience, target, curve, stopped, reached):
+    stopping = Stopping(patience, target)
+    assert stopping.ends([(t, value) for t, value in enumerate(curve, 1)], last_round=9) == (stopped is not None)
+    assert (stopping.stopped, stopping.reached) == (stopped, reached)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of six rounds, and the accuracy that its third is the first to reach or pass."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(config_of(*SIX, f"output_dir={folder}"))
+    found = accuracies(folder)
+    target = found[3]
+    assert max(found[1], found[2]) < target
+    return folder, target
+
+
+def test_a_run_ends_at_its_target_with_rounds_and_bytes_to_it(whole, tmp_path):
+    folder, target = whole
+    summary = run(config_of(*SIX, f"target_accuracy={target}", f"output_dir={tmp_path}/run"))
+    assert (summary["status"], summary["stopped_by"], summary["rounds"]) == ("finished", "target_accuracy", 3)
+    assert (summary["rounds_to_target"], summary["target_accuracy"]) == (3, target)
+    assert summary["bytes_up_to_target"] == summary["bytes_up"] == 3 * 6 * 4 * summary["parameters"]
+    assert summary["bytes_down_to_target"] == summary["bytes_down"]
+    kept = [row for row in metrics(folder) if int(row["round"]) <= 3]
+    assert metrics(tmp_path / "run") == kept
+
+
+def test_a_target_beyond_reach_is_said_to_be(tmp_path):
+    summary = run(config_of(*SIX, "num_rounds=1", "target_accuracy=1.0", f"output_dir={tmp_path}/run"))
+    assert (summary["rounds_to_target"], summary["bytes_up_to_target"], summary["rounds"]) == (None, None, 1)
+    assert "stopped_by" not in summary
+
+
+def test_a_run_without_progress_ends_by_patience_also_resumed(tmp_path, capsys):
+    patient = (*SIX, STILL, "early_stop=3", "checkpoint_every=1")
+    summary = run(config_of(*patient, f"output_dir={tmp_path}/whole"))
+    assert (summary["stopped_by"], summary["rounds"]) == ("early_stop", 4)
+    assert "ended after round 4: the accuracy has not risen for early_stop=3 evaluations" in capsys.readouterr().out
+
+    def cut(server_round, values):
+        if server_round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config_of(*patient, f"output_dir={tmp_path}/cut"), on_round=cut)
+    assert json.loads((tmp_path / "cut" / "summary.json").read_text())["status"] == "interrupted"
+    resumed = run(config_of(*patient, "resume=latest", f"output_dir={tmp_path}/cut"))
+    assert (resumed["stopped_by"], resumed["rounds"]) == ("early_stop", 4)
+    assert (tmp_path / "cut" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
+    # With more patience the same run goes on.
+    onward = run(config_of(*SIX, STILL, "early_stop=5", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/cut"))
+    assert (onward["rounds"], "stopped_by" in onward) == (6, False)
+
+
+def test_the_last_round_of_a_run_that_ended_early_is_judged_as_the_last(tmp_path):
+    """FedAvg+FT tunes before the last evaluation, and every node leaves its model."""
+    tuned = [*SIX, "strategy=fedavg_ft", STILL, "early_stop=2", "save_personal=true", f"output_dir={tmp_path}/run"]
+    tuned.remove("strategy=fedavg")
+    summary = run(config_of(*tuned))
+    assert (summary["stopped_by"], summary["rounds"]) == ("early_stop", 3)
+    assert {int(row["round"]) for row in metrics(tmp_path / "run") if row["metric"] == "untuned/accuracy"} == {3}
+    found = accuracies(tmp_path / "run", "personal")
+    assert found[3] > found[2] == found[1]
+    assert summary["personal_accuracy_mean"] == found[3]
+    assert len(list((tmp_path / "run" / "personal").glob("*.safetensors"))) == 6
+
+
+def test_a_callback_gets_every_round_and_may_end_the_run(whole, tmp_path):
+    folder, _ = whole
+    seen = {}
+    run(config_of(*SIX, f"output_dir={tmp_path}/run"), on_round=seen.__setitem__)
+    assert sorted(seen) == list(range(7))
+    assert {t: values["global/test/accuracy"] for t, values in seen.items()} == accuracies(folder)
+    assert "global/system/bytes_up" in seen[1]
+    rows = metrics(folder)
+    assert sum(len(values) for values in seen.values()) == len(rows)
+
+    def failing(server_round, values):
+        if server_round == 2:
+            raise ValueError("the notebook's own")
+
+    with pytest.raises(ValueError, match="the notebook's own"):
+        run(config_of(*SIX, f"output_dir={tmp_path}/failed"), on_round=failing)
+    assert json.loads((tmp_path / "failed" / "summary.json").read_text())["status"] == "failed"
+    assert max(int(row["round"]) for row in metrics(tmp_path / "failed")) == 2
+    assert load_file(tmp_path / "failed" / "model.safetensors")

@@ -1,0 +1,150 @@
+"""Where metrics go beside the CSV files."""
+
+import csv
+import importlib.util
+import json
+import struct
+from dataclasses import dataclass
+from types import ModuleType
+from typing import ClassVar
+
+import pytest
+from rig import config_of
+from tiny import TINY
+
+from contrafed import trackers
+from contrafed.experiment import run
+from contrafed.settings import resolve
+from contrafed.trackers import Followed, Tracked, Tracker
+from core.errors import UserError
+from core.run import Choice
+
+SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "strategy=fedavg")
+
+
+def tracked(folder, *overrides):
+    """A run with a tracker; the rows of its metrics.csv as (name, round) -> value."""
+    summary = run(config_of(*SMALL, f"output_dir={folder}", *overrides))
+    assert summary["status"] == "finished"
+    rows = csv.DictReader((folder / "metrics.csv").open())
+    return {(f"{r['scope']}/{r['split']}/{r['metric']}", int(r["round"])): float(r["value"]) for r in rows}
+
+
+def test_tensorboard_holds_what_the_csv_does_and_its_command_is_printed(tmp_path, capsys):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    expected = tracked(tmp_path / "a run")
+    assert f"to follow it: tensorboard --logdir '{tmp_path}/a run/tensorboard'\n" in capsys.readouterr().out
+    events = EventAccumulator(str(tmp_path / "a run" / "tensorboard")).Reload()
+    found = {(name, e.step): e.value for name in events.Tags()["scalars"] for e in events.Scalars(name)}
+    assert found == pytest.approx(expected)
+
+
+def test_without_a_tracker_the_csv_is_the_same(tmp_path, capsys):
+    tracked(tmp_path / "none", "tracker=none")
+    assert "to follow it" not in capsys.readouterr().out
+    assert not (tmp_path / "none" / "tensorboard").exists()
+    tracked(tmp_path / "with")
+    assert (tmp_path / "none" / "metrics.csv").read_bytes() == (tmp_path / "with" / "metrics.csv").read_bytes()
+
+
+@dataclass(frozen=True)
+class Config:
+    """No settings."""
+
+
+def choice_of(tracker):
+    module = ModuleType("mine")
+    tracker.__module__, module.Mine, module.Config = "mine", tracker, Config
+    return Choice("mine", module, Config(), {})
+
+
+def test_a_tracker_that_fails_costs_no_run(tmp_path, capsys):
+    class Failing(Tracker):
+        calls: ClassVar = []
+
+        def log(self, server_round, values):
+            self.calls.append(server_round)
+            raise OSError("the server\nis gone")
+
+    said = []
+    followed = Followed(choice_of(Failing), Tracked(tmp_path, {}, False))
+    for t in range(3):
+        followed.log(t, {"a": 1.0}, said.append)
+    followed.close("finished")
+    assert Failing.calls == [0]
+    assert said == ["tracker=mine failed and is left alone, metrics.csv has everything: OSError: the server is gone"]
+
+
+def test_a_tracker_that_cannot_begin_is_a_line(tmp_path):
+    class Closed(Tracker):
+        def __init__(self, config, run):
+            raise ValueError("no key")
+
+    with pytest.raises(UserError, match="tracker=mine cannot begin: ValueError: no key"):
+        Followed(choice_of(Closed), Tracked(tmp_path, {}, False))
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_tracker_whose_package_is_missing_is_a_line(monkeypatch, name):
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda package: None)
+    message = rf"tracker={name} needs the Python package '{name}': pip install 'contrafed\[{name}\]', or pip install {name}"
+    with pytest.raises(UserError, match=message):
+        resolve(config_of(*SMALL, f"tracker={name}"))
+
+
+def needs(*packages):
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"optional packages that are not installed: {', '.join(missing)}")
+
+
+def records_of(content):
+    """The records of a LevelDB log, which is what wandb writes: after 7 bytes of its own, parts within blocks of 32 KiB."""
+    place, whole = 7, b""
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+        length, kind = struct.unpack("<HB", content[place + 4 : place + 7])
+        whole, place = whole + content[place + 7 : place + 7 + length], place + 7 + length
+        if kind in (1, 4):  # all of it, or its last part
+            yield whole
+            whole = b""
+
+
+@pytest.mark.slow
+@needs("wandb")
+def test_wandb_keeps_a_run_offline(tmp_path, capsys):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    expected = tracked(tmp_path / "run", "tracker=wandb")
+    (kept,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    assert f"to follow it: wandb sync {kept}\n" in capsys.readouterr().out
+    assert kept.name.endswith((tmp_path / "run" / "wandb.id").read_text())
+    (file,) = kept.glob("*.wandb")
+    found = {}
+    for data in records_of(file.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        found |= {(name, row["_step"]): value for name, value in row.items() if not name.startswith("_")}
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@needs("mlflow", "sqlalchemy", "alembic")
+def test_mlflow_keeps_a_run_in_a_file_and_goes_on_with_it(tmp_path, capsys):
+    from mlflow import MlflowClient
+
+    stopped = lambda t, values: (_ for _ in ()).throw(KeyboardInterrupt) if t == 2 else None  # noqa: E731
+    settings = (*SMALL, "num_rounds=3", "tracker=mlflow", "checkpoint_every=1", f"output_dir={tmp_path}/run")
+    with pytest.raises(KeyboardInterrupt):
+        run(config_of(*settings), on_round=stopped)
+    expected = tracked(tmp_path / "run", "num_rounds=3", "tracker=mlflow", "checkpoint_every=1", "resume=latest")
+    store = f"sqlite:///{tmp_path}/run/mlflow.db"
+    assert f"to follow it: mlflow ui --backend-store-uri {store}\n" in capsys.readouterr().out
+    client = MlflowClient(tracking_uri=store)
+    experiment = client.get_experiment_by_name("contrafed")
+    (one,) = client.search_runs([experiment.experiment_id])
+    assert (one.info.run_name, one.info.status, one.data.params["strategy.name"]) == ("run", "FINISHED", "fedavg")
+    found = {(n, m.step): m.value for n in one.data.metrics for m in client.get_metric_history(one.info.run_id, n)}
+    assert found == pytest.approx(expected)
