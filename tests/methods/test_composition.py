@@ -1,8 +1,13 @@
 """Server rules beside node halves, METHODS section 40: any two that speak the same tensors go together."""
 
+import re
+
 import pytest
 from hand import FULL, GOLDEN, PATTERN
+from omegaconf import OmegaConf
 from rig import run_scalar
+
+from core import registry
 
 PLAIN_WORK = {"lr_decay": 1.0, "epoch_lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None, "augment": []}
 NOTHING_OF_ITS_OWN = {
@@ -33,3 +38,25 @@ def test_neutral_server_rules_are_fedavg_beside_any_node_half(rule, neutral):
         own = NOTHING_OF_ITS_OWN[nodes] | {"local": PLAIN_WORK | plain}
         values = run_scalar(nodes, PATTERN, server=rule, **neutral, **own)
         assert values == pytest.approx(run_scalar("fedavg", PATTERN), rel=1e-12)
+
+
+def test_the_docs_say_which_methods_leave_their_rule_to_choose():
+    documented = {"free": set(), "own": set()}
+    for line in (registry.CONF.parent / "docs" / "METHODS.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        names = {name for quoted in re.findall(r"`([^`]*)`", cells[0]) for name in quoted.split()}
+        if len(cells) == 3 and names and names <= set(registry.choices("strategy")):
+            documented["free" if cells[1] == "all" else "own"] |= names
+    found = {"free": set(), "own": set()}
+    for name in registry.choices("strategy"):
+        found["free" if leaves_its_rule(name) else "own"].add(name)
+    rules = set(registry.choices("strategy/server"))
+    assert documented["own"] == found["own"]
+    assert documented["free"] == found["free"] - (rules - {"fedavg", "pmfl", "pfedme"})
+
+
+def leaves_its_rule(name):
+    """Whether a server rule stands among the defaults of a method's YAML, or of the one that it inherits."""
+    defaults = OmegaConf.load(registry.CONF / "strategy" / f"{name}.yaml").get("defaults", [])
+    inherited = [item for item in defaults if item in registry.choices("strategy")]
+    return any("server" in str(item) for item in defaults) or any(map(leaves_its_rule, inherited))
