@@ -1,0 +1,71 @@
+"""The commands and code blocks of the documentation: what tests/test_docs.py runs, and what it only reads.
+
+A block is run as it stands, in the order of its page, unless a comment ``<!-- needs: WHAT -->`` stands before it.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What keeps a block from being run by every ``pytest``, and what that means.
+NEEDS = {
+    "minutes": "takes minutes; run by pytest -m slow",
+    "network": "downloads data or packages",
+    "devices": "needs a server and devices; tests/test_deployment.py starts the same on one machine",
+    "reading": "a piece to read, no program by itself",
+}
+# What a page's blocks need where nothing stands before them.
+USUAL = {"DEPLOY.md": "devices"}
+FENCE = re.compile(r"^```(?P<language>\w*)(?: +title=\"(?P<title>[^\"]+)\")?\s*$")
+MARK = re.compile(r"^<!-- needs: (?P<needs>\w+) -->$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: Path
+    line: int  # of its first fence, from 1
+    language: str
+    title: str  # of a file: the path that its text is written to
+    needs: str  # a key of NEEDS, or nothing
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Where it stands."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    def commands(self) -> list[str]:
+        """Return a shell block's commands, continued lines joined, without comments."""
+        joined = re.sub(r"\\\n\s*", "", self.text)
+        return [line for line in (re.sub(r"(^|\s{2,})# .*$", "", line).strip() for line in joined.splitlines()) if line]
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    """Yield a page's fenced blocks. Raises ``ValueError`` for a comment before one that says something unknown."""
+    usual = USUAL.get(page.name, "")
+    needs, begun, lines = usual, None, list[str]()
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if begun is not None:
+            if line.startswith("```"):
+                yield Block(page, begun[0], begun[1]["language"], begun[1]["title"] or "", needs, "\n".join(lines) + "\n")
+                needs, begun, lines = usual, None, []
+            else:
+                lines.append(line)
+        elif fence := FENCE.match(line):
+            begun = (number, fence)
+        elif mark := MARK.match(line):
+            needs = mark["needs"]
+            if needs not in NEEDS:
+                raise ValueError(f"{page}:{number}: unknown need {needs!r}")
+        elif line.strip():
+            needs = usual
+
+
+def pages() -> list[Path]:
+    """Return the README and every page that is written by hand."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,0 +1,241 @@
+"""A page for every method, from its docstrings and YAMLs, docs/papers.yaml and the sections of docs/METHODS.md."""
+
+import inspect
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import results
+import yaml
+from blocks import NEEDS, ROOT, blocks_of, pages
+
+from clients.base import PARTS
+from clients.training.workspace import client_class_of
+from contrafed.composition import compose_job
+from contrafed.settings import server_of
+from core import registry
+from core.run import node_half
+from strategies.base import FederatedStrategy
+
+KEY = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*)(?:# ?(?P<comment>.*))?$")
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the pages say of a method."""
+
+    name: str
+    title: str  # as the paper writes it
+    line: str  # what it is, in a line
+    values: dict[str, Any]  # the composed ``strategy`` group
+    client: type
+    client_fields: list[str]
+    rule: type
+    rule_name: str
+    rule_fields: list[str]
+    free: bool  # whether strategy.server= offers other rules
+    paper: dict[str, str]
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the methods, a choice of ``strategy`` each."""
+    return tuple(registry.choices("strategy"))
+
+
+@cache
+def method(name: str) -> Method:
+    """Return a method's facts."""
+    from omegaconf import OmegaConf
+
+    text = registry.choices("strategy")[name]
+    title, _, line = text.partition(": ")
+    values: Any = OmegaConf.to_container(compose_job([f"strategy={name}"]).strategy, resolve=True)
+    node, rule = node_half(values), server_of(values)
+    fields = [[f for f in choice.config.__dataclass_fields__ if f != "local"] for choice in (node, rule)]
+    paper = papers()[name]
+    paper = papers()[paper["of"]] if "of" in paper else paper
+    return Method(
+        name, title.removesuffix(" (SOLO)"), line, values, client_class_of(node), fields[0],
+        registry.only_subclass(rule.module, FederatedStrategy), rule.name, fields[1], "server" in values, paper,
+    )  # fmt: skip
+
+
+@cache
+def papers() -> dict[str, dict[str, str]]:
+    """Return docs/papers.yaml."""
+    read: dict[str, dict[str, str]] = yaml.safe_load((ROOT / "docs" / "papers.yaml").read_text(encoding="utf-8"))
+    return read
+
+
+def cite(paper: dict[str, str]) -> str:
+    """Return a paper as a line of Markdown."""
+    if not paper:
+        return "No paper: the lower bound that every comparison has."
+    title = f"[{paper['title']}]({paper['url']})" if "url" in paper else paper["title"]
+    return f"{paper['by']}: {title}. {paper['where']}."
+
+
+def judged_by(client: type, rule: type, values: dict[str, Any]) -> str:
+    """Return which models a method is judged by."""
+    config = node_half(values).config
+    whole = set(client.shared_parts(config)) == set(PARTS)  # type: ignore[attr-defined]
+    if client.own_model and whole and "self.whole = False" not in inspect.getsource(rule):  # type: ignore[attr-defined]
+        return "each node's own model, and the global one"
+    return "the global model" if whole and not client.own_model else "each node's own model"  # type: ignore[attr-defined]
+
+
+def prose(docstring: str | None) -> str:
+    """Return a docstring as Markdown: its formulas escaped, its ``code`` kept."""
+    text = re.sub(r"\s*\(METHODS sections? [^)]*\)", "", inspect.cleandoc(docstring or ""))
+    text = re.sub(r"; METHODS sections? [^)]*\)", ")", text)
+    pieces = re.split(r"(``[^`]+``)", text)
+    return "".join(p if p.startswith("``") else escaped(p) for p in pieces)
+
+
+def escaped(text: str) -> str:
+    """Return plain text as Markdown that shows it."""
+    return re.sub(r"([\\*_|\[\]])", r"\\\1", text).replace("<", "&lt;")
+
+
+def keys_of(files: list[str]) -> dict[str, str]:
+    """Return {key: comment} of YAMLs below conf/strategy, keys under ``local`` with that before them; the first file wins."""
+    found: dict[str, str] = {}
+    for file in files:
+        inside, last = "local." if file.startswith("_") else "", ""
+        for line in (registry.CONF / "strategy" / f"{file}.yaml").read_text(encoding="utf-8").splitlines():
+            if read := KEY.match(line):
+                prefix = inside if read["indent"] or file.startswith("_") else ""
+                last = prefix + read["key"]
+                found.setdefault(last, (read["comment"] or "").strip())
+                inside = f"{read['key']}." if not read["indent"] and not read["value"].strip() else inside
+            elif line.startswith("#   ") and last:
+                found[last] += " " + line.lstrip("# ")
+    return found
+
+
+@cache
+def comments(name: str) -> dict[str, str]:
+    """Return what the YAMLs say of a method's keys."""
+    text = (registry.CONF / "strategy" / f"{name}.yaml").read_text(encoding="utf-8")
+    defaults = yaml.safe_load(text).get("defaults", [])
+    parents = [entry for entry in defaults if isinstance(entry, str) and "@" not in entry and not entry.startswith("_")]
+    rule = method(name).rule_name
+    servers = [f"server/{rule}"] if method(name).free else []
+    return keys_of([name, *parents, *servers, "_local", "_recipe"])
+
+
+def table(name: str, keys: list[str]) -> list[str]:
+    """Return the table of some keys: default, and what the YAML says, which begins with the paper's symbol."""
+    rows = ["| key | default | symbol and meaning |", "| --- | --- | --- |"]
+    for key in keys:
+        value: Any = method(name).values
+        for part in key.split("."):
+            value = value[part]
+        shown = {True: "true", False: "false", None: "null"}.get(value, value) if isinstance(value, bool | None) else value
+        said = escaped(comments(name).get(key, ""))
+        rows.append(f"| `strategy.{key}` | `{shown}` | {said} |")
+    return rows
+
+
+def sections() -> list[tuple[str, str]]:
+    """Return the sections of docs/METHODS.md as (heading, text)."""
+    text = (ROOT / "docs" / "METHODS.md").read_text(encoding="utf-8")
+    parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def readings(title: str) -> list[str]:
+    """Return what docs/METHODS.md says of a method: its section, or its part of a section that it shares with others."""
+    found = []
+    word = re.compile(rf"(?<![\w+-]){re.escape(title)}(?![\w+-])")
+    for heading, text in sections():
+        named = [part.strip().removesuffix("'s") for part in re.split(r"[,:]| and ", heading)]
+        named = [part.removeprefix("and ").removesuffix("'s") for part in named]
+        if title not in named:
+            continue
+        if len(named) <= 3:
+            found.append(text.strip())
+            continue
+        for paragraph in re.split(r"\n\n+", text.strip()):
+            lines = paragraph.splitlines()
+            if lines[0].startswith("|"):
+                rows = [row for row in lines[2:] if word.search(row.split("|")[1])]
+                found += ["\n".join([*lines[:2], *rows])] if rows else []
+            elif word.search(paragraph):
+                found.append(paragraph if len(others_in(paragraph)) < 4 else sentences(paragraph, word))
+    return found
+
+
+def others_in(paragraph: str) -> list[str]:
+    """Return the methods that a paragraph names."""
+    return [name for name in names() if re.search(rf"(?<![\w+-]){re.escape(method(name).title)}(?![\w+-])", paragraph)]
+
+
+def sentences(paragraph: str, word: re.Pattern[str]) -> str:
+    """Return the sentences of a paragraph in which a word stands."""
+    return " ".join(one for one in re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph) if word.search(one))
+
+
+def errata(title: str) -> list[str]:
+    """Return the table of a paper's errata in docs/METHODS.md."""
+    text = dict(sections())["Errata of the papers"]
+    tables = [part for part in re.split(r"\n\n+", text) if part.startswith("|")]
+    return [part for part in tables if title in re.split(r", ", part.split("|")[1].strip())]
+
+
+def page(name: str) -> str:
+    """Return a method's page."""
+    m = method(name)
+    local = [f"local.{key}" for key in ("epochs", "iterations", "batch_size", "optimizer", "lr") if key in m.values["local"]]
+    local += sorted(key for key in keys_of([name]) if key.startswith("local.") and key not in local)
+    local = [key for key in local if m.values["local"][key.removeprefix("local.")] is not None]
+    lines = [f"# {m.title}", "", f"{m.line[:1].upper()}{m.line[1:]}.", "", f"**Paper.** {cite(m.paper)}", ""]
+    lines += [f"**Judged by** {judged_by(m.client, m.rule, m.values)}.", ""]
+    lines += ["```bash", f"python main.py strategy={name} participation=markovian", "```", ""]
+    lines += results.section(name)
+    node, rule = m.client.__module__.replace(".", "/"), m.rule.__module__.replace(".", "/")
+    lines += ["## What a node minimises", "", prose(m.client.__doc__), "", f"`{m.client.__name__}` in `{node}.py`.", ""]
+    lines += table(name, m.client_fields) if m.client_fields else ["It has no keys of its own."]
+    lines += ["", "## What the server does", "", prose(m.rule.__doc__), "", f"`{m.rule.__name__}` in `{rule}.py`."]
+    if m.free:
+        lines[-1] += f" This is `strategy.server={m.rule_name}`; any other rule over plain models can take its place."
+    lines += ["", *table(name, m.rule_fields)] if m.rule_fields else []
+    lines += ["", "## Local work", "", "What its YAML sets; an experiment's recipe takes the place of it.", ""]
+    lines += table(name, local)
+    if read := readings(m.title):
+        lines += ["", "## How the paper is read", "", "\n\n".join(read)]
+    if wrong := errata(m.title):
+        lines += ["", "## Errata of the paper", "", "\n\n".join(wrong)]
+    lines += ["", "All methods' readings side by side: [Methods](../METHODS.md).", ""]
+    return "\n".join(lines)
+
+
+def index() -> str:
+    """Return the catalogue: every method with its paper and what it is judged by."""
+    lines = [
+        "# Methods",
+        "",
+        f"{len(names())} methods, each a choice of `strategy=`. Where the last column says so, any server",
+    ]
+    lines += ["rule over plain models goes beside it as `strategy.server=`.", ""]
+    lines += ["| method | what it does | judged by | paper | other rules |", "| --- | --- | --- | --- | --- |"]
+    for name in sorted(names(), key=lambda name: method(name).title.lower()):
+        m = method(name)
+        where = f"[{m.paper['where'].split(', as ')[0]}]({m.paper['url']})" if "url" in m.paper else m.paper.get("where", "")
+        line = re.sub(r" \([A-Z][^()]* \d{4}\)$", "", m.line)
+        judged, free = judged_by(m.client, m.rule, m.values), "yes" if m.free else ""
+        lines.append(f"| [{m.title}]({name}.md) `{name}` | {line} | {judged} | {where} | {free} |")
+    lines += ["", "Server rules by themselves, as `strategy.server=`:", "", "| rule | what it does |", "| --- | --- |"]
+    lines += [f"| `{name}` | {text} |" for name, text in registry.choices("strategy/server").items()]
+    return "\n".join([*lines, ""])
+
+
+def not_run() -> str:
+    """Return the table of the documentation's blocks that no fast test runs, and why."""
+    rows = ["| where | begins with | why not |", "| --- | --- | --- |"]
+    for block in (block for page in pages() for block in blocks_of(page) if block.needs):
+        first = block.text.strip().splitlines()[0][:70].replace("|", "\\|").rstrip("\\ ")
+        rows.append(f"| {block.name} | `{first}` | {NEEDS[block.needs]} |")
+    return "\n".join(rows)

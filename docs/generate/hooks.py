@@ -1,0 +1,42 @@
+"""What MkDocs calls while it builds the site: the pages that are made from the code join those that are written."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
+
+import catalogue
+from blocks import ROOT
+
+# "<g_k, w>" is an inner product, no element of HTML.
+PRODUCT = re.compile(r"<(?=[A-Z]?\w*, |[A-Z]?\w*,[A-Z])")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add a page for every method, their catalogue, and the changelog at the root of the repository."""
+    made = {"method/index.md": catalogue.index()}
+    made |= {f"method/{name}.md": catalogue.page(name) for name in catalogue.names()}
+    if (ROOT / "CHANGELOG.md").exists():
+        made["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for uri, text in made.items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """Keep inner products from being read as HTML, and list the blocks that are not run where the page asks for them."""
+    return PRODUCT.sub("&lt;", markdown.replace("\nBLOCKS\n", f"\n{catalogue.not_run()}\n"))
+
+
+@event_priority(-100)
+def on_post_build(config: Any) -> None:
+    """Put the search index into a script as well, which a page that is read from disk can load."""
+    folder = Path(config["site_dir"]) / "search"
+    index = (folder / "search_index.json").read_text(encoding="utf-8")
+    (folder / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")

@@ -1,0 +1,224 @@
+"""The README and the site: commands and code blocks run, what is not run is composed or parsed, links lead somewhere."""
+
+import ast
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+import main
+from contrafed.cli import jobs, take_config_dir
+from contrafed.composition import compose_job
+from contrafed.settings import resolve
+from core import registry
+from core.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs" / "generate"))
+import blocks  # noqa: E402
+import catalogue  # noqa: E402
+
+OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")  # a command of ours, without a shell's signs
+FAST = ("docs/own-method.md", "docs/quickstart.md")
+ALL = [(page, list(blocks.blocks_of(page))) for page in blocks.pages()]
+RUN = {str(page.relative_to(ROOT)): found for page, found in ALL if any(not b.needs for b in found)}
+READ = [block for _, found in ALL for block in found if block.needs]
+LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
+
+
+class Reader:
+    """Somebody who does what a page says, from its top, in a folder of their own that has main.py as a clone has."""
+
+    def __init__(self, folder, monkeypatch):
+        self.cwd, self.monkeypatch, self.state = folder / "clone", monkeypatch, folder / "state"
+        (folder / "bin").mkdir()
+        self.cwd.mkdir()
+        for name in ("main.py", "conf"):
+            (self.cwd / name).symlink_to(ROOT / name)
+        for name, command in (("python", "exec {}"), ("contrafed", "exec {} " + shlex.quote(str(ROOT / "main.py")))):
+            path = folder / "bin" / name
+            path.write_text(f'#!/bin/sh\n{command.format(shlex.quote(sys.executable))} "$@"\n')
+            path.chmod(0o755)
+        self.env = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        self.names = {"__name__": "__main__"}
+
+    def follow(self, block):
+        if block.title:
+            path = self.cwd / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.language == "bash":
+            for command in block.commands():
+                self.command(command)
+        elif block.language == "python":
+            self.monkeypatch.chdir(self.cwd)
+            exec(compile(block.text, block.name, "exec"), self.names)
+        else:
+            parsed(block)
+
+    def command(self, command):
+        if ours := OURS.match(command):  # in this process, which saves it the imports
+            self.monkeypatch.chdir(self.cwd)
+            self.monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *shlex.split(ours["arguments"])])
+            self.monkeypatch.setattr(main, "failed", [])
+            assert main.main() == 0, command
+            return
+        script = f"set -e\n{command}\nenv -0 > {shlex.quote(str(self.state))}"
+        done = subprocess.run(["bash", "-c", script], cwd=self.cwd, env=self.env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        self.env = dict(entry.split("=", 1) for entry in self.state.read_text().split("\0") if entry)
+        self.cwd = Path(self.env["PWD"])
+        for folder in reversed(self.env["PYTHONPATH"].split(os.pathsep)):
+            if folder != str(ROOT):
+                self.monkeypatch.syspath_prepend(folder)
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """A reader in a fresh folder; what is imported from there is forgotten again."""
+    before, known = signal.getsignal(signal.SIGTERM), set(sys.modules)
+    if (ray := sys.modules.get("simulation.ray")) is not None:  # the one that other tests go on with
+        monkeypatch.setattr(ray, "stop_ray", lambda: None)
+    yield Reader(tmp_path, monkeypatch)
+    signal.signal(signal.SIGTERM, before)
+    for name in set(sys.modules) - known:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def parsed(block):
+    """Read a block without running it."""
+    if block.language == "bash":
+        done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        for command in block.commands():
+            for part in command.split("&&"):
+                composed(part.strip())
+    elif block.language == "python":
+        ast.parse(block.text)
+    elif block.language in ("yaml", "toml"):
+        assert {"yaml": yaml.safe_load, "toml": tomllib.loads}[block.language](block.text)
+    else:
+        assert block.language in ("", "bibtex", "text"), f"{block.name}: {block.language} is no language of ours"
+
+
+def composed(command):
+    """Compose and check every job of a command of ours, or of the overrides in a ``flwr run``."""
+    if ours := OURS.match(command):
+        arguments, folder = take_config_dir(shlex.split(ours["arguments"]))
+    elif found := re.search(r"overrides=\"([^\"]*)\"", command):
+        arguments, folder = found[1].split(), None
+    else:
+        return
+    if folder is not None or "--help" in arguments:
+        return
+    flags = [a for a in arguments if a.startswith("-") or a == "job"]
+    for job in jobs([a for a in arguments if a not in flags], "-m" in flags):
+        config = OmegaConf.to_container(compose_job(job), resolve=True)
+        if not config["evaluate_only"]:  # which needs a run's folder
+            resolve(config)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in RUN])
+def test_a_page_does_what_it_says(name, reader):
+    for block in RUN[name]:
+        if not block.needs:
+            reader.follow(block)
+
+
+def test_the_own_method_is_fedavg_with_a_loss_and_a_plot(reader):
+    """What the tutorial promises beside commands that end well: a plot, and a weight of 0 that is FedAvg (its last command)."""
+    assert "docs/own-method.md" in RUN
+    for block in RUN["docs/own-method.md"]:
+        if block.title == "anchor.py":
+            reader.follow(block)
+    names = {}
+    exec((reader.cwd / "anchor.py").read_text(), names)
+    assert set(names["Config"].__dataclass_fields__) == {"local", "contrast_weight", "temperature"}
+
+
+@pytest.mark.parametrize("block", READ, ids=[block.name for block in READ])
+def test_what_is_not_run_is_composed_and_parsed(block):
+    parsed(block)
+
+
+def test_a_wrong_command_in_a_block_is_noticed(tmp_path):
+    page = ROOT / "docs" / "index.md"
+    with pytest.raises(UserError, match="did you mean 'pmfl'"):
+        parsed(blocks.Block(page, 1, "bash", "", "minutes", "python main.py -m strategy=fedavg,pmfll\n"))
+    with pytest.raises(UserError, match="did you mean 'num_nodes'"):
+        parsed(blocks.Block(page, 1, "bash", "", "devices", "flwr run . --run-config 'overrides=\"num_node=3\"'\n"))
+    wrong = tmp_path / "page.md"
+    wrong.write_text("<!-- needs: luck -->\n```bash\ntrue\n```\n")
+    with pytest.raises(ValueError, match="unknown need 'luck'"):
+        list(blocks.blocks_of(wrong))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [b for b in READ if b.needs == "minutes"], ids=lambda block: block.name)
+def test_what_takes_minutes_runs_too(block, reader):
+    for command in block.commands():
+        for part in command.split("&&"):
+            if OURS.match(part.strip()):
+                reader.command(part.strip())
+
+
+def test_links_lead_somewhere():
+    made = {"method/index.md", *(f"method/{name}.md" for name in catalogue.names()), "changelog.md"}
+    texts = {page: page.read_text(encoding="utf-8") for page in blocks.pages()}
+    missing = [
+        f"{page.relative_to(ROOT)}: {link[1]}"
+        for page, text in texts.items()
+        for link in LINK.finditer(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL))
+        if not (page.parent / link[1]).exists() and link[1] not in made
+    ]
+    assert missing == []
+
+
+def test_every_method_has_a_page_with_paper_symbols_and_readings():
+    assert set(catalogue.papers()) == set(registry.choices("strategy"))
+    index = catalogue.index()
+    for name in catalogue.names():
+        text, m = catalogue.page(name), catalogue.method(name)
+        assert f"({name}.md)" in index
+        assert m.paper.get("title", "No paper") in text
+        assert f"python main.py strategy={name} " in text
+        for key in (*m.client_fields, *m.rule_fields):
+            assert f"| `strategy.{key}` |" in text, (name, key)
+    text = catalogue.page("pmfl")
+    assert "| `strategy.contrast_weight` | `0.5` | lambda; 0: w/o MCT |" in text
+    assert "| `strategy.local.lr` | `0.1` | eta\\_l |" in text
+    assert "`threshold=literal\\|current\\|node\\|constant`" in text  # its readings
+    assert "two readings" not in catalogue.page("fedavg")
+    assert "Theorem 1 then minimises" in text  # its errata
+    assert "look-ahead" not in catalogue.page("fedexp")  # a section that rules share gives each its own part
+
+
+def test_every_partition_has_a_picture():
+    text = (ROOT / "docs" / "heterogeneity.md").read_text(encoding="utf-8")
+    for name in registry.choices("partition"):
+        assert f"figures/partition_{name}.png" in text or name in ("natural", "file", "own")
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_reads_offline(tmp_path):
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
+    asked = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 60
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<(?:script|img|iframe)[^>]*src=\"(?:https?:)?//", text), page
+        assert not re.search(r"<link[^>]*rel=\"(?:stylesheet|preconnect)\"[^>]*href=\"(?:https?:)?//", text), page
+    assert (tmp_path / "site" / "search" / "search_index.js").stat().st_size > 10000
