@@ -1,6 +1,7 @@
 """The README and the site: commands and code blocks run, what is not run is composed or parsed, links lead somewhere."""
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -222,3 +223,14 @@ def test_the_site_builds_strictly_and_reads_offline(tmp_path):
         assert not re.search(r"<(?:script|img|iframe)[^>]*src=\"(?:https?:)?//", text), page
         assert not re.search(r"<link[^>]*rel=\"(?:stylesheet|preconnect)\"[^>]*href=\"(?:https?:)?//", text), page
     assert (tmp_path / "site" / "search" / "search_index.js").stat().st_size > 10000
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs_and_can_be_read(path):
+    """``.ci/run`` executes them."""
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) > 3
+    for cell in cells:
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None
+        ast.parse("".join(cell["source"]))
