@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from reported import method, write_run
 
 import main
+from contrafed.analysis.runs import find
 from contrafed.cli import jobs, take_config_dir
 from contrafed.composition import compose_job
 from contrafed.settings import resolve
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 import blocks  # noqa: E402
 import catalogue  # noqa: E402
+import results as made_of  # noqa: E402
 
 OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")  # a command of ours, without a shell's signs
 FAST = ("docs/own-method.md", "docs/quickstart.md")
@@ -234,3 +237,20 @@ def test_a_notebook_is_stored_without_outputs_and_can_be_read(path):
         assert cell["outputs"] == []
         assert cell["execution_count"] is None
         ast.parse("".join(cell["source"]))
+
+
+def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_nothing(tmp_path):
+    from contrafed.analysis import results as kept
+
+    cell = {"setting": "bernoulli", "metric": "test_accuracy", "value": "accuracy_final"}
+    row = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "cells": [cell], "method": "pmfl"}
+    write_run(tmp_path / "runs" / "a", (0.1, 0.5, 0.8), **method("pmfl", published=row))
+    write_run(tmp_path / "runs" / "b", (0.1, 0.6, 0.7), **method("fedavg"))
+    kept.keep(find([tmp_path / "runs"]), tmp_path / "results", "tried")
+    page = "\n".join(made_of.section("pmfl", tmp_path))
+    assert "| pmfl | 80.00 | 1 |" in page
+    assert "| PMFL, Table I | SVHN bernoulli pmfl test_accuracy | 80.00 | 87.47 |" in page
+    assert made_of.section("fedau", tmp_path) == []
+    ((file, png),) = made_of.pictures("pmfl", tmp_path)
+    assert f"](../{file})" in page
+    assert png.startswith(b"\x89PNG")

@@ -12,6 +12,7 @@ from mkdocs.structure.pages import Page
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
 
 import catalogue
+import results
 from blocks import ROOT
 
 # "<g_k, w>" is an inner product, no element of HTML.
@@ -20,8 +21,9 @@ PRODUCT = re.compile(r"<(?=[A-Z]?\w*, |[A-Z]?\w*,[A-Z])")
 
 def on_files(files: Files, config: Any) -> Files:
     """Add a page for every method, their catalogue, and the changelog at the root of the repository."""
-    made = {"method/index.md": catalogue.index()}
+    made: dict[str, str | bytes] = {"method/index.md": catalogue.index()}
     made |= {f"method/{name}.md": catalogue.page(name) for name in catalogue.names()}
+    made |= {file: png for name in catalogue.names() for file, png in results.pictures(name)}
     if (ROOT / "CHANGELOG.md").exists():
         made["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for uri, text in made.items():

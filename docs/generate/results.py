@@ -1,6 +1,80 @@
-"""What results/ says of a method: nothing where it has no numbers."""
+"""What results/ says of a method, by the functions that reports are made with: nothing where it has no numbers."""
+
+import io
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from blocks import ROOT
+
+from contrafed.analysis import figures, published, results, tables
+from contrafed.analysis.runs import FinishedRun, Group, accuracy_of, groups, usable
+from contrafed.analysis.statistics import over_seeds
 
 
-def section(name: str) -> list[str]:
-    """Return the section of a method's page."""
-    return []
+@cache
+def stored(home: Path = ROOT) -> dict[str, tuple[str, list[FinishedRun]]]:
+    """Return {name: (title, runs)} of the files in ``home/results``."""
+    found = {}
+    for path in sorted((home / "results").glob("*.csv")):
+        words = path.with_suffix(".md")
+        head = words.read_text(encoding="utf-8").strip().partition("\n")[0] if words.exists() else path.stem
+        runs, _ = usable(results.load(path), unfinished=True)
+        if runs:
+            found[path.stem] = (head.removeprefix("#").strip(), runs)
+    return found
+
+
+def is_of(method: str, name: str) -> bool:
+    """Whether a table's method, say ``pmfl/no_mct`` or ``fedrcl+fedadam``, is the method ``name`` or one of its variants."""
+    return method.split("/")[0].split("+")[0] == name
+
+
+def mine(name: str, runs: list[FinishedRun]) -> list[Group]:
+    """Return a method's groups of runs that differ in their seeds alone, with what else was varied among all runs."""
+    return [group for group in groups(runs) if is_of(group.method, name)]
+
+
+def section(name: str, home: Path = ROOT) -> list[str]:
+    """Return the section of a method's page: ours, the papers' numbers beside it, and the curve; nothing without numbers."""
+    lines = []
+    for stem, (title, runs) in stored(home).items():
+        if not (own := mine(name, runs)):
+            continue
+        said, points = accuracy_of(runs)
+        lines += [f"### {title}", "", f"| setting | {said}, last (%) | seeds |", "| --- | ---: | ---: |"]
+        for group in own:
+            last = over_seeds([100 * points(run)[-1][1] for run in group.runs if points(run)])
+            lines.append(f"| {group.label} | {tables.figure_of(*last)} | {len(group.runs)} |")
+        lines += ["", *beside_the_papers(name, runs)]
+        lines += [f"![Accuracy over rounds, {title}](../figures/method-{name}-{stem}.png)", ""]
+    if not lines:
+        return []
+    where = "[Results](../RESULTS.md) has the settings, seeds and machines." if (home / "docs" / "RESULTS.md").exists() else ""
+    return ["## What came of it", "", where, "", *lines]
+
+
+def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
+    """Return a table of the papers' cells that these runs fill for a method."""
+    rows = []
+    for comparison in published.compare(runs):
+        for cell in comparison.both.to_dict("records"):
+            if is_of(str(cell["method"]), name):
+                where = " ".join(filter(None, (cell["dataset"], cell["setting"], cell["method"], cell["metric"])))
+                ours, theirs = (tables.figure_of(cell[k], cell[f"{k}_std"]) for k in ("ours", "paper"))
+                rows.append(f"| {comparison.title} | {where} | {ours} | {theirs} |")
+    return ["| table | cell | ours | the paper's |", "| --- | --- | ---: | ---: |", *rows, ""] if rows else []
+
+
+def pictures(name: str, home: Path = ROOT) -> Iterator[tuple[str, bytes]]:
+    """Yield (file, PNG) of a method's curves, beside FedAvg's where they are of the same setting."""
+    for stem, (title, runs) in stored(home).items():
+        own = mine(name, runs)
+        if not own:
+            continue
+        settings = {group.setting for group in own}
+        shown = [g for g in groups(runs) if g in own or (g.method == "fedavg" and g.setting in settings)]
+        said, points = accuracy_of(runs)
+        file = io.BytesIO()
+        figures.accuracy(shown, title, said, points).savefig(file, format="png", dpi=130)
+        yield f"figures/method-{name}-{stem}.png", file.getvalue()
