@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ from mkdocs.structure.pages import Page
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
 
-import catalogue
-import results
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of libraries among themselves, which a strict build would take for its own
+    import catalogue
+    import results
 from blocks import ROOT
 
+# In a table's code GitHub wants "\|" where Python-Markdown takes "|".
+ROW, CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
 # "<g_k, w>" is an inner product, no element of HTML.
 PRODUCT = re.compile(r"<(?=[A-Z]?\w*, |[A-Z]?\w*,[A-Z])")
 
@@ -33,6 +38,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
     """Keep inner products from being read as HTML, and list the blocks that are not run where the page asks for them."""
+    markdown = ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown)
     return PRODUCT.sub("&lt;", markdown.replace("\nBLOCKS\n", f"\n{catalogue.not_run()}\n"))
 
 
