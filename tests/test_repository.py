@@ -1,0 +1,101 @@
+"""The files around the code: the workflow, the citation, the changelog, the containers, what Flower is told of the app."""
+
+import re
+import tomllib
+
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+from test_deployment import ROOT, Federation, app_folder, command, finished, listens, wait_for
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def text_of(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_workflow_runs_lint_types_and_tests_on_every_python():
+    workflow = yaml.safe_load(text_of(".github/workflows/test.yml"))
+    assert set(workflow[True]) == {"push", "pull_request"}  # YAML 1.1 reads "on" as a truth
+    assert workflow["permissions"] == {"contents": "read"}
+    (job,) = workflow["jobs"].values()
+    pythons = job["strategy"]["matrix"]["python"]
+    wanted = SpecifierSet(PROJECT["project"]["requires-python"])
+    assert pythons == [f"3.{minor}" for minor in range(8, 30) if f"3.{minor}" in wanted]
+    said = {f"Programming Language :: Python :: {python}" for python in pythons}
+    assert said <= set(PROJECT["project"]["classifiers"])
+    lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]
+    assert lines == ['pip install -e ".[test]"', "ruff check .", "ruff format --check .", "mypy", "pytest"]
+    for line in lines:
+        assert line in text_of("CONTRIBUTING.md"), line
+    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
+
+
+def test_the_citation_and_the_changelog_are_of_this_version():
+    citation = yaml.safe_load(text_of("CITATION.cff"))
+    assert {"cff-version", "message", "title", "authors", "version", "license"} <= citation.keys()
+    assert (citation["version"], citation["license"]) == (PROJECT["project"]["version"], PROJECT["project"]["license"])
+    assert [author["name"] for author in citation["authors"]] == [a["name"] for a in PROJECT["project"]["authors"]]
+    assert f"## {citation['version']}\n" in text_of("CHANGELOG.md")
+
+
+def test_contributing_names_what_is_there():
+    contributing = text_of("CONTRIBUTING.md")
+    for path in re.findall(r"\]\(([^)h][^)]*)\)", contributing):
+        assert (ROOT / path).exists(), path
+    for path in re.findall(r"`([a-z_/.]+)/NAME\.(?:py|yaml)`", contributing):
+        assert (ROOT / path).is_dir(), path
+
+
+def test_flower_is_told_all_that_its_format_has_room_for():
+    app, project = PROJECT["tool"]["flwr"]["app"], PROJECT["project"]
+    # Format 1 takes no SPDX expression: https://packaging.python.org/en/latest/specifications/license-expression
+    assert (app["fab-format-version"], project["license"]) == (0, "Apache-2.0")
+    assert 0 < len(project["description"]) <= 200  # what Flower's hub takes
+    assert {"LICENSE", "README.md"} <= set(app["fab-include"])
+
+
+def services():
+    return yaml.safe_load(text_of("compose.yaml"))["services"]
+
+
+def test_the_containers_are_a_superlink_and_three_supernodes():
+    found = services()
+    assert set(found) == {"superlink", "supernode-0", "supernode-1", "supernode-2"}
+    for k in range(3):
+        node = found[f"supernode-{k}"]
+        assert node["command"][0] == "flower-supernode"
+        assert node["command"][-1] == f'partition-id={k} state-dir="/state"'
+        assert node["depends_on"] == {"superlink": {"condition": "service_healthy"}}
+        assert node["volumes"] == [f"supernode-{k}:/state"]
+    assert found["superlink"]["command"][0] == "flower-superlink"
+    assert found["superlink"]["ports"] == ["127.0.0.1:8000:8000"]
+    declared = yaml.safe_load(text_of("compose.yaml"))["volumes"]
+    assert {v.partition(":")[0] for service in found.values() for v in service["volumes"]} == set(declared)
+    assert found["superlink"]["build"]["context"] == "."
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_containers_make_a_federation(tmp_path):
+    """As processes on loopback; the containers themselves are not built here."""
+    one = Federation(tmp_path)
+    try:
+        app_folder(tmp_path / "app")
+        for k, (name, service) in enumerate(services().items()):
+            (tmp_path / name).mkdir()
+            there = {"0.0.0.0": "127.0.0.1", "superlink:8000": f"127.0.0.1:{one.link}", "8000": str(one.link)}
+            there["9094"] = str(one.ports[k - 1])
+            words = [there.get(word, word).replace("/state", str(tmp_path / name)) for word in service["command"]]
+            one.start(name, command(words[0]), *words[1:])
+            if name == "superlink":
+                wait_for("the SuperLink", lambda: listens(one.link))
+        one.operator = one.environment("operator")
+        connection = f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{one.link}"\ninsecure = true\n'
+        (tmp_path / "operator-home" / "config.toml").write_text(connection)
+        small = "strategy=pmfl num_nodes=3 num_rounds=1 participation=full model=mlp model.hidden=[12]"
+        with one.running(f"{small} output_dir={tmp_path}/runs/a"):
+            summary = finished(tmp_path / "runs" / "a")
+    finally:
+        one.stop()
+    assert (summary["status"], summary["engine"], summary["failures"]) == ("finished", "devices", 0)
