@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from contrafed.cli import check_jobs, help_text, take_config_dir
 from contrafed.composition import as_choices, compose_job, own_folder
 from contrafed.reporting import print_summary, quiet_libraries
-from core.errors import UserError
+from core.errors import RunStopped, UserError
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 
@@ -62,6 +62,9 @@ def job(_: DictConfig) -> None:
         with contextlib.suppress(OSError):  # Hydra made the folder; nothing is in it
             Path(output_dir).rmdir()
         print(f"error: {error}", file=sys.stderr, flush=True)
+    except RunStopped as stopped:
+        failed.append((name, False))
+        print(f"error: {stopped}", file=sys.stderr, flush=True)
     except Exception:
         failed.append((name, False))
         traceback.print_exc()

@@ -78,6 +78,7 @@ class Client(NumPyClient):
         self.nodes = list(nodes)
         self.memories: list[Tensors] = list(memories) if memories is not None else [{} for _ in nodes]
         self.server_round = 0
+        self.diverged = ""  # where a lone node's loss or weights stopped being finite in its last round
         self.losses: list[Losses] = []  # of the round's phases
 
     # ----------------------------------------------------------------------------------------------- what a method may say
@@ -318,7 +319,9 @@ class Client(NumPyClient):
         """
         self.server_round = int(config.get("server-round", self.server_round + 1))
         (update,) = self.update([codec.from_list(self.names("down"), parameters)], self.server_round)
-        self.memories = [update.memory]
+        self.diverged = update.diverged
+        if not update.diverged:
+            self.memories = [update.memory]
         return codec.to_list(self.names("up"), update.tensors), update.num_examples, dict(update.metrics)
 
     def evaluate(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:

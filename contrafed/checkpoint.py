@@ -32,7 +32,7 @@ FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.saf
 # engine's that say which replies count.
 FREE_KEYS = (
     "output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "tracker", "verbose", "save_personal",
-    "wait_for_nodes", "early_stop", "target_accuracy",
+    "wait_for_nodes", "early_stop", "target_accuracy", "on_divergence",
 )  # fmt: skip
 RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
 

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 from contrafed.devices import DeviceGrid
 from contrafed.session import OnRound, Session
 from contrafed.settings import Run
-from core.errors import UserError
+from core.errors import RunStopped, UserError
 from simulation.flower import FlowerGrid
 from simulation.grid import RunGrid
 
@@ -60,6 +60,9 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> None:
     try:
         session.train()
         status = "finished"
+    except RunStopped:
+        status = "diverged"
+        raise
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -80,7 +83,7 @@ def mistakes_in_one_line() -> None:
     """Have Flower report a user's mistake without a traceback: the line alone says what to do."""
 
     def shorten(record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], UserError):
+        if record.exc_info and isinstance(record.exc_info[1], UserError | RunStopped):
             record.msg, record.args, record.exc_info = "%s", (f"error: {record.exc_info[1]}",), None
         return True
 

@@ -18,7 +18,7 @@ from contrafed.settings import Run
 from contrafed.stopping import Stopping
 from contrafed.trackers import Followed, Tracked
 from core import codec
-from core.errors import UserError
+from core.errors import RunStopped, UserError
 from core.privacy import central, gaussian
 from partitions.participation.base import make_participation
 from simulation.grid import RunGrid
@@ -94,6 +94,8 @@ class Session:
                     progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
                 else:
                     self._save(done.server_round)
+                if done.diverged and run.on_divergence == "stop":
+                    raise RunStopped(f"on_divergence=stop: {done.diverged[0]}")
                 return ends
 
             strategy.start(

@@ -26,6 +26,7 @@ class Top:
     num_nodes: Annotated[int, Range(ge=1)]
     num_rounds: Annotated[int, Range(ge=1)]
     min_replies: Annotated[int, Range(ge=0)]
+    on_divergence: Literal["reject", "stop"]
     eval_every: Annotated[int, Range(ge=1)]
     eval_train: bool
     eval_nodes: bool | None

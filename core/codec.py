@@ -24,6 +24,8 @@ with warnings.catch_warnings():
     torch.from_numpy(np.frombuffer(bytes(4), dtype=np.float32))
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+# Among what a node says of itself in CONFIG: where its loss or weights stopped being finite.
+DIVERGED = "diverged"
 
 
 class TensorArray(Array):

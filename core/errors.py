@@ -1,4 +1,4 @@
-"""The one exception that stands for a user's mistake."""
+"""The exceptions that are said in one line: a user's mistake, and a run that ended itself."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,6 +9,10 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with status 2; ``contrafed.run`` raises it.
     """
+
+
+class RunStopped(Exception):
+    """A run that ended itself as it was asked to, said in one line. What there is has been written; the exit status is 1."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

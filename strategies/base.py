@@ -7,9 +7,7 @@ Everything else (participation, messages, bookkeeping, Flower's interface) is he
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,48 +26,11 @@ from core.tensors import Tensors, named, size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
 from strategies.privacy import aggregate_privately
-from strategies.replies import Replies, Reply, largest, read_reply
+from strategies.replies import Replies, Reply, diverged, largest, read_reply
+from strategies.round import Population, Round
 from strategies.scores import Score, read_score, summarise
 
 __all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tensors", "strategy_class_of"]
-
-
-@dataclass
-class Population:
-    """What the server knows of all K nodes; a node's index in these arrays is its partition id."""
-
-    sizes: np.ndarray  # (K,) training examples
-    node_ids: np.ndarray  # (K,) Flower's node ids
-
-    @property
-    def num_nodes(self) -> int:
-        """K."""
-        return len(self.sizes)
-
-    @property
-    def num_holders(self) -> int:
-        """How many nodes hold any data; a node without never takes part and is not counted by any rule."""
-        return int(np.count_nonzero(self.sizes))
-
-
-@dataclass
-class Round:
-    """What happened in a round, for the log."""
-
-    server_round: int
-    participants: np.ndarray  # partition ids that were asked to train
-    metrics: dict[str, float] = field(default_factory=dict)  # means over replies, weighted by examples, and a rule's own
-    evaluation: dict[str, float] | None = None  # of the global model, on the server
-    rejected: Counter[str] = field(default_factory=Counter)  # cause -> replies
-    failures: list[str] = field(default_factory=list)  # what failed nodes said
-    notes: list[str] = field(default_factory=list)  # what else there is to say of nodes
-    lost: int = 0  # replies that participation.loss_rate took
-    memory_lost: int = 0  # nodes whose memory could not be read back
-    bytes_down: int = 0
-    bytes_up: int = 0
-    seconds: float = 0.0
-    node_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (nodes, values)
-    node_evaluation: dict[str, float] | None = None  # of nodes' models on their own examples; others as NAME/accuracy, ...
 
 
 class FederatedStrategy(Strategy):
@@ -365,8 +326,7 @@ class FederatedStrategy(Strategy):
             try:
                 reply = read_reply(node, message, self.up, self._received[node], self.max_norm)
             except ValueError as error:
-                self.round.rejected[str(error)] += 1
-                self.round.failures.append(f"node {node}: {error}")
+                self.round.reject(node, str(error), diverged(message))
             else:
                 self._note(node, message)
                 self.round.bytes_up += size_of(reply.tensors)

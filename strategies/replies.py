@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
@@ -18,8 +18,13 @@ from core.tensors import Tensors, group
 
 # The header of a .npy file of ours has 128 bytes; more than this is none.
 NPY_HEADER = 4096
+# Characters of what a node says of itself that are shown.
+LONGEST = 200
 # Bytes of a reply beside its tensors, at the most: metadata, metrics, and what a failed node says.
 AROUND = 2**20
+
+# The cause by which replies are left out whose node diverged.
+NOT_FINITE = "not finite"
 
 # What a node may send instead of the other.
 OTHER = {"model": "delta", "delta": "model"}
@@ -154,12 +159,18 @@ def read_reply(
     if any(tuple(t.shape) != up[name] for name, t in tensors.items()):
         raise ValueError("wrong shape")
     size = norm(tensors.values())
-    if not math.isfinite(size):
-        raise ValueError("not finite")
+    if not math.isfinite(size) or diverged(message):
+        raise ValueError(NOT_FINITE)
     if max_norm is not None and size > max_norm:
         raise ValueError("norm too large")
     others = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
     return Reply(node, tensors, count, others, received)
+
+
+def diverged(message: Message) -> str:
+    """Return what a node says of where its loss or weights stopped being finite, empty where it says nothing."""
+    about = message.content.get(codec.CONFIG)
+    return str(about.get(codec.DIVERGED, ""))[:LONGEST] if isinstance(about, ConfigRecord) else ""
 
 
 def _check_bytes(array: Array) -> None:

@@ -41,7 +41,7 @@ def train(message: Message, context: Context) -> Message:
         _commit(context, memory)
     elif memory:
         node.state.write(memory)
-    return _reply(message, up, count, metrics, node.report)
+    return _reply(message, up, count, metrics, _said(node.client.diverged, node.report))
 
 
 @app.evaluate()
@@ -100,8 +100,9 @@ def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline
     updates: list[Update] = client.update(received, int(config["server-round"]), deadline)
     replies = []
     for message, context, update in zip(messages, contexts, updates, strict=True):
-        _commit(context, update.memory)
-        replies.append(_reply(message, update.tensors, update.num_examples, update.metrics))
+        if not update.diverged:
+            _commit(context, update.memory)
+        replies.append(_reply(message, update.tensors, update.num_examples, update.metrics, _said(update.diverged)))
     return replies
 
 
@@ -223,6 +224,16 @@ def _check(client: Client, received: Tensors) -> None:
         like = expected.get(name, initial.get(name.rpartition("/")[2], value))
         if value.shape != like.shape and (name in expected or value.dim()):
             raise MemoryFileError(f"{name} has shape {tuple(value.shape)}, not {tuple(like.shape)}")
+
+
+def _said(diverged: str, report: dict[str, ConfigRecord] | None = None) -> dict[str, ConfigRecord]:
+    """Return a reply's report, with where the node diverged."""
+    report = report or {}
+    return (
+        report | {codec.CONFIG: ConfigRecord({**report.get(codec.CONFIG, {}), codec.DIVERGED: diverged})}
+        if diverged
+        else report
+    )
 
 
 def _commit(context: Context, memory: Tensors) -> None:

@@ -1,11 +1,14 @@
 """What may go wrong on a node, said with its number, the round and the step."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from clients.training.stack import DeadlineError, Stack
+from core.tensors import Tensors
 
 # What CUDA, cuBLAS and cuDNN say for want of memory where torch has no type for it.
 NO_ROOM = ("out of memory", "alloc_failed", "unable to find an engine")
@@ -17,6 +20,37 @@ class LocalError(Exception):
 
 class NoRoomError(LocalError):
     """A node's work did not fit the accelerator's memory."""
+
+
+def divergence(losses: Sequence[Any], tensors: Tensors, count: int) -> list[str]:
+    """Return, for each of B = ``count`` nodes, where its loss or its tensors (B, ...) stopped being finite; empty: nowhere.
+
+    ``losses`` are those of the round's phases, ``tensors`` what these left.
+    """
+    found = [""] * count
+    for number, phase in enumerate(losses, 1):
+        where, table = f"phase {number}, " if len(losses) > 1 else "", phase.tables.get("loss")
+        if table is None or bool(table.isfinite().all()):
+            continue
+        for node, row in enumerate(table.tolist()):
+            step = next((step for step, value in enumerate(row) if not math.isfinite(value)), None)
+            if step is not None and not found[node]:
+                found[node] = f"{where}step {step}, loss {row[step]}"
+    for node, finite in enumerate(_finite(tensors, count)):
+        if not finite and not found[node]:
+            last = f"step {losses[-1].steps[node] - 1}, loss {float(losses[-1].last('loss')[node])}: " if losses else ""
+            found[node] = f"{last}its weights are not finite"
+    return found
+
+
+def _finite(tensors: Tensors, count: int) -> list[bool]:
+    """Return whether each node's rows of tensors (B, ...) are finite."""
+    rows = [value.detach().reshape(count, -1) for value in tensors.values() if value.numel() and value.is_floating_point()]
+    if not rows:
+        return [True] * count
+    # NaN is its own least and largest; read at once, since on a GPU reading is a wait.
+    ends = torch.stack([end for row in rows for end in row.aminmax(dim=1)])
+    return ends.isfinite().all(0).tolist()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clients.losses import cross_entropies
 from clients.training.batches import Batch
-from clients.training.faults import named
+from clients.training.faults import divergence, named
 from clients.training.privacy import made_private
 from clients.training.stack import Memory, Stack, joined, stacked, taken_apart, unstacked
 from core.tensors import Tensors
@@ -23,6 +23,7 @@ class Update:
     num_examples: int
     metrics: dict[str, float]  # means over the examples seen in training
     memory: Tensors  # committed only if the update succeeded
+    diverged: str = ""  # where the loss or the weights stopped being finite; such an update does not count
 
 
 @dataclass
@@ -44,7 +45,9 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         stack = _opened(client, [received[k] for k in order], server_round, order, rows)
         stacks.append(stack)
         stack.deadline = deadline
-        sent = unstacked(_private(client, stack, client.local_work(stack)), len(stack))
+        work = _private(client, stack, client.local_work(stack))
+        diverged = divergence(client.losses, stack.params | {n: v for n, v in work.items() if n[:6] != "model/"}, len(stack))
+        sent = unstacked(work, len(stack))
         stack.memory |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.travels(n)}
         opened = taken_apart({n: v.detach() for n, v in stack.memory.opened.items()}, len(stack))
         metrics = _means(client, len(stack))
@@ -53,7 +56,7 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         # What was never asked for is what it was; a copy where it came with the message, which may be written over.
         rest = {n: v if client.memories[k] else v.clone() for n, v in rows[row].items() if n not in opened[row]}
         memory = {n: v for n, v in (rest | opened[row]).items() if n in stack.memory}
-        updates[k] = Update(sent[row], sizes[k], metrics[row], memory)
+        updates[k] = Update(sent[row], sizes[k], metrics[row], memory, diverged[row])
     return updates
 
 

@@ -1,0 +1,55 @@
+"""What a run's rounds are told by: who the nodes are, and what happened in each round."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from strategies.replies import NOT_FINITE
+
+
+@dataclass
+class Population:
+    """What the server knows of all K nodes; a node's index in these arrays is its partition id."""
+
+    sizes: np.ndarray  # (K,) training examples
+    node_ids: np.ndarray  # (K,) Flower's node ids
+
+    @property
+    def num_nodes(self) -> int:
+        """K."""
+        return len(self.sizes)
+
+    @property
+    def num_holders(self) -> int:
+        """How many nodes hold any data; a node without never takes part and is not counted by any rule."""
+        return int(np.count_nonzero(self.sizes))
+
+
+@dataclass
+class Round:
+    """What happened in a round, for the log."""
+
+    server_round: int
+    participants: np.ndarray  # partition ids that were asked to train
+    metrics: dict[str, float] = field(default_factory=dict)  # means over replies, weighted by examples, and a rule's own
+    evaluation: dict[str, float] | None = None  # of the global model, on the server
+    rejected: Counter[str] = field(default_factory=Counter)  # cause -> replies
+    failures: list[str] = field(default_factory=list)  # what failed nodes said
+    notes: list[str] = field(default_factory=list)  # what else there is to say of nodes
+    lost: int = 0  # replies that participation.loss_rate took
+    diverged: list[str] = field(default_factory=list)  # nodes whose loss, weights or reply were not finite, and where
+    memory_lost: int = 0  # nodes whose memory could not be read back
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    node_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (nodes, values)
+    node_evaluation: dict[str, float] | None = None  # of nodes' models on their own examples; others as NAME/accuracy, ...
+
+    def reject(self, node: int, cause: str, diverged: str = "") -> None:
+        """Count a reply that does not; ``diverged`` is what the node itself says of a loss or weights that are not finite."""
+        self.rejected[cause] += 1
+        self.failures.append(f"node {node}: {cause}")
+        if cause == NOT_FINITE:
+            self.failures[-1] = f"node {node}, round {self.server_round}, {diverged or cause}"
+            self.diverged.append(self.failures[-1])

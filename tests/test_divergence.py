@@ -1,0 +1,94 @@
+"""A node whose loss or weights are not finite: its reply does not count, it is named, and the run goes on or stops."""
+
+import json
+import math
+
+import pytest
+import torch
+from rig import Schedule, config_of, run_strategy, same, sized_workspace
+from test_cli import called  # noqa: F401
+from tiny import TINY
+
+from clients.fedper import FedPerClient
+from contrafed.experiment import run
+from core.errors import RunStopped
+from simulation.grid import LocalGrid
+from simulation.worker import FIRST_NODE_ID
+
+WILD = (*TINY, "engine=local", "strategy=fedavg", "participation=full", "strategy.local.lr=1e30")
+
+
+class Diverging(FedPerClient):
+    """Node 2 diverges in round 2: in its loss at step 1, or in its weights alone."""
+
+    in_loss = True
+
+    def local_work(self, stack):
+        self.train(stack)
+        if stack.server_round == 2 and 2 in stack.nodes:
+            row = stack.nodes.index(2)
+            if self.in_loss:
+                self.losses[-1].tables["loss"][row, 1] = torch.inf
+            else:
+                stack.params["classifier.bias"].data[row, 0] = torch.nan
+        return self.sent(stack)
+
+
+class InWeights(Diverging):
+    in_loss = False
+
+
+@pytest.mark.parametrize("stack_size", [1, 4])
+@pytest.mark.parametrize("client_class", [Diverging, InWeights])
+def test_a_node_that_diverges_is_named_and_keeps_what_it_remembered(client_class, stack_size):
+    settings = config_of("strategy=fedper", "num_nodes=4", "participation=full")
+    workspace = sized_workspace("fedper", [20, 24, 28, 32], local={"epochs": None, "iterations": 3})
+    workspace.client_class, rounds, memories = client_class, [], []
+    grid = LocalGrid(4, stack_size)
+
+    def after(done):
+        rounds.append(done)
+        memories.append({k: dict(grid.memory.get(FIRST_NODE_ID + k)) for k in range(4)} if done.server_round else {})
+
+    models, _ = run_strategy(
+        workspace, settings, Schedule([range(4)] * 3), 3, stack_size=stack_size, grid=grid, may_fail=True, after_round=after
+    )
+    (said,) = rounds[2].failures
+    loss = "loss inf" if client_class.in_loss else "loss "
+    assert said.startswith(f"node 2, round 2, step {1 if client_class.in_loss else 2}, {loss}")
+    assert said.endswith("" if client_class.in_loss else ": its weights are not finite")
+    assert rounds[2].rejected == {"not finite": 1}
+    assert rounds[2].diverged == [said]
+    assert not any(done.diverged for number, done in enumerate(rounds) if number != 2)
+    # It goes on from what it remembered before, and counts again.
+    assert same(memories[2][2], memories[1][2])
+    assert not same(memories[2][1], memories[1][1])
+    assert not same(memories[3][2], memories[2][2])
+    assert rounds[3].rejected == {}
+    assert all(bool(value.isfinite().all()) for model in models for value in model.values())
+
+
+def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, called):  # noqa: F811
+    summary = run(config_of(*WILD, f"output_dir={tmp_path}/on"))
+    assert (summary["status"], summary["rounds"], summary["replies_rejected"]) == ("finished", 3, 18)
+    with pytest.raises(RunStopped, match=r"^on_divergence=stop: node 0, round 1, step \d+, loss (nan|inf)$"):
+        run(config_of(*WILD, "on_divergence=stop", f"output_dir={tmp_path}/notebook"))
+    done = called(*WILD, "on_divergence=stop", f"output_dir={tmp_path}/off")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: on_divergence=stop: node 0, round 1, step ")
+    assert len(done.stderr.splitlines()) == 1
+    left = json.loads((tmp_path / "off" / "summary.json").read_text())
+    assert (left["status"], left["rounds"]) == ("diverged", 1)
+    assert (tmp_path / "off" / "model.safetensors").exists()
+    # What was written of the rounds that there were is what the other run has of them.
+    rows = (tmp_path / "off" / "metrics.csv").read_bytes()
+    assert (tmp_path / "on" / "metrics.csv").read_bytes().startswith(rows)
+
+
+def test_flowers_own_interface_says_it_too():
+    workspace = sized_workspace("fedper", [20], local={"epochs": None, "iterations": 3, "lr": 1e200})
+    client = workspace.client_class(workspace, [0])
+    _, _, metrics = client.fit(client.get_parameters({}), {"server-round": 1})
+    assert not math.isfinite(metrics["loss"])
+    assert client.diverged.startswith("step ")
+    assert client.memories == [{}]
