@@ -173,9 +173,9 @@ class RunRecorder:
     def finish(self, status: str, extra: Mapping[str, Any]) -> dict[str, Any]:
         """Write ``summary.json`` and the figures from whatever was recorded; returns the summary.
 
-        ``status`` is finished, interrupted, diverged (``on_divergence=stop``) or failed. What is returned is what the file holds:
-        None stands for a number that does not exist. Accuracies and their standard deviations are fractions, not percentages.
-        The initial model's evaluation (round 0) is in no number, unless there was nothing else to do.
+        ``status`` is finished, interrupted, diverged (``on_divergence=stop``) or failed. What is returned is what the file
+        holds: None stands for a number that does not exist. Accuracies and their standard deviations are fractions, not
+        percentages. The initial model's evaluation (round 0) is in no number, unless there was nothing else to do.
         """
         self.flush()
         summary: dict[str, Any] = {"status": status, **extra, "rounds": self._rounds}
