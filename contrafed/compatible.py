@@ -83,6 +83,19 @@ def _check_sampling(server: Choice, participation: Choice, min_replies: int) -> 
         raise UserError(f"privacy.amplification=true: {wrong}")
 
 
+def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
+    """Raise ``UserError`` for another aggregation than the mean where a rule takes none, or where the mean has noise."""
+    if aggregation.name == "mean":
+        return
+    if isinstance(privacy.config, central.Config):
+        raise UserError(f"privacy=central adds noise to a weighted mean; aggregation={aggregation.name} is none")
+    # What a class says of itself: one that inherits a rule may do something else with replies.
+    averages, weights = vars(strategy_class_of(server)).get("averages", False), getattr(server.config, "weights", "samples")
+    what = f"strategy.weights={weights}" if averages else f"strategy.server={server.name}"
+    if not averages or weights not in ("samples", "uniform"):
+        raise UserError(f"aggregation={aggregation.name} stands in for a mean of the participants, which {what} does not take")
+
+
 @lru_cache(maxsize=1)
 def _outline(values: str) -> SplitModel:
     """Return the chosen model, its parameters without numbers."""

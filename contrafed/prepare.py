@@ -34,6 +34,8 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
         raise UserError("checkpoint_every and resume go with simulation: devices keep what they remember to themselves")
     if num_nodes is None and getattr(wanted.privacy.config, "noise", "secret") != "secret":
         raise UserError("privacy on devices needs privacy.noise=secret: all nodes know the seed that noise is else drawn from")
+    if num_nodes is None and wanted.attack.name != "none":
+        raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
     return with_folder(wanted, unique=True)
 
 

@@ -21,9 +21,11 @@ from core import codec
 from core.errors import RunStopped, UserError
 from core.privacy import central, gaussian
 from partitions.participation.base import make_participation
+from simulation.attacks.base import Attackers, attacked
 from simulation.grid import RunGrid
 from simulation.members import Members
 from strategies.accountant import Budget, amplifies
+from strategies.aggregation.base import make_aggregation
 from strategies.base import FederatedStrategy, Population, Round, strategy_class_of
 from strategies.privacy import protected
 
@@ -40,7 +42,8 @@ class Session:
     def __init__(self, grid: RunGrid, run: Run, on_round: OnRound | None = None) -> None:
         """Prepare everything up to the first round; ``on_round`` as ``contrafed.run`` takes it. Raises ``UserError``."""
         assert run.folder is not None
-        self.grid, self.run, self.folder = grid, run, run.folder
+        self.run, self.folder = run, run.folder
+        self.grid = grid = attacked(grid, run.attack, run.num_nodes, run.seed)
         self.workspace = workspace_for(run.node.to_json())
         self.places = self._places()
         self.members = grid.members(run.node, self.workspace.federation, self.places)
@@ -217,6 +220,7 @@ def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int)
         work_of=workspace.client_class(workspace, []).work_of,
         post_train=run.judge == "post_train",
         privacy=run.privacy.config if isinstance(run.privacy.config, central.Config) else None,
+        aggregation=make_aggregation(run.aggregation),
     )
 
 
@@ -255,6 +259,15 @@ def said_of_small(workspace: Workspace) -> str:
     return f"{small.nodes} nodes had drawn fewer than partition.min_node_size={partition.config.min_node_size} examples: {what}"
 
 
+def said_of_attack(run: Run) -> dict[str, Any]:
+    """Return who attacks and how, and what stands in for the mean, for the summary; nothing where nobody does."""
+    found: dict[str, Any] = {} if run.aggregation.name == "mean" else {"aggregation": run.aggregation.name}
+    if isinstance(run.attack.config, Attackers):
+        attackers = run.attack.config.among(run.num_nodes, run.seed)
+        found |= {"attack": run.attack.name, "attackers": list(attackers)}
+    return found
+
+
 def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
     """Return what identifies a run, for its summary."""
     small = workspace.federation.partition.small
@@ -264,6 +277,7 @@ def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
         "partition": run.node.partition.name,
         **({f"partition_small_{n}": v for n, v in asdict(small).items()} if small.nodes else {}),
         "participation": run.participation.name,
+        **said_of_attack(run),
         "model": run.node.model.name,
         "engine": run.engine.name,
         "seed": run.seed,

@@ -15,7 +15,8 @@ from core.config import Range, build
 from core.errors import UserError, unknown
 from core.run import Choice, NodeRun, choice_of, choose, half, node_run
 
-GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", "privacy", "tracker")
+SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
+GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Run(Top):
     engine: Choice
     privacy: Choice
     tracker: Choice
+    attack: Choice
+    aggregation: Choice
     composed: Mapping[str, Any]  # the configuration that this is made of, as ``config.yaml`` has it
     folder: Path | None = None  # the run's own, once it has one; ``resume`` is then the path of a checkpoint or None
 
@@ -68,15 +71,14 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     import partitions.images
     import partitions.partition
     from clients.training.workspace import client_class_of
-    from contrafed.compatible import check_messages, check_privacy
+    from contrafed.compatible import check_mean, check_messages, check_privacy
     from strategies.base import strategy_class_of
 
     config = for_evaluation(composed)
     top = check_top(config)
     node, server = node_run(config), server_of(config["strategy"])
     _check_keys(config["strategy"], node.strategy.module.Config, server.module.Config)
-    on_server = ("participation", "engine", "privacy", "tracker")
-    chosen: dict[str, Any] = {group: choose(group, config[group]) for group in on_server}
+    chosen: dict[str, Any] = {group: choose(group, config[group]) for group in SERVER_GROUPS}
     participation = chosen["participation"]
     partitions.images.check(node.dataset)
     partitions.partition.check(node.partition, node.num_nodes)
@@ -86,9 +88,11 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     strategy_class_of(server).check(server.config, node.strategy, participation)
     rule = check_messages(node, server, participation)
     check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
+    check_mean(chosen["aggregation"], server, chosen["privacy"])
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
     if top.save_personal and not personal:
         raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
+    node = replace(node, flipped=wrong_labels(chosen["attack"], top))
     return Run(**vars(top), node=node, server=server, **chosen, composed=config)
 
 
@@ -137,6 +141,15 @@ def _check_plain_sgd(strategy: Choice) -> None:
         raise UserError(f"strategy={strategy.name} needs plain SGD ({reason}); set {wanted}")
 
 
+def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
+    """Return the nodes whose labels an attack turns. Raises ``UserError`` for attackers that do not exist."""
+    from simulation.attacks import label_flip
+    from simulation.attacks.base import Attackers
+
+    attackers = attack.config.among(top.num_nodes, top.seed) if isinstance(attack.config, Attackers) else ()
+    return attackers if isinstance(attack.config, label_flip.Config) else ()
+
+
 def _check_keys(strategy: Mapping[str, Any], *halves: Any) -> None:
     """Raise ``UserError`` for a key of the ``strategy`` group that neither half has settings for."""
     known = {name for config in halves for name in config.__dataclass_fields__}
@@ -148,7 +161,7 @@ def _check_keys(strategy: Mapping[str, Any], *halves: Any) -> None:
 # What may differ between a run and the evaluation of its saved models.
 NO_TRAINING = {
     "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None, "early_stop": None,
-    "target_accuracy": None, "privacy": {"name": "none"},
+    "target_accuracy": None, "privacy": {"name": "none"}, "attack": {"name": "none"}, "aggregation": {"name": "mean"},
 }  # fmt: skip
 EVALUATION_KEYS = ("evaluate_only", "engine", "tracker", "output_dir", "verbose", "eval_train", "eval_nodes", "wait_for_nodes")
 

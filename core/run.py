@@ -34,6 +34,8 @@ PACKAGES = {
     "engine": "simulation",
     "privacy": "core.privacy",
     "tracker": "contrafed.trackers",
+    "attack": "simulation.attacks",
+    "aggregation": "strategies.aggregation",
 }
 
 
@@ -70,6 +72,7 @@ class NodeRun:
     dataset: Choice
     partition: Choice
     model: Choice
+    flipped: tuple[int, ...] = ()  # in simulation: nodes that train on wrong labels
     images: Mapping[str, Any] | None = None  # on devices: what their data must be like (partitions.own.facts_of)
     privacy: Choice | None = None  # where nodes themselves add noise
 
@@ -77,7 +80,8 @@ class NodeRun:
         """Return the run as JSON, the same text for the same run."""
         names = NODE_GROUPS if self.privacy is None else (*NODE_GROUPS, "privacy")
         groups = {name: dict(getattr(self, name).values) for name in names}
-        return json.dumps({"seed": self.seed, "num_nodes": self.num_nodes, "images": self.images, **groups}, sort_keys=True)
+        others = {name: getattr(self, name) for name in ("seed", "num_nodes", "flipped", "images")}
+        return json.dumps({**others, **groups}, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> "NodeRun":
@@ -94,8 +98,9 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
     What the ``strategy`` group holds for the server half is left out.
     """
     strategy = node_half(values["strategy"])
-    others = {name: choose(name, values[name]) for name in NODE_GROUPS[1:]}
+    others: dict[str, Any] = {name: choose(name, values[name]) for name in NODE_GROUPS[1:]}
     privacy = choose("privacy", values["privacy"]) if "privacy" in values else None
     if privacy is None or not isinstance(privacy.config, local.Config):
         privacy = None
-    return NodeRun(values["seed"], values["num_nodes"], strategy, **others, images=values.get("images"), privacy=privacy)
+    others |= {"flipped": tuple(values.get("flipped", ())), "images": values.get("images"), "privacy": privacy}
+    return NodeRun(values["seed"], values["num_nodes"], strategy, **others)

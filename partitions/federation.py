@@ -6,6 +6,7 @@ import numpy as np
 
 from core.errors import UserError
 from core.run import NodeRun
+from partitions.flipped import flipped
 from partitions.images import ImageData, load_images
 from partitions.own import fitted, own_images
 from partitions.partition import Partition, make_partition
@@ -42,4 +43,5 @@ def load_federation(run: NodeRun, own: tuple[int, str] | None = None) -> Federat
     if run.images is not None:
         data = fitted(data, run.images, f"dataset={run.dataset.name} on this node")
     merged = run.dataset.config.merge_splits
-    return Federation(data, make_partition(run.partition, data, run.num_nodes, run.seed, merged))
+    partition = make_partition(run.partition, data, run.num_nodes, run.seed, merged)
+    return Federation(*flipped(data, partition, run.flipped)) if run.flipped else Federation(data, partition)

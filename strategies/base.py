@@ -25,6 +25,7 @@ from core.run import Choice
 from core.tensors import Tensors, named, size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
+from strategies.aggregation.base import Aggregation
 from strategies.privacy import aggregate_privately
 from strategies.replies import Replies, Reply, diverged, largest, read_reply
 from strategies.round import Population, Round
@@ -43,7 +44,10 @@ class FederatedStrategy(Strategy):
 
     A rule may read ``config``, ``node_config`` and ``rate`` (of the node half), ``seed``, ``num_rounds`` (planned), ``state``,
     ``round``, ``population``, ``participation``, ``down`` and ``up`` (names and shapes of what travels) and ``travelling``.
+    ``averages = True`` says that means are all that a rule makes of replies, so that an aggregation may stand in for them.
     """
+
+    averages = False
 
     def __init__(
         self,
@@ -62,13 +66,15 @@ class FederatedStrategy(Strategy):
         work_of: Callable[[int], int] | None = None,
         post_train: bool = False,
         privacy: CentralPrivacy | None = None,
+        aggregation: Aggregation | None = None,
     ) -> None:
         """Prepare a run of ``num_rounds`` rounds; ``node_config`` is the node half's, ``settings`` the JSON nodes receive.
 
         ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. With fewer than ``min_replies`` valid
         replies a round changes neither the model nor the server's state. ``work_of`` tells how many steps a node
         with so many examples takes, by which engines balance their workers. ``post_train``: nodes are judged after a round's
-        local work, of which nothing is kept. ``privacy``: replies are clipped and their sums have noise.
+        local work, of which nothing is kept. ``privacy``: replies are clipped and their sums have noise. ``aggregation``: what
+        stands in for a mean of replies.
         """
         self.config, self.node_config = config, node_config
         self.down, self.up = client_class.messages(model, node_config)
@@ -80,7 +86,7 @@ class FederatedStrategy(Strategy):
         self.whole = all(f"model/{name}" in self.down for name, _ in model.named_parameters())
         self.population, self.participation = population, participation
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
-        self.max_norm, self.min_replies, self.privacy = max_norm, min_replies, privacy
+        self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
         self.work_of = work_of or (lambda examples: 1)
         self.state: dict[str, Any] = {}
         self.model: Tensors = {}
@@ -166,7 +172,7 @@ class FederatedStrategy(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, then apply the method's rule to the good ones."""
-        good = Replies(self._valid(replies))
+        good = Replies(self._valid(replies), self.aggregation)
         if len(good) < self.min_replies:
             self.round.notes.append(f"{len(good)} valid replies, min_replies={self.min_replies}: the model stays as it is")
             if len(good):

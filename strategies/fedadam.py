@@ -27,6 +27,8 @@ class FedAdam(FedAvg):
     nothing.
     """
 
+    averages = True
+
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Update both moments and step along their ratio."""
         if not len(replies):

@@ -23,6 +23,8 @@ class FedAGM(FedAvg):
     changes nothing.
     """
 
+    averages = True
+
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the look-ahead model."""
         return named("model", {name: value.to(model[name].dtype) for name, value in self._ahead(model).items()})

@@ -40,6 +40,8 @@ class FedAvg(FederatedStrategy):
     from the comparisons of Wang and Ji 2024 (FedAU).
     """
 
+    averages = True
+
     @classmethod
     def check(cls, config: Any, node: Choice, participation: Choice) -> None:
         """The p_k must be known."""

@@ -22,6 +22,8 @@ class FedAvgM(FedAvg):
     A round without replies changes neither.
     """
 
+    averages = True
+
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Add the mean update to the momentum and the momentum to the model."""
         if not len(replies):

@@ -18,6 +18,8 @@ class FedCRL(FederatedStrategy):
     Sums run over the participants. Deviation: a class that nobody held this round keeps its prototype.
     """
 
+    averages = True
+
     @classmethod
     def single_replies(cls, config: Any) -> str:
         """Bodies and prototypes are summed."""

@@ -28,6 +28,8 @@ class FedHyper(FedAvg):
     the paper it is 1.
     """
 
+    averages = True
+
     def setup(self) -> None:
         """Start at alpha = 1."""
         self.state["alpha"] = 1.0

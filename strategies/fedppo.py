@@ -43,6 +43,8 @@ class FedPPO(FedAvg):
     the symmetric loss, the round in which all nodes train beforehand. Away nodes are never chosen (``choose_from=available``).
     """
 
+    averages = True
+
     @classmethod
     def single_replies(cls, config: Any) -> str:
         """The agent is rewarded for each node."""

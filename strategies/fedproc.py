@@ -18,6 +18,8 @@ class FedProc(FedAvg):
     nobody held keeps its prototype.
     """
 
+    averages = True
+
     def setup(self) -> None:
         """Start with an empty table."""
         self.prototypes = Prototypes(self.state, self.down)

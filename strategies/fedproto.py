@@ -21,6 +21,8 @@ class FedProto(FederatedStrategy):
     class, as Equation 6 does, but for its further 1/|N_j|. A class that nobody held this round keeps its prototype.
     """
 
+    averages = True
+
     @classmethod
     def single_replies(cls, config: Any) -> str:
         """Prototypes are summed."""

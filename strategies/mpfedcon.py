@@ -25,6 +25,8 @@ class MpFedcon(FederatedStrategy):
     latest centres of every node that ever took part, as section 4.2's memory bank and Equation 4's sum over all parties.
     """
 
+    averages = True
+
     @classmethod
     def single_replies(cls, config: Any) -> str:
         """Encoders and centres are summed, but for a bank of single ones."""
@@ -55,4 +57,5 @@ class MpFedcon(FederatedStrategy):
         for reply in replies:
             centres = {n: v for n, v in reply.tensors.items() if n.startswith("proto/")}
             bank[reply.node] = centres | {"examples": torch.tensor(reply.num_examples)}
-        return Replies(Reply(node, latest, int(latest["examples"]), {}) for node, latest in bank.items())
+        known = (Reply(node, latest, int(latest["examples"]), {}) for node, latest in bank.items())
+        return Replies(known, replies.aggregation)

@@ -21,6 +21,8 @@ class PFedMe(FedAvg):
     Deviation: the mean is by examples, as in the authors' code; ``weights=uniform`` is the paper's.
     """
 
+    averages = True
+
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Mix; the model stays as it is in a round without replies."""
         mean, beta = self.mean(model, replies), self.config.server_mix

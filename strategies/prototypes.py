@@ -27,9 +27,9 @@ class Prototypes:
     def merge(self, replies: Replies, weighting: Weighting) -> None:
         """Replace the prototype of every class that a reply holds by the mean over its holders, summed in float64.
 
-        A class that nobody holds keeps its last prototype. ``class_count`` weights holders by their examples of the class,
-        which is the pooled mean (FedCRL Equation 6); ``plain`` equally (MpFedcon Equation 4); ``data`` by their examples of
-        all classes.
+        An aggregation other than the mean combines what each class's holders sent. A class that nobody holds keeps its last
+        prototype. ``class_count`` weights holders by their examples of the class, which is the pooled mean (FedCRL Equation
+        6); ``plain`` equally (MpFedcon Equation 4); ``data`` by their examples of all classes.
         """
         if not len(replies):
             return

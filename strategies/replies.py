@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 from core import codec
 from core.combine import combine
 from core.tensors import Tensors, group
+from strategies.aggregation.base import Aggregation
 
 # The header of a .npy file of ours has 128 bytes; more than this is none.
 NPY_HEADER = 4096
@@ -59,7 +60,9 @@ class Reply:
 class Replies(Sequence[Reply]):
     """The valid replies of a round, sorted by partition id so that sums do not depend on who answered first."""
 
-    def __init__(self, replies: Iterable[Reply]) -> None:
+    def __init__(self, replies: Iterable[Reply], aggregation: Aggregation | None = None) -> None:
+        """``aggregation`` stands in for means of them, None: the mean itself."""
+        self.aggregation = aggregation
         self._replies = sorted(replies, key=lambda reply: reply.node)
 
     def __len__(self) -> int:
@@ -106,16 +109,34 @@ class Replies(Sequence[Reply]):
         return self.group(group), weights.tolist()
 
     def class_means(self, weights: Tensor) -> Tensor:
-        """Return the weighted mean of the replies' prototypes by class (C, D), float64; zeros where no weight is above 0.
+        """Return the weighted mean of the replies' prototypes by class (C, D), or what stands in for it, float64.
 
-        ``weights`` is (m, C).
+        ``weights`` is (m, C), 0 where a node does not hold a class; zeros where no weight is above 0.
         """
         means = torch.stack([reply.tensors["proto/mean"] for reply in self._replies]).double()  # (m, C, D)
+        if self.aggregation is not None:
+            pooled = torch.zeros_like(means[0])
+            for c in weights.any(0).nonzero().flatten().tolist():
+                held = weights[:, c] > 0
+                shares = (weights[held, c] / weights[held, c].sum()).cpu().numpy()
+                pooled[c] = self.aggregation.combine([{"mean": row} for row in means[held, c]], shares)["mean"]
+            return pooled
         return torch.einsum("mc,mcd->cd", weights, means) / weights.sum(0).clamp_min(1e-300).unsqueeze(1)
 
     def mean(self, group: str, weights: np.ndarray) -> Tensors:
-        """Return the weighted mean of every tensor of ``group`` in float64; the weights are normalised here."""
-        return self.weighted_sum(group, weights / weights.sum())
+        """Return the weighted mean of every tensor of ``group``, or what stands in for it, in float64.
+
+        The weights are normalised here. Of models it is the mean of what nodes received and their combined change.
+        """
+        shares = weights / weights.sum()
+        if self.aggregation is None or not self._replies:
+            return self.weighted_sum(group, shares)
+        if group != "model":
+            return self.aggregation.combine(self.group(group), shares)
+        change = self.aggregation.combine(self.deltas(), shares)
+        received = [{n: reply.received[f"model/{n}"].to(value.device) for n, value in change.items()} for reply in self]
+        begun = combine(received, shares.tolist())
+        return {name: begun[name] + change[name] for name in change}
 
     def mean_metrics(self) -> dict[str, float]:
         """Return the means, weighted by examples, of the metrics that every reply has."""

@@ -166,6 +166,7 @@ def run_strategy(
     rule=None,
     judged=(),
     after_round=None,
+    aggregation=None,
 ):
     """Run a method's two halves on a grid; returns the global model before and after each round, and the strategy.
 
@@ -186,6 +187,7 @@ def run_strategy(
             settings=identity,
             num_rounds=num_rounds,
             seed=settings["seed"],
+            aggregation=aggregation,
         )
         models = []
 
@@ -222,6 +224,8 @@ def digits_run(
     client_class=None,
     rule=None,
     grid=None,
+    wrap=None,
+    aggregation=None,
     **changes,
 ):
     """Run a method on digits with unequal nodes; every node takes part in every round unless ``schedule`` says else."""
@@ -232,7 +236,7 @@ def digits_run(
     workspace = workspace_of(config, dtype=dtype)
     workspace.client_class = client_class or workspace.client_class
     participation = Schedule(schedule or [range(nodes)] * num_rounds)
-    how = {"stack_size": stack_size, "grid": grid, "may_fail": may_fail, "rule": rule}
+    how = {"stack_size": stack_size, "grid": grid, "may_fail": may_fail, "rule": rule, "wrap": wrap, "aggregation": aggregation}
     return run_strategy(workspace, config, participation, num_rounds, **how)
 
 

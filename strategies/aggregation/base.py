@@ -1,0 +1,41 @@
+"""What every aggregation answers, and Flower's arithmetic behind some of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from core import registry
+from core.run import Choice
+from core.tensors import Tensors, on_host
+
+# What Flower's functions take: the arrays of each reply, and its weight.
+Results = list[tuple[list[np.ndarray], Any]]
+
+
+class Aggregation:
+    """Stands in for the mean of what nodes changed."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
+        """Return one change, in float64, of at least one with the same names and shapes; ``weights`` (m,) sum to 1."""
+        raise NotImplementedError
+
+
+def make_aggregation(choice: Choice) -> Aggregation | None:
+    """Return what was chosen, None for the plain mean."""
+    return None if choice.name == "mean" else registry.only_subclass(choice.module, Aggregation)(choice.config)
+
+
+def by_flower(function: Callable[..., list[np.ndarray]], changes: Sequence[Tensors], weights: np.ndarray, *how: Any) -> Tensors:
+    """Return what one of Flower's functions of arrays makes of changes, in double precision."""
+    first = changes[0]
+    results: Results = [
+        ([tensor.double().numpy() for tensor in on_host(change).values()], weight)
+        for change, weight in zip(changes, weights.tolist(), strict=True)
+    ]
+    found = function(results, *how)
+    return {n: torch.as_tensor(array).to(like.device) for (n, like), array in zip(first.items(), found, strict=True)}

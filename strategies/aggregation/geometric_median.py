@@ -1,0 +1,41 @@
+"""The geometric median: the point with the least sum of distances to all replies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from core.combine import combine
+from core.config import Range
+from core.tensors import Tensors
+from strategies.aggregation.base import Aggregation
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the geometric median."""
+
+    iterations: Annotated[int, Range(ge=1)]  # R
+    smoothing: Annotated[float, Range(gt=0)]  # nu, the least distance that counts
+
+
+class GeometricMedian(Aggregation):
+    """argmin_v sum_k p_k |v - Delta_k|, from the mean on by smoothed Weiszfeld steps.
+
+    v := sum_k b_k Delta_k / sum_k b_k, b_k = p_k / max(nu, |v - Delta_k|). Source: Pillutla et al. 2022 (RFA), Algorithm 2.
+    """
+
+    def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
+        """Return the point after so many steps."""
+        found = combine(changes, weights.tolist())
+        for _ in range(self.config.iterations):
+            away = np.array([distance(found, change) for change in changes])
+            nearer = weights / np.maximum(self.config.smoothing, away)
+            found = combine(changes, (nearer / nearer.sum()).tolist())
+        return found
+
+
+def distance(a: Tensors, b: Tensors) -> float:
+    """Return |a - b| over all tensors, in float64."""
+    return float(sum(float((a[name].double() - b[name].double()).square().sum()) for name in a)) ** 0.5

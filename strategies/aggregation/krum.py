@@ -1,0 +1,34 @@
+"""Krum and Multi-Krum: the replies whose nearest neighbours are nearest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from flwr.server.strategy.aggregate import aggregate_krum
+
+from core.config import Range
+from core.tensors import Tensors
+from strategies.aggregation.base import Aggregation, by_flower
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of Krum."""
+
+    assumed: Annotated[float, Range(ge=0, lt=0.5)]  # f/m
+    keep: Annotated[float, Range(gt=0, le=1)] | None  # the share of replies that are averaged; None: one reply
+
+
+class Krum(Aggregation):
+    """The reply with the least sum of squared distances to its m - f - 2 nearest others, at least one; or the mean of several.
+
+    Of m replies f = floor(m ``assumed``) may attack. Source: Blanchard et al. 2017; the arithmetic is Flower's. The mean of
+    Multi-Krum (``keep``) is by weight.
+    """
+
+    def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
+        """Return the chosen change, or the mean of those chosen."""
+        count, keep = len(changes), self.config.keep
+        kept = 0 if keep is None else max(1, int(keep * count))
+        return by_flower(aggregate_krum, changes, weights, int(self.config.assumed * count), kept)

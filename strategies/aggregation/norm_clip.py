@@ -1,0 +1,31 @@
+"""The mean of changes whose length is bounded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from core.combine import combine
+from core.config import Range
+from core.tensors import Tensors
+from strategies.aggregation.base import Aggregation
+from strategies.replies import norm
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the clip."""
+
+    bound: Annotated[float, Range(gt=0)] | None  # M; None: the median length of the round's changes
+
+
+class NormClip(Aggregation):
+    """sum_k p_k Delta_k min(1, M / |Delta_k|). Source: Sun et al. 2019; the median as M is this project's own."""
+
+    def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
+        """Return the mean of the clipped changes."""
+        lengths = np.array([norm(change.values()) for change in changes])
+        bound = float(np.median(lengths)) if self.config.bound is None else self.config.bound
+        factors = np.minimum(1.0, np.divide(bound, lengths, out=np.ones_like(lengths), where=lengths > 0))
+        return combine(changes, (weights * factors).tolist())

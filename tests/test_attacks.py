@@ -1,0 +1,270 @@
+"""Nodes that attack, in simulation: what they send by hand, who they are, and that nothing else changes."""
+
+import numpy as np
+import pytest
+import torch
+from rig import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings
+from safetensors.torch import load_file
+from tiny import TINY
+from wire import rows_of
+
+from contrafed.experiment import run
+from contrafed.prepare import deployed
+from contrafed.settings import resolve
+from core import registry
+from core.errors import UserError
+from core.run import choose
+from partitions.federation import load_federation
+from partitions.flipped import flipped
+from partitions.images import ImageData
+from partitions.partition import Partition
+from simulation.attacks.alie import z_max
+from simulation.attacks.base import Attack, attacked, moments
+
+UPDATES = ("sign_flip", "scale", "noise", "alie", "ipm")
+
+
+def chosen(name, **changes):
+    return choose("attack", config_of(f"attack={name}")["attack"] | changes)
+
+
+def attack(name, seed=0, **changes):
+    choice = chosen(name, **changes)
+    return registry.only_subclass(choice.module, Attack)(choice.config, seed)
+
+
+# ------------------------------------------------------------------------------------------------------------- who they are
+
+
+def test_attackers_are_drawn_by_the_seed_and_more_of_them_have_the_fewer_among_them():
+    few, more = (chosen("ipm", fraction=f).config.among(50, 0) for f in (0.1, 0.3))
+    assert (len(few), len(more)) == (5, 15)
+    assert set(few) < set(more)
+    assert list(more) == sorted(more)
+    assert chosen("scale", fraction=0.3).config.among(50, 0) == more  # whatever they do
+    assert chosen("ipm", fraction=0.3).config.among(50, 1) != more
+    assert chosen("ipm", fraction=0.0).config.among(50, 0) == ()
+    assert chosen("ipm", nodes=[7, 3, 7]).config.among(8, 0) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("attack=ipm", "attack.nodes=[50]"), r"attack.nodes: node 50 is not in 0..49 \(num_nodes=50\)"),
+        (("attack=label_flip", "attack.nodes=[-1]"), "attack.nodes: node -1 is not in"),
+        (("attack=alie", "attack.fraction=1.5"), "attack.fraction must be >= 0 and <= 1"),
+        (("attack=alie", "attack.z=-1"), "attack.z must be >= 0"),
+        (("attack=scale", "attack.factor=0"), "attack.factor must be > 0"),
+    ],
+)
+def test_a_mistake_is_one_line(overrides, says):
+    with pytest.raises(UserError, match=says) as error:
+        resolve(config_of(*overrides))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["label_flip", *UPDATES])
+def test_devices_are_never_told_to_attack(name, tmp_path):
+    with pytest.raises(UserError, match=f"attack={name} goes with simulation"):
+        deployed(f"num_nodes=3 engine=local attack={name} output_dir={tmp_path}/run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_an_attack_there_is_nothing_in_between():
+    grid = object()
+    assert attacked(grid, chosen("label_flip"), 8, 0) is grid
+    assert attacked(grid, choose("attack", config_of()["attack"]), 8, 0) is grid
+    assert resolve(config_of()).node.flipped == ()
+
+
+# --------------------------------------------------------------------------------------------------------- what they send
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "model"),
+    [
+        ("sign_flip", {}, 2 + (-0.38 - 0.76 + 0.19) / 3),
+        ("sign_flip", {"factor": 2.0}, 2 + (-0.38 - 1.52 + 0.19) / 3),
+        ("scale", {}, 2 + (-0.38 + 7.6 + 0.19) / 3),
+        ("ipm", {}, 2 + (-0.38 + 0.0475 + 0.19) / 3),  # the honest mean is -0.095
+        ("ipm", {"epsilon": 2.0}, 2 + (-0.38 + 0.19 + 0.19) / 3),
+        ("alie", {"z": 1.0}, 2 + (-0.38 - 0.38 + 0.19) / 3),  # and their deviation 0.285
+        ("alie", {}, 2 + (-0.38 - 0.095 + 0.19) / 3),  # z_max of 3 with 1 attacker is 0
+        ("alie", {"z": 1.0, "known": "attackers"}, 2.19),  # one attacker knows itself alone, without any deviation
+    ],
+)
+def test_a_round_by_hand(name, changes, model):
+    """Two exact steps of 0.1 from W = 2 towards a = (0, 6, 3): changes (-0.38, 0.76, 0.19), of which node 1 sends another."""
+    settings = config_of("num_nodes=3") | {"strategy": strategy_settings("fedavg", weights="uniform")}
+    settings["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
+    workspace = scalar_workspace(settings, Scalar(2.0))
+
+    def wrap(grid):
+        grid = attacked(grid, chosen(name, nodes=[1], **changes), 3, 0)
+        grid.members(workspace.run, workspace.federation, {})
+        return grid
+
+    models, _ = run_strategy(workspace, settings, Schedule([[0, 1, 2], [0, 2]]), 2, wrap=wrap)
+    assert float(models[1]["classifier.w"]) == pytest.approx(model, abs=1e-6)
+    assert float(models[2]["classifier.w"]) == pytest.approx(1.5 + 0.81 * (model - 1.5), abs=1e-6)  # nobody attacks
+
+
+@pytest.mark.parametrize(
+    ("participants", "attackers", "z"),
+    [
+        (50, 24, 1.42608),  # s = 26 - 24 = 2: Phi(z) < 24 / 26
+        (20, 9, 0.90846),  # s = 11 - 9 = 2: 9 / 11
+        (10, 3, 0.18001),  # s = 6 - 3 = 3: 4 / 7
+        (10, 1, 0.0),  # s = 5: 4 / 9, below one half
+        (5, 3, 0.0),  # a majority: s counts as 1, 1 / 2
+        (9, 5, 0.67449),  # s = 1: 3 / 4
+        (3, 3, 0.0),
+        (1, 0, 0.0),
+    ],
+)
+def test_alies_z_by_hand(participants, attackers, z):
+    assert z_max(participants, attackers) == pytest.approx(z, abs=1e-5)
+
+
+def test_moments_by_hand_skip_what_nobody_holds():
+    nan = float("nan")
+    rows = [{"a": torch.tensor([1.0, nan, nan])}, {"a": torch.tensor([3.0, 4.0, nan])}]
+    mean, spread = moments(rows)
+    assert mean["a"][:2].tolist() == [2, 4]
+    assert spread["a"][:2].tolist() == [1, 0]
+    assert bool(mean["a"][2].isnan())
+
+
+def test_noise_is_a_function_of_seed_round_and_node_and_as_large_as_was_asked():
+    change = {"delta/a": torch.full((40_000,), 0.5), "delta/b": torch.full((40_000,), 4.0)}
+    sent = attack("noise", level=3.0).one(change, 2, 7)
+    assert same(sent, attack("noise", level=3.0).one(change, 2, 7))
+    for other in (
+        attack("noise", seed=1).one(change, 2, 7),
+        attack("noise").one(change, 3, 7),
+        attack("noise").one(change, 2, 8),
+    ):
+        assert not torch.equal(other["delta/a"], sent["delta/a"])
+    for name, size in (("delta/a", 0.5), ("delta/b", 4.0)):
+        assert float((sent[name] - change[name]).std()) == pytest.approx(3 * size, rel=0.02)
+        assert float((sent[name] - change[name]).mean()) == pytest.approx(0, abs=3 * size * 4 / 200)
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_attackers_that_know_nobody_send_their_own_and_others_always_theirs(name):
+    own = {3: {"delta/a": torch.tensor([1.0, 2.0])}}
+    found = attack(name).replace(own, {}, 1)
+    assert found.keys() == {3}
+    if name in ("alie", "ipm"):
+        assert found[3]["delta/a"].tolist() == [1, 2]
+
+
+# ------------------------------------------------------------------------------------------------------- what comes of them
+
+
+def made(folder, *overrides):
+    summary = run(config_of(*TINY, "engine=local", "participation=full", *overrides, f"output_dir={folder}"))
+    return load_file(folder / "model.safetensors"), (folder / "metrics.csv").read_bytes(), summary
+
+
+def test_prototypes_are_attacked_where_a_method_sends_them(tmp_path):
+    """FedProto's replies are prototypes alone: where all nodes turn theirs round, so is the server's table."""
+    found = {}
+    for fraction in (0.0, 1.0):
+        flip = ("attack=sign_flip", f"attack.fraction={fraction}", "num_rounds=1", "checkpoint_every=1")
+        made(tmp_path / str(fraction), "strategy=fedproto", *flip)
+        found[fraction] = load_file(tmp_path / str(fraction) / "checkpoints" / "000001" / "server.safetensors")
+    means = next(name for name in found[0.0] if name.endswith("means"))
+    assert found[0.0][means].abs().sum() > 0
+    assert torch.equal(found[1.0][means], -found[0.0][means])
+
+
+@pytest.mark.parametrize("name", ["sign_flip", "alie"])
+def test_a_method_that_sends_changes_is_attacked_alike(tmp_path, name):
+    """SCAFFOLD sends its change: its first model without control variates is FedAvg's, attacked or not."""
+    both = (f"attack={name}", "attack.nodes=[1,2]", "num_rounds=1", "strategy.local.lr=0.02")
+    recipe = ("strategy.local.iterations=5", "strategy.local.epochs=null", "strategy.local.batch_size=16")
+    sent, _, summary = made(tmp_path / "a", "strategy=scaffold", *both, *recipe)
+    plain, *_ = made(tmp_path / "b", "strategy=fedavg", "strategy.weights=uniform", *both, *recipe)
+    for key, value in plain.items():
+        torch.testing.assert_close(sent[key], value, rtol=1e-5, atol=1e-6)
+    assert (summary["attack"], summary["attackers"]) == (name, [1, 2])
+
+
+def test_a_long_change_ruins_a_mean_and_not_a_median(tmp_path):
+    attack = ("strategy=fedavg", "attack=scale", "attack.factor=100", "attack.nodes=[0]", "num_rounds=4")
+    final = {}
+    for name in ("mean", "median"):
+        _, metrics, summary = made(tmp_path / name, *attack, f"aggregation={name}")
+        final[name] = summary["accuracy_final"]
+        assert summary.get("aggregation", "mean") == name
+        assert not any(rows_of(metrics, "replies_rejected").values())
+    assert final["mean"] < final["median"] - 0.1
+
+
+def test_the_bound_on_replies_meets_attackers_too(tmp_path):
+    bound = (
+        "strategy=scaffold",
+        "engine.max_norm=100",
+        "attack=scale",
+        "attack.factor=1e6",
+        "attack.nodes=[0]",
+        "num_rounds=2",
+    )
+    _, metrics, _ = made(tmp_path / "run", *bound)
+    assert rows_of(metrics, "replies_rejected") == {1: 1, 2: 1}
+
+
+def test_an_attacked_run_goes_on_bit_for_bit(tmp_path):
+    how = ("strategy=pmfl", "attack=noise", "attack.nodes=[1,4]", "participation.loss_rate=0.2", "num_rounds=4")
+    whole, metrics, _ = made(tmp_path / "whole", *how, "checkpoint_every=2")
+    rest, again, _ = made(tmp_path / "rest", *how, f"resume={tmp_path}/whole/checkpoints/000002")
+    assert same(whole, rest)
+    assert metrics == again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize("name", ["label_flip", "alie"])
+def test_engines_attack_alike(tmp_path, engine, name):
+    how = ("strategy=fedavg", f"attack={name}", "attack.fraction=0.5", "participation.loss_rate=0.2")
+    local, metrics, _ = made(tmp_path / "local", *how)
+    summary = run(config_of(*TINY, f"engine={engine}", "participation=full", *how, f"output_dir={tmp_path}/other"))
+    assert same(local, load_file(tmp_path / "other" / "model.safetensors"))
+    assert metrics == (tmp_path / "other" / "metrics.csv").read_bytes()
+    assert len(summary["attackers"]) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------- wrong labels
+
+
+def test_wrong_labels_by_hand():
+    """Nodes 0 and 1 share example 1; only node 1 attacks: its copies of 1 and 2 are of classes 3 - 1 - 0 and 3 - 1 - 2."""
+    x, y = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1), torch.tensor([0, 0, 2, 1, 2])
+    test = torch.tensor([False, False, False, False, True])
+    data = ImageData(x, y, test, (0.5,), (0.5,), 3, np.array([0, 0, 1, 1, 1]))
+    true = Partition([np.array([0, 1]), np.array([1, 2])], [np.array([3]), np.array([3])], y.numpy(), 3)
+    more, partition = flipped(data, true, (1,))
+    assert partition.train(0).tolist() == [0, 1]
+    assert partition.train(1).tolist() == [5, 6]
+    assert more.y.tolist() == [0, 0, 2, 1, 2, 2, 0]
+    assert more.x.flatten().tolist() == [0, 1, 2, 3, 4, 1, 2]
+    assert more.test.tolist() == [*test.tolist(), False, False]
+    assert more.owner.tolist() == [0, 0, 1, 1, 1, 0, 1]
+    assert partition.test(1).tolist() == [3]
+    assert partition.sizes.tolist() == [2, 2]
+    assert partition.class_counts().tolist() == true.class_counts().tolist()
+    assert np.array_equal(partition.class_proportions(), true.class_proportions())
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "sampled"])
+def test_label_flip_reaches_the_nodes_and_nothing_else(name):
+    plain, wrong = (resolve(config_of(f"partition={name}", f"attack={a}", "attack.nodes=[3]")) for a in ("ipm", "label_flip"))
+    assert (plain.node.flipped, wrong.node.flipped) == ((), (3,))
+    assert type(wrong.node).from_json(wrong.node.to_json()).flipped == (3,)
+    one, other = load_federation(plain.node), load_federation(wrong.node)
+    for node in (2, 3):
+        right, found = (federation.data.y[federation.partition.train(node)] for federation in (one, other))
+        assert torch.equal(found, 9 - right if node == 3 else right)
+    assert np.array_equal(one.central_test, other.central_test)
+    assert np.array_equal(one.partition.class_proportions(), other.partition.class_proportions())
