@@ -1,0 +1,155 @@
+"""Figures: one look a method, which figure suits which runs, and what each of them shows."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib import image
+from matplotlib.colors import to_rgb
+from reported import method, write_run
+
+from contrafed.analysis import figures, plots
+from contrafed.analysis.runs import find
+from contrafed.analysis.style import method_of, style_of, styles
+from core import registry
+
+METHODS = list(registry.choices("strategy"))
+
+
+def drawn(figure, panel=0):
+    return figure.axes[panel]
+
+
+def test_every_method_has_a_look_of_its_own():
+    looks = [style_of(name) for name in METHODS]
+    assert (
+        len({(look.colour, str(look.line)) for look in looks})
+        == len({(look.colour, look.marker) for look in looks})
+        == len(looks)
+    )
+    assert all(look.marker != "X" for look in looks), "a method without a place in style.COLOURS"
+    assert style_of("somebody_elses").marker == "X"
+    assert style_of("somebody_elses") == style_of("somebody_elses")
+
+
+def test_colours_are_told_apart_on_white_and_from_each_other():
+    # Relative luminance against white at least 1.9 (WCAG's contrast), and no two colours alike.
+    colours = sorted({style_of(name).colour for name in METHODS})
+    assert len(colours) == 8
+    for colour in colours:
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        assert 1.05 / (np.dot([0.2126, 0.7152, 0.0722], linear) + 0.05) > 1.9, colour
+
+
+def test_labels_of_one_method_share_its_colour():
+    look = styles(["pmfl", "pmfl/no_mct", "pmfl beta=0.1", "fedau", "fedrcl+fedadam"])
+    assert len({look[label].colour for label in ("pmfl", "pmfl/no_mct", "pmfl beta=0.1")}) == 1
+    assert len({look[label].marker for label in ("pmfl", "pmfl/no_mct", "pmfl beta=0.1")}) == 3
+    assert look["fedau"] == style_of("fedau")
+    assert look["fedrcl+fedadam"] == style_of("fedrcl")
+    assert method_of("mpfedcon/mu=0.5 classes=2") == "mpfedcon"
+
+
+def test_curves_show_mean_and_band():
+    series = {"pmfl": [[(10, 60.0), (20, 70.0)], [(10, 64.0), (20, 70.0)]], "fedau": [[(10, 50.0), (20, 55.0)]]}
+    figure = plots.draw("curves", {"full": series, "cyclic": {"pmfl": [[(10, 1.0)]]}}, "title", "round", "accuracy (%)")
+    line = drawn(figure).lines[0]
+    assert line.get_ydata().tolist() == [62, 70]
+    assert line.get_color() == style_of("pmfl").colour
+    assert len(drawn(figure).collections) == 1  # one band: a single seed has none
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pmfl", "fedau"]
+    assert drawn(figure, 1).get_title() == "cyclic"
+
+
+def test_long_curves_are_smoothed_and_say_so():
+    figure = plots.draw("curves", {"": {"pmfl": [[(t, float(t % 2)) for t in range(1, 201)]]}}, "", "round", "accuracy (%)")
+    assert drawn(figure).lines[0].get_ydata()[-1] == pytest.approx(0.5)
+    assert figure.get_supylabel() == "accuracy (%), mean of 20 points"
+
+
+def test_other_kinds_show_what_they_are_given():
+    step = drawn(plots.draw("cdf", {"": {"pmfl": [1, 1, 3]}}, "", "x", "share")).lines[0]
+    assert step.get_xydata().tolist() == [[1, 0], [1, pytest.approx(2 / 3)], [3, 1]]
+    swept = drawn(plots.draw("lines", {"": {"pmfl": {0.01: [50.0, 52.0], 1.0: [60.0], 5.0: [70.0]}}}, "", "beta", "y"))
+    assert swept.lines[0].get_ydata().tolist() == [51, 60, 70]
+    assert swept.get_xscale() == "log"
+    cells = {("1", "0.1"): 50.0, ("1", "0.2"): 70.0, ("2", "0.1"): 60.0}
+    map_ = drawn(plots.draw("heatmap", {"": cells}, "", "x", "y"))
+    assert sorted(text.get_text() for text in map_.texts) == ["50.0", "60.0", "70.0"]  # the missing cell is empty
+    assert math.isnan(map_.images[0].get_array().filled(np.nan)[1, 1])
+    box = drawn(plots.draw("box", {"": {"pmfl": [1.0, 2.0, 3.0], "fedau": [2.0, 2.0, 5.0]}}, "", "", "y"))
+    assert [tick.get_text() for tick in box.get_xticklabels()] == ["pmfl", "fedau"]
+    bars = drawn(plots.draw("bars", {"": {"pmfl": [1.0, 3.0], "fedau": [4.0]}}, "", "", "y"))
+    assert [bar.get_height() for bar in bars.patches] == [2, 4]
+    nodes = plots.node_bars({"pmfl": {0: 50.0, 1: 90.0}, "fedau": {0: 10.0, 1: 20.0}}, "", "y")
+    assert [bar.get_height() for bar in drawn(nodes, 1).patches] == [20, 10]  # in the order of pmfl's
+
+
+def test_a_value_far_below_all_others_keeps_its_number():
+    table = {f"m{i}": {"": [90.0 + i]} for i in range(8)}
+    figure = plots.dots({**table, "fedawe": {"": [9.7]}}, "", "accuracy")
+    assert [text.get_text() for text in drawn(figure).texts] == ["9.7"]
+    assert drawn(figure).get_xlim()[0] > 60
+
+
+def test_png_and_pdf(tmp_path):
+    figure = plots.draw("curves", {"": {"mpfedcon": [[(1, 10.0), (2, 90.0)]]}}, "one", "round", "accuracy (%)")
+    png, pdf = plots.save(figure, tmp_path / "figure.v1")
+    assert (png.name, pdf.name) == ("figure.v1.png", "figure.v1.pdf")
+    pixels = image.imread(png)[..., :3]
+    colour = np.array(to_rgb(style_of("mpfedcon").colour))
+    assert (np.abs(pixels - colour).max(-1) < 0.02).sum() > 200
+
+
+def runs_of(tmp_path, *many):
+    for number, changes in enumerate(many):
+        write_run(tmp_path / f"{number:03}", **changes)
+    return find([tmp_path])
+
+
+def test_which_figures_suit_which_runs(tmp_path):
+    lr = [method("moon", strategy={"name": "moon", "local": {"lr": lr}}) for lr in (0.1, 0.2)]
+    assert set(figures.of_runs(runs_of(tmp_path / "lr", *lr), "")) == {"accuracy", "swept"}
+    grid = [{**change, "partition": {"name": "iid", "alpha": alpha}} for change in lr for alpha in (1, 2)]
+    assert set(figures.of_runs(runs_of(tmp_path / "grid", *grid), "")) == {"accuracy", "heat_map"}
+    seeds = [method(name, seed=seed) for name in ("moon", "fedavg") for seed in range(4)]
+    assert set(figures.of_runs(runs_of(tmp_path / "seeds", *seeds), "")) == {"accuracy", "box"}
+    rows = [(30, node, "accuracy", node / 4) for node in range(4)] + [(10, 0, "weight", 1.0), (10, 1, "weight", 3.0)]
+    nodes = figures.of_runs(runs_of(tmp_path / "nodes", {"nodes": rows}), "")
+    assert set(nodes) == {"accuracy", "nodes", "nodes_cdf", "weights"}
+    assert drawn(nodes["weights"]).lines[0].get_ydata().tolist() == [2]
+    many = figures.of_runs(runs_of(tmp_path / "many", *(method(name) for name in METHODS[:17])), "")
+    assert len(drawn(many["accuracy"]).get_yticklabels()) == 17  # dots, a row a method
+
+
+@pytest.mark.parametrize(
+    ("plot", "panel", "shown"),
+    [
+        ({"kind": "curves", "metric": "global/test/accuracy", "x": "round", "line": "strategy.name"}, "full", [50, 80, 70]),
+        ({"kind": "box", "metric": "summary:accuracy_final", "x": "strategy.name", "line": None}, "full", None),
+        ({"kind": "bars", "metric": "summary:accuracy_best", "x": "published.setting", "line": None}, "full", None),
+        ({"kind": "lines", "metric": "summary:accuracy_best", "x": "partition.alpha", "line": "strategy.name"}, "full", [80]),
+        ({"kind": "heatmap", "metric": "summary:accuracy_best", "x": "partition.alpha", "line": "strategy.name"}, "full", None),
+        ({"kind": "weights", "metric": "weight_all", "x": "round", "line": None}, "full", [2]),
+        ({"kind": "cdf", "metric": "train_accuracy", "x": None, "line": "strategy.name"}, "full", [0, 0.5, 1]),
+        ({"kind": "tsne", "metric": "features", "x": None, "line": None}, None, None),
+        ({"kind": "curves", "metric": "global/fit/deviation", "x": "round", "line": None}, None, None),
+    ],
+)
+def test_a_papers_figure_is_drawn_as_it_says(tmp_path, plot, panel, shown):
+    rows = [(30, 0, "train_accuracy", 0.5), (30, 1, "train_accuracy", 0.7), (10, 0, "weight_all", 1), (10, 1, "weight_all", 3)]
+    published = {
+        "paper": "pmfl", "table": None, "figure": 8, "dataset": "SVHN", "method": "pmfl", "setting": "H=3", "cells": [],
+        "plot": {**plot, "panel": ["participation.name"]},
+    }  # fmt: skip
+    write_run(tmp_path / "a", nodes=rows, published=published, scale="small", changed=["num_rounds=3"])
+    found = figures.of_papers(find([tmp_path]))
+    if panel is None:
+        assert found == {}
+        return
+    assert list(found) == ["pmfl-figure8-scale=small-num_rounds=3"]
+    (figure,) = found.values()
+    assert figure.get_suptitle().startswith("PMFL, Figure 8 (scale=small, num_rounds=3)")
+    assert drawn(figure).get_title() == panel
+    if shown is not None:
+        assert drawn(figure).lines[0].get_ydata().tolist() == pytest.approx(shown)
