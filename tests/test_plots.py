@@ -77,6 +77,9 @@ def test_other_kinds_show_what_they_are_given():
     map_ = drawn(plots.draw("heatmap", {"": cells}, "", "x", "y"))
     assert sorted(text.get_text() for text in map_.texts) == ["50.0", "60.0", "70.0"]  # the missing cell is empty
     assert math.isnan(map_.images[0].get_array().filled(np.nan)[1, 1])
+    two = plots.draw("heatmap", {"a": cells, "b": {("2", "0.2"): 90.0}}, "", "x", "y")
+    assert [axes.images[0].get_clim() for axes in two.axes] == [(50, 90), (50, 90)]
+    assert [tick.get_text() for tick in drawn(two, 1).get_yticklabels()] == ["1", "2"]
     box = drawn(plots.draw("box", {"": {"pmfl": [1.0, 2.0, 3.0], "fedau": [2.0, 2.0, 5.0]}}, "", "", "y"))
     assert [tick.get_text() for tick in box.get_xticklabels()] == ["pmfl", "fedau"]
     bars = drawn(plots.draw("bars", {"": {"pmfl": [1.0, 3.0], "fedau": [4.0]}}, "", "", "y"))
@@ -87,8 +90,8 @@ def test_other_kinds_show_what_they_are_given():
 
 def test_a_value_far_below_all_others_keeps_its_number():
     table = {f"m{i}": {"": [90.0 + i]} for i in range(8)}
-    figure = plots.dots({**table, "fedawe": {"": [9.7]}}, "", "accuracy")
-    assert [text.get_text() for text in drawn(figure).texts] == ["9.7"]
+    figure = plots.dots({**table, "fedawe": {"a": [9.7], "b": [10.3], "": [97.0]}}, "", "accuracy")
+    assert [text.get_text() for text in drawn(figure).texts] == ["9.7, 10.3"]
     assert drawn(figure).get_xlim()[0] > 60
 
 

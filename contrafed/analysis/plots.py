@@ -4,7 +4,8 @@ A method has one colour, line style and marker in all of them; every figure is w
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str) -> Fig
     """Return a figure with a panel for each entry of {title: data}; ``kind`` and what its data are: ``KINDS``."""
     labels = list(dict.fromkeys(label for data in panels.values() for label in data))
     look = styles(labels) if kind != "heatmap" else {}
+    one = partial(heat_map, cells_of_all=panels.values()) if kind == "heatmap" else KINDS[kind]
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)
     width, height = _size(kind, labels, panels) if len(panels) == 1 else (across * ONE_OF_SEVERAL[0], down * ONE_OF_SEVERAL[1])
@@ -49,7 +51,7 @@ def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str) -> Fig
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     every = list(figure.subplots(down, across, squeeze=False, sharey=kind in ("curves", "lines", "bars", "box")).flat)
     for axes, (panel, data) in zip(every, panels.items(), strict=False):
-        KINDS[kind](axes, data, look)
+        one(axes, data, look)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(panel, fontsize=10)
     for axes in every[len(panels) :]:
@@ -68,7 +70,7 @@ def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str) -> Fig
             ncols=columns,
             handlelength=3.2,
         )
-        figure.set_figwidth(width + 1.9 * columns)
+        figure.set_figwidth(width + (0.9 + 0.075 * max(map(len, labels))) * columns)
     return figure
 
 
@@ -139,12 +141,19 @@ def lines(axes: Any, series: Mapping[str, Mapping[float, Sequence[float]]], look
     axes.grid(axis="y", **GRID)
 
 
-def heat_map(axes: Any, cells: Mapping[tuple[str, str], float], look: Look) -> None:
-    """Draw {(row, column): value} with each number in its cell; a missing cell stays white."""
-    rows, columns = (list(dict.fromkeys(key[axis] for key in cells)) for axis in (0, 1))
+def heat_map(
+    axes: Any, cells: Mapping[tuple[str, str], float], look: Look, cells_of_all: Iterable[Mapping[tuple[str, str], float]] = ()
+) -> None:
+    """Draw {(row, column): value} with each number in its cell; a missing cell stays white.
+
+    ``cells_of_all`` panels: they share rows, columns and colours.
+    """
+    every = [*cells_of_all] or [cells]
+    rows, columns = (list(dict.fromkeys(key[axis] for table in every for key in table)) for axis in (0, 1))
+    known = [value for table in every for value in table.values() if not math.isnan(value)] or [0.0]
+    low, high, middle = min(known), max(known), (min(known) + max(known)) / 2
     values = np.array([[cells.get((row, column), math.nan) for column in columns] for row in rows])
-    axes.imshow(values, aspect="auto", cmap="cividis", interpolation="nearest")
-    middle = (np.nanmin(values) + np.nanmax(values)) / 2 if np.isfinite(values).any() else 0
+    axes.imshow(values, aspect="auto", cmap="cividis", interpolation="nearest", vmin=low, vmax=high)
     for (i, j), value in np.ndenumerate(values):
         if not math.isnan(value):
             axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black", fontsize=9)
@@ -227,6 +236,10 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
     figure = Figure(figsize=(ALONE[0], 1.5 + 0.21 * len(values)), layout="constrained")
     axes = figure.subplots()
     for row, (label, table) in enumerate(values.items()):
+        below = [mean for mean, _ in map(over_seeds, table.values()) if mean < edge]
+        if below:
+            said = ", ".join(f"{mean:.1f}" for mean in below)
+            axes.annotate(said, (edge, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
         for setting, numbers in table.items():
             mean, deviation = over_seeds(numbers)
             axes.errorbar(
@@ -234,8 +247,6 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
                 marker=MARKERS[settings.index(setting) % len(MARKERS)], markersize=6, markeredgecolor="white",
                 markeredgewidth=0.5, linestyle="",
             )  # fmt: skip
-            if mean < edge:
-                axes.annotate(f"{mean:.1f}", (edge, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(range(len(values)), list(values), fontsize=9)
     axes.set_ylim(len(values) - 0.4, -0.6)
     axes.set_xlabel(xlabel)

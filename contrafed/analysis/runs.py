@@ -29,7 +29,7 @@ MEAN_OF_NODES = ("nodes", "mean")
 # Keys that do not tell experiments apart: where and how it ran, what it kept, and what is said of it.
 ASIDE = frozenset({
     "seed", "output_dir", "verbose", "engine", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
-    "wait_for_nodes", "log", "experiment", "published", "changed",
+    "wait_for_nodes", "log", "tracker", "experiment", "published", "changed",
 })  # fmt: skip
 
 
