@@ -115,7 +115,7 @@ def parsed(block):
 
 
 def composed(command):
-    """Compose and check every job of a command of ours, or of the overrides in a ``flwr run``."""
+    """Compose and check what a command of ours runs, or a ``flwr run`` by its overrides."""
     if ours := OURS.match(command):
         arguments, folder = take_config_dir(shlex.split(ours["arguments"]))
     elif found := re.search(r"overrides=\"([^\"]*)\"", command):
@@ -125,7 +125,11 @@ def composed(command):
     if folder is not None or "--help" in arguments:
         return
     flags = [a for a in arguments if a.startswith("-") or a == "job"]
+    seen = set()
     for job in jobs([a for a in arguments if a not in flags], "-m" in flags):
+        if seen.issuperset(job):  # every value of a sweep once, not every combination
+            continue
+        seen.update(job)
         config = OmegaConf.to_container(compose_job(job), resolve=True)
         if not config["evaluate_only"]:  # which needs a run's folder
             resolve(config)
@@ -254,3 +258,10 @@ def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_noth
     ((file, png),) = made_of.pictures("pmfl", tmp_path)
     assert f"](../{file})" in page
     assert png.startswith(b"\x89PNG")
+
+
+def test_the_readme_names_every_method_with_its_paper():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{len(catalogue.names())}, each with its paper" in text
+    for m in map(catalogue.method, catalogue.names()):
+        assert (f"[{m.title}]({m.paper['url']})" if "url" in m.paper else m.title) in text, m.name

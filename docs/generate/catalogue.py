@@ -239,3 +239,18 @@ def not_run() -> str:
         first = block.text.strip().splitlines()[0][:70].replace("|", "\\|").rstrip("\\ ")
         rows.append(f"| {block.name} | `{first}` | {NEEDS[block.needs]} |")
     return "\n".join(rows)
+
+
+def choices() -> str:
+    """Return every group of the configuration with its choices, a line on each."""
+    lines = []
+    for group in ("dataset", "partition", "participation", "model", "engine", "experiment", *sorted(other_groups())):
+        lines += [f"### {group}", "", "| choice | what it is |", "| --- | --- |"]
+        lines += [f"| `{name}` | {escaped(text)} |" for name, text in registry.choices(group).items()] + [""]
+    return "\n".join(["`strategy` and `strategy.server`: [Methods](method/index.md).", "", *lines])
+
+
+def other_groups() -> set[str]:
+    """Return the groups below conf/ that have no page or place of their own."""
+    known = {"strategy", "dataset", "partition", "participation", "model", "engine", "experiment"}
+    return {path.name for path in registry.CONF.iterdir() if path.is_dir() and registry.choices(path.name)} - known

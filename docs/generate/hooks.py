@@ -37,9 +37,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Keep inner products from being read as HTML, and list the blocks that are not run where the page asks for them."""
+    """Keep inner products from being read as HTML, and make what a page asks for by a word of its own."""
+    for word, made in (("BLOCKS", catalogue.not_run), ("CHOICES", catalogue.choices)):
+        if f"\n{word}\n" in markdown:
+            markdown = markdown.replace(f"\n{word}\n", f"\n{made()}\n")
     markdown = ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown)
-    return PRODUCT.sub("&lt;", markdown.replace("\nBLOCKS\n", f"\n{catalogue.not_run()}\n"))
+    return PRODUCT.sub("&lt;", markdown)
+
+
+def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
+    """Do the same for docstrings, which mkdocstrings brings in."""
+    return PRODUCT.sub("&lt;", html)
 
 
 @event_priority(-100)
