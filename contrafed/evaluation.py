@@ -41,28 +41,37 @@ def evaluate(
     """Score the global model on the central test set and, if asked for, on all training examples.
 
     Where not the ``whole`` model travels there is no global one to score: the result is empty. Without a central test set
-    (merged splits) the union of the nodes' test parts stands in. A server without any images scores nothing. None between
-    evaluations.
+    (merged splits) the union of the nodes' test parts stands in, of those that may train. A server without any images
+    scores nothing. None between evaluations.
     """
     if server_round % run.eval_every and server_round != run.num_rounds:
         return None
     if not whole:
         return MetricRecord({})
-    index = federation.central_test
-    if not len(index):
-        index = np.concatenate([federation.partition.test(n) for n in range(federation.num_nodes)])
-    parts = {"test": index}
+    parts = {"test": test_examples(federation, run.num_trained)}
     if run.eval_train:
-        parts["train"] = np.concatenate([federation.partition.train(n) for n in range(federation.num_nodes)])
+        parts["train"] = np.concatenate([federation.partition.train(n) for n in range(run.num_trained)])
     scores: dict[str, int | float | list[int] | list[float]] = {}
-    judged = copy.deepcopy(workspace.model)
-    judged.load_state_dict(model)
+    judged = judging(workspace, model)
     for split, rows in parts.items():
         if not len(rows):
             continue
         loss, accuracy = evaluate_in_parallel(workspace, judged, rows)
         scores[f"{split}/accuracy"], scores[f"{split}/loss"] = accuracy, loss
     return MetricRecord(scores)
+
+
+def test_examples(federation: Federation, num_trained: int) -> np.ndarray:
+    """Return the central test set (n,), or where there is none the test parts of the first ``num_trained`` nodes together."""
+    index = federation.central_test
+    return index if len(index) else np.concatenate([federation.partition.test(n) for n in range(num_trained)])
+
+
+def judging(workspace: Workspace, model: Tensors) -> SplitModel:
+    """Return a network of its own that holds ``model``."""
+    judged = copy.deepcopy(workspace.model)
+    judged.load_state_dict(model)
+    return judged
 
 
 def evaluate_in_parallel(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[float, float]:

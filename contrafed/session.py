@@ -7,11 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
 from clients.training.workspace import Workspace, workspace_for
 from contrafed import checkpoint
 from contrafed.evaluation import evaluate, initial_model
+from contrafed.logged import Logged
 from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.reporting.provenance import commit, hardware
 from contrafed.settings import Run
@@ -54,6 +56,7 @@ class Session:
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         self.budget = budget_of(run, self.strategy)
         self.recorder = open_recorder(run, self.folder, self.resumed)
+        self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
         self.recorder.partition(self.members.class_counts)
         if self.resumed is not None:
             self._go_on(self.resumed)
@@ -154,6 +157,7 @@ class Session:
     def finish(self, status: str) -> None:
         """Write the model, the summary and the figures of what there is, and close every file."""
         run = self.run
+        self.logged.finish(self.recorder, self.strategy.judged(self.model), status)
         self.recorder.save_model(self.strategy.judged(self.model), {"strategy": run.node.strategy.name, "seed": str(run.seed)})
         seconds = time.perf_counter() - self.began
         spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
@@ -189,10 +193,13 @@ class Session:
 
     def _scored(self) -> list[int]:
         """Return the nodes that are asked to score their models."""
-        wanted = self.strategy.personal if self.run.eval_nodes is None else self.run.eval_nodes
+        held_out = range(self.run.num_trained, self.run.num_nodes)
+        wanted = self.strategy.personal or len(held_out) > 0 if self.run.eval_nodes is None else self.run.eval_nodes
         scored = [node for node in range(self.run.num_nodes) if self.members.has_test(node)]
         if wanted and not scored and self.run.judge == "post_train":
             raise UserError("judge=post_train: no node has a test part of its own; dataset.merge_splits=true gives each one")
+        if wanted and held_out and not set(held_out) & set(scored):
+            raise UserError("held_out_nodes: none of them has a test part of its own; dataset.merge_splits=true gives each one")
         return scored if wanted else []
 
     def _save(self, server_round: int) -> None:
@@ -204,14 +211,17 @@ class Session:
 
 
 def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:
-    """Return the server half of a run of so many rounds."""
+    """Return the server half of a run of so many rounds. To it, nodes that are held out have nothing to train on."""
+    sizes = np.where(np.arange(run.num_nodes) < run.num_trained, members.sizes, 0)
     return strategy_class_of(run.server)(
         run.server.config,
         client_class=workspace.client_class,
         node_config=workspace.config,
         model=workspace.model,
-        population=Population(members.sizes, members.node_ids),
-        participation=make_participation(run.participation, members.class_proportions, run.num_nodes, run.seed),
+        population=Population(sizes, members.node_ids, run.held_out_nodes),
+        participation=make_participation(
+            run.participation, lambda: members.class_proportions()[: run.num_trained], run.num_trained, run.seed
+        ),
         settings=members.settings,
         num_rounds=rounds,
         seed=run.seed,

@@ -1,6 +1,6 @@
 """From a composed configuration to a typed ``Run``: parsed once, checked as a whole before anything is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +14,9 @@ from core import registry
 from core.config import Range, build
 from core.errors import UserError, unknown
 from core.run import Choice, NodeRun, choice_of, choose, half, node_run
+
+# What `log` may list; `contrafed/logged.py` says what each writes.
+LOG_CHOICES = ("deviation", "features", "nodes_train", "weights")
 
 SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
@@ -31,6 +34,7 @@ class Top:
     eval_every: Annotated[int, Range(ge=1)]
     eval_train: bool
     eval_nodes: bool | None
+    held_out_nodes: Annotated[int, Range(ge=0)]
     judge: Literal["received", "post_train"]
     early_stop: Annotated[int, Range(ge=1)] | None
     target_accuracy: Annotated[float, Range(gt=0, le=1)] | None
@@ -38,6 +42,7 @@ class Top:
     checkpoint_every: Annotated[int, Range(ge=1)] | None
     checkpoint_keep: Annotated[int, Range(ge=1)]
     resume: str | None
+    log: tuple[str, ...]
     save_personal: bool
     evaluate_only: str | None
     wait_for_nodes: Annotated[float, Range(gt=0)] | None
@@ -61,6 +66,11 @@ class Run(Top):
     folder: Path | None = None  # the run's own, once it has one; ``resume`` is then the path of a checkpoint or None
 
     @property
+    def num_trained(self) -> int:
+        """How many nodes may train: the first ones, all but those that are held out."""
+        return self.num_nodes - self.held_out_nodes
+
+    @property
     def text(self) -> str:
         """The configuration as YAML."""
         return OmegaConf.to_yaml(OmegaConf.create(dict(self.composed)))
@@ -82,13 +92,14 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     participation = chosen["participation"]
     partitions.images.check(node.dataset)
     partitions.partition.check(node.partition, node.num_nodes)
-    participation.config.count(node.num_nodes)
+    participation.config.count(top.num_nodes - top.held_out_nodes)
     trackers.check(chosen["tracker"])
     _check_plain_sgd(node.strategy)
     strategy_class_of(server).check(server.config, node.strategy, participation)
     rule = check_messages(node, server, participation)
     check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
+    check_log(top.log, node.strategy, server, chosen["privacy"])
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
     if top.save_personal and not personal:
         raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
@@ -105,6 +116,11 @@ def check_top(config: Mapping[str, Any]) -> Top:
             raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
     if top.min_replies > top.num_nodes:
         raise UserError(f"min_replies={top.min_replies} is more than num_nodes={top.num_nodes}")
+    if top.held_out_nodes >= top.num_nodes:
+        raise UserError(f"held_out_nodes={top.held_out_nodes} leaves none of num_nodes={top.num_nodes} to train")
+    for name in top.log:
+        if name not in LOG_CHOICES:
+            raise unknown("log", name, LOG_CHOICES)
     if config["dataset"]["name"] == "own" and config["partition"]["name"] != "own":
         raise UserError("dataset=own has no images to deal out; it goes with partition=own")
     if config["engine"]["name"] == "flower" and (top.checkpoint_every is not None or top.resume is not None):
@@ -116,6 +132,29 @@ def check_top(config: Mapping[str, Any]) -> Top:
     if top.init_from is not None and not Path(top.init_from).is_file():
         raise UserError(f"init_from: there is no file {top.init_from}")
     return top
+
+
+def check_log(names: Sequence[str], node: Choice, server: Choice, privacy: Choice) -> None:
+    """Raise ``UserError`` for something to log that the chosen method does not have."""
+    from clients.training.workspace import client_class_of
+    from strategies.base import FederatedStrategy, strategy_class_of
+
+    shared, rule = client_class_of(node).shared_parts(node.config), strategy_class_of(server)
+    missing = {
+        "deviation": "" if shared else "its nodes send no part of the model",
+        "features": "" if {"encoder", "projector"} <= set(shared) else "its nodes keep their encoder or projector",
+        "nodes_train": ""
+        if rule.has_global_model and {"encoder", "projector", "classifier"} <= set(shared)
+        else "it has no global model",
+        "weights": f"the rule {server.name} gives a node that is away no weight"
+        if rule.node_weights is FederatedStrategy.node_weights
+        else "",
+    }
+    for name in names:
+        if name in ("deviation", "features") and privacy.name == "central":
+            raise UserError(f"log=[{name}] reads single replies, which privacy=central hides")
+        if missing[name]:
+            raise UserError(f"log=[{name}] does not go with strategy={node.name}: {missing[name]}")
 
 
 def server_of(strategy: Mapping[str, Any]) -> Choice:
@@ -169,7 +208,8 @@ EVALUATION_KEYS = ("evaluate_only", "engine", "tracker", "output_dir", "verbose"
 def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with which ``evaluate_only=PATH`` scores what the run in PATH saved.
 
-    It is the run's own, but for ``EVALUATION_KEYS``; without ``evaluate_only`` it is ``config`` itself. Raises ``UserError``.
+    It is the run's own, but for ``EVALUATION_KEYS`` and for keys that there were none of when it ran. Without
+    ``evaluate_only`` it is ``config`` itself. Raises ``UserError``.
     """
     if config.get("evaluate_only") is None:
         return dict(config)
@@ -179,7 +219,7 @@ def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"evaluate_only: there is no {name} in {folder}; give the folder of a finished run")
     stored = read_config(folder)
     own = {key: config[key] for key in EVALUATION_KEYS}
-    return {**stored, **own, "evaluate_only": str(folder), **NO_TRAINING}
+    return {**config, **stored, **own, "evaluate_only": str(folder), **NO_TRAINING}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

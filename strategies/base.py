@@ -8,7 +8,7 @@ Everything else (participation, messages, bookkeeping, Flower's interface) is he
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -29,7 +29,7 @@ from strategies.aggregation.base import Aggregation
 from strategies.privacy import aggregate_privately
 from strategies.replies import Replies, Reply, diverged, largest, read_reply
 from strategies.round import Population, Round
-from strategies.scores import Score, read_score, summarise
+from strategies.scores import Score, read_score, summaries
 
 __all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tensors", "strategy_class_of"]
 
@@ -48,6 +48,7 @@ class FederatedStrategy(Strategy):
     """
 
     averages = False
+    has_global_model: ClassVar[bool] = True  # whether the server's model is one, where all of it travels
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class FederatedStrategy(Strategy):
         # Whether nodes are judged by models of their own, and whether there is a global model that can be.
         self.post_train = post_train
         self.personal = post_train or client_class.is_personal(node_config)
-        self.whole = all(f"model/{name}" in self.down for name, _ in model.named_parameters())
+        self.whole = self.has_global_model and all(f"model/{name}" in self.down for name, _ in model.named_parameters())
         self.population, self.participation = population, participation
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
@@ -91,6 +92,8 @@ class FederatedStrategy(Strategy):
         self.state: dict[str, Any] = {}
         self.model: Tensors = {}
         self.round = Round(0, np.zeros(0, dtype=np.int64))
+        # Called with a round's good replies when the rule has taken them; may write to ``self.round``.
+        self.watch: Callable[[Replies], None] | None = None
         self._sent: list[tuple[Message, int]] = []
         self._received: dict[int, Tensors] = {}  # by partition id, what a node works from this round
         self._scored: set[int] = set()  # the nodes whose evaluation counts
@@ -152,6 +155,13 @@ class FederatedStrategy(Strategy):
         """
         raise NotImplementedError
 
+    def node_weights(self) -> np.ndarray | None:
+        """Return what every node weighed, or would have weighed, in the round that was aggregated last (K,).
+
+        NaN for a node that the rule has no weight for yet. None for a rule under which a node that is away has none.
+        """
+        return None
+
     def judged(self, model: Tensors) -> Tensors:
         """Return the global model that is scored, and that a run leaves at its end; by default the one nodes train from."""
         return model
@@ -181,6 +191,8 @@ class FederatedStrategy(Strategy):
             self._follow(good)
             new = self.model | (aggregate_privately if self.privacy else type(self).aggregate)(self, self.model, good)
             self.model = {name: new[name].to(old.dtype) for name, old in self.model.items()}
+            if self.watch is not None:
+                self.watch(good)
         self.round.metrics |= good.mean_metrics()
         self._sent, self._received = [], {}
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
@@ -209,7 +221,8 @@ class FederatedStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the nodes' scores: by examples, plainly, their standard deviation, and the worst tenth.
 
-        Other models that a node half judges beside the one that counts are reported under their names.
+        Other models that a node half judges beside the one that counts are reported under their names, and nodes that are
+        held out under ``held_out``.
         """
         scores: list[Score] = []
         for node, reply in self._answers(replies, judging=True):
@@ -226,13 +239,11 @@ class FederatedStrategy(Strategy):
         if not scores:
             return None
         scores.sort(key=lambda score: score.node)
-        self.round.node_evaluation = {}
         for model in sorted({name for score in scores for name in score.models}):
-            prefix = f"{model}/" if model else ""
             found = [score for score in scores if model in score.models]
             ids, accuracy = zip(*((score.node, score.models[model]["accuracy"]) for score in found), strict=True)
-            self.round.node_metrics[f"{prefix}accuracy"] = (np.array(ids), np.array(accuracy))
-            self.round.node_evaluation |= {f"{prefix}{name}": value for name, value in summarise(found, model).items()}
+            self.round.node_metrics[f"{model}/accuracy" if model else "accuracy"] = (np.array(ids), np.array(accuracy))
+        self.round.node_evaluation = summaries(scores, self.population.num_nodes - self.population.num_held_out)
         return MetricRecord(dict(self.round.node_evaluation))
 
     def summary(self) -> None:

@@ -32,14 +32,15 @@ class FedAMP(FederatedStrategy):
     weight may be negative.
     """
 
+    has_global_model = False  # the server's own stays the initial one
+
     @classmethod
     def single_replies(cls, config: Any) -> str:
         """Every node has a mixture of its own."""
         return "mixes single models for every node"
 
     def setup(self) -> None:
-        """Nobody has been heard of. The server's own model stays the initial one: there is no global model to judge."""
-        self.whole = False
+        """Nobody has been heard of."""
         self.state |= {"known": {}, "spread": 0.0}
         self.own_weights: dict[int, float] = {}  # xi_kk of this round's participants
 

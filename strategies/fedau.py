@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
+
 from core.config import Range
 from strategies.base import Replies, Tensors
 from strategies.fedavg import FedAvg, Weights
@@ -37,3 +39,7 @@ class FedAU(FedAvg):
             return model
         step = replies.weighted_sum("delta", weights * self.config.server_lr / self.population.num_holders)
         return {name: model[name] + change for name, change in step.items()}
+
+    def node_weights(self) -> np.ndarray:
+        """omega_k of every node."""
+        return self.intervals.weights * self.shares_of(self.population.sizes)

@@ -89,6 +89,10 @@ class FedAvg(FederatedStrategy):
 
     def shares(self, replies: Replies) -> np.ndarray:
         """Return what each participant counts in the objective, in shares of which an average node of all K has one (m,)."""
+        return self.shares_of(replies.num_examples)
+
+    def shares_of(self, examples: np.ndarray) -> np.ndarray:
+        """Return the same for nodes with so many training ``examples`` (m,)."""
         if self.config.weights == "uniform":
-            return np.ones(len(replies))
-        return replies.num_examples * self.population.num_holders / self.population.sizes.sum()
+            return np.ones(len(examples))
+        return examples * self.population.num_holders / self.population.sizes.sum()  # type: ignore[no-any-return]

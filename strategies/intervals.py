@@ -17,15 +17,17 @@ class Intervals:
         state["waited"] = np.zeros(num_nodes, dtype=np.int64)
         state["ended"] = np.zeros(num_nodes, dtype=np.int64)
         state["mean"] = np.ones(num_nodes, dtype=np.float64)
+        self.weights = np.full(num_nodes, np.nan)  # (K,) of the last round; NaN where no interval has ended
 
     def tick(self, nodes: np.ndarray) -> np.ndarray:
         """Pass one round in which ``nodes`` (m,) took part; return their weights (m,)."""
         waited, ended, mean = self.state["waited"], self.state["ended"], self.state["mean"]
-        before = mean[nodes]
+        before = mean.copy()
         waited += 1
         ends = waited >= self.cutoff
         ends[nodes] = True
         ended[ends] += 1
         mean[ends] += (waited[ends] - mean[ends]) / ended[ends]
         waited[ends] = 0
-        return before if self.lag else mean[nodes]
+        self.weights = before if self.lag else np.where(ended > 0, mean, np.nan)
+        return self.weights[nodes]

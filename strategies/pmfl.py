@@ -58,6 +58,11 @@ class PMFL(FedAvg):
             models += older
         return combine(models, factors)
 
+    def node_weights(self) -> np.ndarray:
+        """x_k of every node."""
+        shares = self.shares_of(self.population.sizes)
+        return self.intervals.weights * shares if self.config.adaptive_weights else shares
+
     def _divisor(self, weights: np.ndarray, shares: np.ndarray) -> float:
         """Return what the weighted sum is divided by; without AWC by the participants."""
         return {

@@ -14,6 +14,7 @@ class Population:
 
     sizes: np.ndarray  # (K,) training examples
     node_ids: np.ndarray  # (K,) Flower's node ids
+    num_held_out: int = 0  # the last so many never train; their sizes are 0
 
     @property
     def num_nodes(self) -> int:

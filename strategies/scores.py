@@ -39,6 +39,20 @@ def read_score(node: int, message: Message) -> Score:
     return Score(node, count, models)
 
 
+def summaries(scores: Sequence[Score], num_trained: int) -> dict[str, float]:
+    """Return ``summarise`` of every model, as ``accuracy``, ``NAME/accuracy``, ..., over the first ``num_trained`` nodes.
+
+    Over the others, which never train, as ``held_out/accuracy``, ...
+    """
+    found: dict[str, float] = {}
+    for place, held_out in (("", False), ("held_out/", True)):
+        some = [score for score in scores if (score.node >= num_trained) == held_out]
+        for model in sorted({name for score in some for name in score.models}):
+            prefix = f"{place}{model}/" if model else place
+            found |= {f"{prefix}{name}": value for name, value in summarise(some, model).items()}
+    return found
+
+
 def summarise(scores: Sequence[Score], model: str) -> dict[str, float]:
     """Return the means of accuracy and loss over the nodes that judged ``model``, and how far apart nodes are.
 

@@ -181,6 +181,9 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
             f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "
             f"mean of the best five {percent('accuracy_top5_mean')}"
         )
+    for key in ("held_out_accuracy", "personal_held_out_accuracy_mean"):
+        if summary.get(key) is not None:
+            lines.append(f"on nodes that never trained: {percent(key)}")
     if summary.get("evaluate_only"):
         lines.append(f"scored what {summary['evaluate_only']} had saved in {summary['seconds']:.1f} s")
     else:

@@ -64,10 +64,10 @@ class RunRecorder:
         self._shown = np.zeros(0, dtype=np.int64)
         self._class_counts: np.ndarray | None = None
         self._latest: dict[str, float] = {}  # what was recorded since ``latest`` was last asked for
-        self._rounds = 0
+        self.rounds = 0
         if logs is not None:
             self._read_back()
-        self._begun = self._rounds  # rounds of earlier sittings
+        self._begun = self.rounds  # rounds of earlier sittings
         self.flush()
 
     def _read_back(self) -> None:
@@ -75,7 +75,7 @@ class RunRecorder:
         with (self.folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 t, value = int(row["round"]), float(row["value"])
-                self._rounds = max(self._rounds, t)
+                self.rounds = max(self.rounds, t)
                 if row["split"] == "system":
                     self._sums[row["metric"]] += value
                 else:
@@ -126,7 +126,7 @@ class RunRecorder:
 
         For the figure only up to 200 evenly chosen nodes are told apart, so memory stays small for any number of nodes.
         """
-        self._rounds = server_round
+        self.rounds = server_round
         self.metric(server_round, "global", "system", "participants", len(ids))
         self._rows["participants"] += [f"{server_round},{node}" for node in ids.tolist()]
         self.draw_participants(ids, num_nodes)
@@ -178,10 +178,10 @@ class RunRecorder:
         percentages. The initial model's evaluation (round 0) is in no number, unless there was nothing else to do.
         """
         self.flush()
-        summary: dict[str, Any] = {"status": status, **extra, "rounds": self._rounds}
+        summary: dict[str, Any] = {"status": status, **extra, "rounds": self.rounds}
         summary |= summary_of_curves(self._curves, self.first_round)
         seconds = float(extra.get("seconds", time.perf_counter() - self.began))
-        summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self._rounds - self._begun, 1)
+        summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self.rounds - self._begun, 1)
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
             summary[name] = int(self._sums[name])
         summary = _strict(summary)

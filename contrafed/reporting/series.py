@@ -43,6 +43,8 @@ def summary_of_curves(curves: Curves, first_round: int = 1) -> dict[str, float]:
     summary = _global_summary(curves, first_round, "test", "")
     if points_of(curves, "global", "train", "accuracy", first_round):
         summary |= _global_summary(curves, first_round, "train", "train_")
+    if held_out := points_of(curves, "global", "nodes", "held_out/accuracy", first_round):
+        summary["held_out_accuracy"] = held_out[-1][1]
     return summary | _personal_summary(curves, first_round)
 
 

@@ -1,0 +1,52 @@
+"""How a number is spread over nodes: empirical distributions (PMFL, Figure 5) and gains (MpFedcon, Figure 9)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.errors import UserError
+
+
+def ecdf(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct values in order (v,), and F (v,): the share of all ``values`` (n,) that are at most so large.
+
+    Raises ``ValueError`` for none, or one that is not finite.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if not values.size or not np.isfinite(values).all():
+        raise ValueError("a distribution needs finite values")
+    found, counts = np.unique(values, return_counts=True)
+    return found, counts.cumsum() / values.size
+
+
+def node_values(folder: str | Path, metric: str) -> Any:
+    """Return a run's rows of ``nodes.csv`` with one metric, as a pandas table ``round, node, value``. Raises ``UserError``."""
+    import pandas as pd
+
+    path = Path(folder) / "nodes.csv"
+    if not path.is_file():
+        raise UserError(f"there is no {path}; give the folder of a run")
+    table = pd.read_csv(path)
+    return table.loc[table["metric"] == metric, ["round", "node", "value"]]
+
+
+def last_values(folder: str | Path, metric: str) -> dict[int, float]:
+    """Return, by node, a metric's values in the last round that has any. Raises ``UserError`` for a run without.
+
+    ``train_accuracy`` and ``train_loss`` need ``log=[nodes_train]``, ``accuracy`` nodes that are judged (``eval_nodes=true``).
+    """
+    table = node_values(folder, metric)
+    if table.empty:
+        raise UserError(f"{Path(folder) / 'nodes.csv'} has no {metric}")
+    last = table[table["round"] == table["round"].max()]
+    return dict(zip(last["node"].tolist(), last["value"].tolist(), strict=True))
+
+
+def gains(folder: str | Path, solo: str | Path) -> dict[int, float]:
+    """Return by how much each node's accuracy in one run exceeds that in another, of the nodes that both judged.
+
+    MpFedcon, Figure 9: a method against SOLO (``strategy=local``). Raises ``UserError``.
+    """
+    ours, alone = last_values(folder, "accuracy"), last_values(solo, "accuracy")
+    return {node: ours[node] - alone[node] for node in sorted(ours.keys() & alone.keys())}

@@ -1,0 +1,133 @@
+"""Representations in two dimensions: t-SNE of what a run's models make of the nodes' test images (METHODS section 41.8).
+
+    python -m contrafed.analysis.embedding outputs/RUN              the global model
+    python -m contrafed.analysis.embedding outputs/RUN --personal   each node's own (the run needs save_personal=true)
+
+Leaves ``embedding.npz`` (x, label, node) and ``embedding.png`` in the run's folder.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from clients.node.files import read_personal
+from clients.training.workspace import Workspace
+from contrafed.prepare import checked
+from contrafed.settings import read_config
+from core.errors import UserError
+from core.randomness import generator
+from core.tensors import Tensors
+from simulation.personal import check_saved, place_in
+
+POINTS, PERPLEXITY = 3000, 30.0
+FEW = 10  # classes that can be told apart by colour
+
+
+def stratified(labels: np.ndarray, limit: int, seed: int = 0) -> np.ndarray:
+    """Return at most ``limit`` positions in ``labels`` (n,), sorted: of every class its share, to within one."""
+    if len(labels) <= limit:
+        return np.arange(len(labels))
+    order = np.lexsort((generator(seed, "embedding points").permutation(len(labels)), labels))
+    return np.sort(order[np.arange(limit) * len(labels) // limit])
+
+
+def tsne(features: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return features (n, D) in two dimensions (n, 2): scikit-learn's t-SNE, perplexity 30, from the principal components on.
+
+    Fewer than 91 points have a third of their number as perplexity. Raises ``UserError`` for fewer than 4.
+    """
+    from sklearn.manifold import TSNE
+
+    if len(features) < 4:
+        raise UserError(f"t-SNE needs at least 4 points, got {len(features)}")
+    perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
+    found: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(
+        np.asarray(features, np.float64)
+    )
+    return found
+
+
+def of_run(folder: str | Path, *, personal: bool = False, limit: int = POINTS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return representations z (n, D), labels (n,) and nodes (n,) of at most ``limit`` test images of a finished run.
+
+    Under the global model that it left, or with ``personal`` each node's test part under the node's saved model. Where nodes
+    have no test parts the central test split is taken and the nodes are -1. Raises ``UserError`` for what is not there.
+    """
+    folder = Path(folder)
+    run = checked(read_config(folder))
+    workspace = Workspace(run.node)
+    partition = workspace.federation.partition
+    parts = [partition.test(node) for node in range(run.num_nodes)]
+    nodes, index = np.repeat(np.arange(run.num_nodes), [len(part) for part in parts]), np.concatenate(parts)
+    if not len(index):
+        index = workspace.federation.central_test
+        nodes = np.full(len(index), -1)
+    labels = workspace.federation.data.y.numpy()[index]
+    chosen = stratified(labels, limit, run.seed)
+    index, nodes, labels = index[chosen], nodes[chosen], labels[chosen]
+    if personal:
+        if not Path(place_in(folder)).is_dir():
+            raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")
+        check_saved(workspace, place_in(folder))
+        z = np.concatenate([_represented(workspace, _saved(folder, node), index[nodes == node]) for node in np.unique(nodes)])
+        order = np.argsort(nodes, kind="stable")
+        return z, labels[order], nodes[order]
+    if not (folder / "model.safetensors").is_file():
+        raise UserError(f"there is no model.safetensors in {folder}; give the folder of a finished run")
+    return _represented(workspace, load_file(folder / "model.safetensors"), index), labels, nodes
+
+
+def _saved(folder: Path, node: int) -> Tensors:
+    return read_personal(place_in(folder), int(node))[0]
+
+
+def _represented(workspace: Workspace, model: Tensors, index: np.ndarray) -> np.ndarray:
+    rows = torch.from_numpy(index).split(workspace.evaluation_batch)
+    with torch.no_grad(), workspace.model.holding(model) as held:
+        return torch.cat([held.represent(workspace.images(some)) for some in rows]).numpy()
+
+
+def draw(path: Path, points: np.ndarray, labels: np.ndarray) -> None:
+    """Draw points (n, 2), a colour per class."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 4.6), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    few = int(labels.max()) < FEW
+    palette = colormaps["tab10" if few else "viridis"].resampled(int(labels.max()) + 1)
+    for label in np.unique(labels).tolist():
+        mine = points[labels == label]
+        axes.scatter(mine[:, 0], mine[:, 1], s=5, color=palette(label), linewidths=0, label=str(label))
+    axes.set_axis_off()
+    if few:
+        figure.legend(loc="outside right upper", frameon=False, title="class", markerscale=2)
+    figure.savefig(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; returns the exit status."""
+    parser = argparse.ArgumentParser("contrafed.analysis.embedding", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("run", type=Path, help="the folder of a finished run")
+    parser.add_argument("--personal", action="store_true", help="each node's own model instead of the global one")
+    parser.add_argument("--points", type=int, default=POINTS, help=f"at most so many; default {POINTS}")
+    options = parser.parse_args(arguments)
+    try:
+        z, labels, nodes = of_run(options.run, personal=options.personal, limit=options.points)
+        points = tsne(z)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    np.savez_compressed(options.run / "embedding.npz", x=points, label=labels, node=nodes)
+    draw(options.run / "embedding.png", points, labels)
+    print(f"{len(points)} points in {options.run / 'embedding.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

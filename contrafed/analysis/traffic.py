@@ -1,0 +1,62 @@
+"""What a node moves in a round: by the papers' formulas, and as a run counted it (METHODS section 41.6)."""
+
+import csv
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from core.errors import UserError, unknown
+
+BYTES = 4  # of a float32
+# theta: the model; phi: encoder and projector; base: the encoder; pi: the classifier; omega: class prototypes C x D;
+# h: FedPAC's class means C x D; v: its variance.
+WHOLE = ("theta", "theta")
+FORMULAS: Mapping[str, tuple[str, str]] = {  # method -> what comes down, what goes up
+    **dict.fromkeys(("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedvarp", "mifa", "fedrcl", "fedagm", "fedamp"), WHOLE),
+    "scaffold": ("theta theta", "theta theta"),
+    "fedper": ("phi", "phi"),
+    "fedrep": ("phi", "phi"),
+    "lgfedavg": ("pi", "pi"),
+    "fedproto": ("omega", "omega"),
+    "fedgh": ("pi", "omega"),
+    "fedcrl": ("phi omega", "phi omega"),
+    "fedcosr": ("phi omega", "phi omega"),
+    "fedpac": ("theta omega", "theta omega v h"),
+    "mpfedcon": ("base omega", "base omega"),
+    "fedproc": ("theta omega", "theta omega"),
+}
+
+
+def formula(method: str, parts: Mapping[str, int], num_classes: int, width: int) -> tuple[int, int]:
+    """Return the scalars that a node receives and sends in a round by its paper's formula.
+
+    ``parts``: parameters of encoder, projector and classifier; ``width`` (D) of a representation. Raises ``UserError`` for a
+    method without a formula. The papers count every class of a table, and no counts beside it.
+    """
+    if method not in FORMULAS:
+        raise unknown("method with a traffic formula", method, FORMULAS)
+    phi = parts["encoder"] + parts["projector"]
+    sizes = {"theta": phi + parts["classifier"], "phi": phi, "base": parts["encoder"], "pi": parts["classifier"], "v": 1}
+    sizes |= dict.fromkeys(("omega", "h"), num_classes * width)
+    down, up = (sum(sizes[symbol] for symbol in symbols.split()) for symbols in FORMULAS[method])
+    return down, up
+
+
+def measured(folder: str | Path) -> tuple[float, float]:
+    """Return the bytes that a node received, and that one sent, in a round of a run, in the mean over its messages.
+
+    Replies that failed, were late, lost or refused are in no mean. Raises ``UserError`` for a run without any participant.
+    """
+    totals: dict[str, float] = defaultdict(float)
+    path = Path(folder) / "metrics.csv"
+    if not path.is_file():
+        raise UserError(f"there is no {path}; give the folder of a run")
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["split"] == "system":
+                totals[row["metric"]] += float(row["value"])
+    asked = totals["participants"]
+    answered = asked - totals["failures"] - totals["replies_rejected"] - totals["lost"]
+    if answered < 1:
+        raise UserError(f"{path}: nobody took part")
+    return totals["bytes_down"] / asked, totals["bytes_up"] / answered

@@ -1,0 +1,223 @@
+"""Analyses by hand (METHODS sections 41.7 to 41.9), and from the folder of a run that logged what they need."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from rig import config_of
+from tiny import TINY
+
+from clients.training.workspace import client_class_of
+from contrafed import UserError, run
+from contrafed.analysis import covariance, deviation, embedding, traffic, weights
+from contrafed.analysis.cdf import ecdf, gains, last_values
+from contrafed.analysis.traffic import FORMULAS, formula
+from core.run import choose, node_run
+from models.base import build_model
+from strategies.intervals import Intervals
+
+
+def updates(*rows):
+    return [{"a": torch.tensor(row[:1]), "b": torch.tensor(row[1:])} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "total"),
+    [
+        (([1.0, 2.0], [1.0, 2.0], [1.0, 2.0]), 0),
+        (([1.0, 0.0], [0.0, 1.0]), 0.585786),
+        (([1.0, 0.0], [-1.0, 0.0]), 2),
+        (([3.0, 0.0], [0.0, 0.0]), 1),
+    ],
+)
+def test_deviation_is_a_sum_over_participants(rows, total):
+    found, mean = deviation.deviation(updates(*rows))
+    assert found == pytest.approx(total, abs=1e-6)
+    assert mean == pytest.approx(total / len(rows), abs=1e-6)
+    assert deviation.deviation([]) == (0, 0)
+
+
+def test_the_distance_of_models_is_a_mean_over_parameters(tmp_path):
+    one, other = updates([1.0, 2.0, 4.0], [1.0, 0.0, 3.0])
+    assert deviation.distance(one, other) == pytest.approx(5 / 3)
+    with pytest.raises(ValueError, match="alone has b"):
+        deviation.distance(one, {"a": one["a"]})
+    with pytest.raises(UserError, match=r"there is no .*model.safetensors"):
+        deviation.distance_of_runs(tmp_path, tmp_path)
+
+
+def test_covariances_by_hand():
+    within, between = covariance.covariances(np.array([[0.0], [2], [4], [6]]), np.array([3, 3, 7, 7]))
+    assert (within, between) == (1, 4)
+    assert covariance.vci(within, between) == pytest.approx(0.2)
+    f, y = np.random.default_rng(0).normal(size=(40, 3)), np.repeat([0, 1, 2, 3], [4, 6, 10, 20])
+    within, between = covariance.covariances(f, y)
+    np.testing.assert_allclose(within + between, np.cov(f.T, bias=True), atol=1e-12)
+    mapped = covariance.covariances(f @ np.array([[2.0, 1, 0], [0, 1, 3], [1, 0, 5]]), y)
+    assert covariance.vci(*mapped) == pytest.approx(covariance.vci(within, between))
+    one, other = (covariance.spread(scale * f, y, normalize=True) for scale in (1, 5))
+    assert list(vars(one).values()) == pytest.approx(list(vars(other).values()))
+
+
+def test_collapsed_classes_and_no_classes():
+    points = np.array([[0.0, 1], [0, 1], [2, 5], [2, 5], [-3, 1]])
+    assert covariance.spread(points, np.array([0, 0, 1, 1, 2])).vci == pytest.approx(0)
+    assert covariance.spread(points, np.zeros(5)).vci == 1
+    assert covariance.spread(points, np.array([0, 0, 1, 1, 2])).within == 0
+
+
+def test_effective_rank_by_hand():
+    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(2, 2)))[0]
+    assert covariance.effective_rank(np.eye(4)) == pytest.approx(4)
+    assert covariance.effective_rank(np.diag([1.0, 0])) == pytest.approx(1)
+    assert covariance.effective_rank(np.diag([3.0, 1])) == pytest.approx(1.754765, abs=1e-6)
+    assert covariance.effective_rank(rotation @ np.diag([30.0, 10]) @ rotation.T) == pytest.approx(1.754765, abs=1e-6)
+    assert covariance.effective_rank(np.zeros((2, 2))) == 0
+
+
+def test_an_empirical_distribution():
+    values, share = ecdf(np.array([3.0, 1, 1]))
+    assert values.tolist() == [1, 3]
+    assert share.tolist() == pytest.approx([2 / 3, 1])
+    many, rising = ecdf(np.random.default_rng(2).normal(size=50))
+    assert (np.diff(rising) > 0).all()
+    assert rising[-1] == 1
+    with pytest.raises(ValueError, match="finite"):
+        ecdf(np.array([1, np.nan]))
+
+
+def test_a_nodes_weight_tends_to_the_length_of_its_intervals():
+    """(1 - (1 - p)^C) / p at p = 0.402 and 0.02 with C = 50: 2.4876, and 31.79 instead of 50."""
+    assert weights.expected_weight(0.402, 50) == pytest.approx(2.4876, abs=1e-4)
+    assert weights.expected_weight(0.02, 50) == pytest.approx(31.7915, abs=1e-4)
+    rng, intervals = np.random.default_rng(0), Intervals(400, 5, False, {})
+    for _ in range(2000):
+        intervals.tick(np.flatnonzero(rng.random(400) < 0.3))
+    assert intervals.weights.mean() == pytest.approx(weights.expected_weight(0.3, 5), rel=0.01)
+
+
+def test_weights_of_nodes_that_are_away_by_hand():
+    now, late = Intervals(3, 3, False, {}), Intervals(3, 3, True, {})
+    for nodes, expected, lagging in (
+        ([0], [1, np.nan, np.nan], [1, 1, 1]),
+        ([0, 1], [1, 2, np.nan], [1, 1, 1]),
+        ([1], [1, 1.5, 3], [1, 2, 1]),
+        ([2], [1, 1.5, 2], [1, 1.5, 3]),
+    ):
+        np.testing.assert_array_equal(now.tick(np.array(nodes)), np.array(expected)[nodes])
+        np.testing.assert_array_equal(now.weights, expected)
+        late.tick(np.array(nodes))
+        np.testing.assert_array_equal(late.weights, lagging)
+
+
+def test_points_for_an_embedding_are_stratified():
+    labels = np.repeat([0, 1, 2], [500, 300, 200])[np.random.default_rng(0).permutation(1000)]
+    chosen = embedding.stratified(labels, 100)
+    assert np.bincount(labels[chosen]).tolist() == [50, 30, 20]
+    assert len(np.unique(chosen)) == 100
+    assert embedding.stratified(labels, 1000).tolist() == list(range(1000))
+    assert embedding.stratified(labels, 100).tolist() == chosen.tolist()
+    assert embedding.stratified(labels, 100, seed=1).tolist() != chosen.tolist()
+
+
+# What our messages carry beside the papers' formulas: counts up and validity down, one number a class, and as named.
+TABLES = {"fedproto": (10, 10), "fedcrl": (10, 10), "fedcosr": (10, 10), "mpfedcon": (10, 10), "fedproc": (11, 10)}
+EXTRA = TABLES | {"fedgh": (0, 10), "fedpac": (11, 10)}
+
+
+@pytest.mark.parametrize("method", sorted(FORMULAS))
+def test_messages_are_the_papers_formulas_and_counts(method):
+    composed = config_of(f"strategy={method}", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    strategy, model = node_run(composed).strategy, build_model(choose("model", composed["model"]), 1, (8, 8), 10, 0)
+    found = [sum(int(np.prod(s)) for s in way.values()) for way in client_class_of(strategy).messages(model, strategy.config)]
+    parts = {part: sum(p.numel() for p in getattr(model, part).parameters()) for part in ("encoder", "projector", "classifier")}
+    expected = formula(method, parts, 10, 9)
+    assert [a - b for a, b in zip(found, expected, strict=True)] == list(EXTRA.get(method, (0, 0)))
+    with pytest.raises(UserError, match="did you mean 'fedavg'"):
+        formula("fedavgg", parts, 10, 9)
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """PMFL with everything logged, nodes that come and go, and the same run without."""
+    folder = tmp_path_factory.mktemp("logged")
+    tiny = (*TINY, "strategy=pmfl", "engine=local", "participation=bernoulli", "participation.beta=null", "eval_nodes=true")
+    tiny += ("participation.mean_probability=0.5", "num_rounds=4", "eval_every=2")
+    summary = run(config_of(*tiny, "log=[deviation,weights,features,nodes_train]", f"output_dir={folder / 'a'}"))
+    run(config_of(*tiny, f"output_dir={folder / 'b'}"))
+    return summary, folder / "a", folder / "b"
+
+
+def rows(folder, name):
+    with open(folder / f"{name}.csv") as file:
+        return list(csv.reader(file))
+
+
+def test_what_is_logged_is_beside_what_is_always_there(logged):
+    _, folder, plain = logged
+    more = ("deviation", "deviation_mean", "features_", "weight_all", "train_loss", "train_accuracy")
+    for name, column in (("metrics", 3), ("nodes", 2)):
+        kept = [row for row in rows(folder, name) if not row[column].startswith(more)]
+        assert kept == rows(plain, name)
+        assert len(kept) < len(rows(folder, name))
+    assert (folder / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+
+
+def test_a_runs_deviation_and_features(logged):
+    _, folder, _ = logged
+    found = {(int(r[0]), r[3]): float(r[4]) for r in rows(folder, "metrics") if r[2] == "fit"}
+    here = {t: sum(r[0] == str(t) for r in rows(folder, "participants")) for t in range(1, 5)}
+    for t, m in here.items():
+        assert 0 < found[t, "deviation"] < 2 * m
+        assert found[t, "deviation"] == pytest.approx(m * found[t, "deviation_mean"])
+    assert {t for t, name in found if name == "features_vci"} == {2, 4}
+    assert 1 <= found[4, "features_effective_rank"] <= 12
+    assert 0 <= found[4, "features_vci"] <= 1
+
+
+def test_a_runs_weights_are_those_its_participants_had(logged):
+    _, folder, _ = logged
+    rounds, nodes, found = weights.traces(folder)
+    assert (rounds.tolist(), nodes.tolist(), found.shape) == ([1, 2, 3, 4], [0, 1, 2, 3, 4, 5], (4, 6))
+    used = [r for r in rows(folder, "nodes")[1:] if r[2] == "weight"]
+    assert [found[int(r[0]) - 1, int(r[1])] for r in used] == [float(r[3]) for r in used]
+    assert len(used) < np.isfinite(found).sum()
+    assert weights.mean_trace(folder)[1][-1] == pytest.approx(np.nanmean(found[-1]))
+    with pytest.raises(UserError, match=r"log=\[weights\]"):
+        weights.traces(logged[2])
+
+
+def test_a_runs_training_scores_by_node_are_its_training_accuracy(logged, tmp_path):
+    summary, folder, _ = logged
+    scores = last_values(folder, "train_accuracy")
+    sizes = np.array([len(part) for part in parts_of(folder)])
+    scored = run(config_of("engine=local", f"evaluate_only={folder}", "eval_train=true", f"output_dir={tmp_path / 'e'}"))
+    assert np.average([scores[node] for node in range(6)], weights=sizes) == pytest.approx(scored["train_accuracy_final"])
+    assert gains(folder, folder) == dict.fromkeys(range(6), 0.0)
+    with pytest.raises(UserError, match="has no train_loss"):
+        last_values(logged[2], "train_loss")
+
+
+def parts_of(folder):
+    from contrafed.settings import read_config
+    from partitions.federation import load_federation
+
+    partition = load_federation(node_run(read_config(folder))).partition
+    return [partition.train(node) for node in range(partition.num_nodes)]
+
+
+def test_a_runs_traffic_is_its_formula(logged):
+    summary, folder, _ = logged
+    assert traffic.measured(folder) == (4 * summary["parameters"],) * 2
+
+
+def test_an_embedding_of_a_run(logged):
+    _, folder, _ = logged
+    assert embedding.main([str(folder), "--points", "60"]) == 0
+    with np.load(folder / "embedding.npz") as found:
+        assert found["x"].shape == (60, 2)
+        assert np.isfinite(found["x"]).all()
+        assert set(found["node"].tolist()) <= set(range(6))
+    assert (folder / "embedding.png").stat().st_size > 1000
+    assert embedding.main([str(folder), "--personal"]) == 2

@@ -1,0 +1,98 @@
+"""Nodes that never train: judged, reported apart, and in no number of the others."""
+
+import csv
+
+import numpy as np
+import pytest
+from rig import close, config_of
+from safetensors.torch import load_file
+from tiny import TINY
+
+from contrafed import UserError, run
+from strategies.scores import Score, summaries
+
+FULL = (*TINY, "engine=local", "participation=full", "held_out_nodes=2", "num_rounds=2")
+
+
+def column(folder, name, wanted):
+    with open(f"{folder}/{name}.csv") as file:
+        return [row[wanted] for row in csv.DictReader(file)]
+
+
+def values(folder):
+    with open(f"{folder}/metrics.csv") as file:
+        return {(int(r["round"]), r["scope"], r["split"], r["metric"]): float(r["value"]) for r in csv.DictReader(file)}
+
+
+def test_scores_by_hand():
+    scores = [Score(node, n, {"": {"accuracy": a, "loss": 1.0}}) for node, n, a in ((0, 1, 0.5), (1, 3, 0.9), (2, 2, 0.1))]
+    found = summaries(scores, 2)
+    assert found["accuracy"] == pytest.approx(0.8)
+    assert found["accuracy_mean"] == pytest.approx(0.7)
+    assert found["held_out/accuracy"] == pytest.approx(0.1)
+    assert summaries(scores, 3).keys() == {name for name in found if not name.startswith("held_out/")}
+    assert summaries(scores, 0).keys() == {name for name in found if name.startswith("held_out/")}
+
+
+@pytest.mark.parametrize(("method", "place"), [("fedavg", ("global", "nodes")), ("fedper", ("personal", "test"))])
+def test_they_are_judged_but_never_train(method, place, tmp_path):
+    summary = run(config_of(*FULL, f"strategy={method}", f"output_dir={tmp_path / 'a'}", "dataset.merge_splits=true"))
+    folder = summary["folder"]
+    assert set(column(folder, "participants", "node")) == {"0", "1", "2", "3"}
+    found = values(folder)
+    with open(f"{folder}/nodes.csv") as file:
+        last = {
+            int(r["node"]): float(r["value"]) for r in csv.DictReader(file) if r["round"] == "2" and r["metric"] == "accuracy"
+        }
+    assert set(last) == set(range(6))
+    assert found[2, *place, "held_out/accuracy_mean"] == pytest.approx(np.mean([last[4], last[5]]))
+    assert found[2, *place, "accuracy_mean"] == pytest.approx(np.mean([last[node] for node in range(4)]))
+    key = "held_out_accuracy" if method == "fedavg" else "personal_held_out_accuracy_mean"
+    assert summary[key] == pytest.approx(found[2, *place, "held_out/accuracy"])
+    if method == "fedavg":  # the union of the test parts of those that train
+        assert found[2, "global", "test", "accuracy"] == pytest.approx(found[2, "global", "nodes", "accuracy"])
+
+
+def test_a_personal_part_that_never_trained_is_the_initial_one(tmp_path):
+    summary = run(config_of(*FULL, "strategy=fedper", "save_personal=true", f"output_dir={tmp_path / 'a'}"))
+    models = [load_file(f"{summary['folder']}/personal/{node}.safetensors") for node in range(6)]
+    for name in models[0]:
+        assert models[4][name].equal(models[5][name])
+        assert models[0][name].equal(models[4][name]) == name.startswith("model/encoder")
+
+
+def test_the_others_train_as_if_they_were_alone(tmp_path):
+    """Participation is drawn over those that may train: a fraction is one of them, and a rule counts no others."""
+    drawn = ("strategy=fedau", "participation=uniform", "participation.select=0.5", "partition=iid")
+    summary = run(config_of(*TINY, "engine=local", *drawn, "held_out_nodes=2", f"output_dir={tmp_path / 'a'}"))
+    alone = run(config_of(*TINY, "engine=local", *drawn, "num_nodes=4", f"output_dir={tmp_path / 'b'}"))
+    assert column(summary["folder"], "participants", "node") == column(alone["folder"], "participants", "node")
+    assert len(column(summary["folder"], "participants", "node")) == 2 * 3
+
+
+def test_a_rule_counts_only_those_that_may_train(tmp_path):
+    """FedAU's first round divides by K, the number of all nodes: with everyone there it is the participants' mean."""
+    models = []
+    for method in ("fedau", "fedavg"):
+        once = (*FULL, f"strategy={method}", "strategy.weights=uniform", "num_rounds=1", f"output_dir={tmp_path / method}")
+        models.append(load_file(f"{run(config_of(*once))['folder']}/model.safetensors"))
+    close(*models, tolerance=1e-6)
+
+
+def test_mistakes_are_one_line(tmp_path):
+    out = f"output_dir={tmp_path / 'a'}"
+    with pytest.raises(UserError, match="held_out_nodes=6 leaves none of num_nodes=6 to train"):
+        run(config_of(*TINY, "held_out_nodes=6", out))
+    with pytest.raises(UserError, match="none of them has a test part"):
+        run(config_of(*TINY, "engine=local", "partition.test_fraction=null", "held_out_nodes=1", out))
+    for log, why in (("weigths", "did you mean 'weights'"), ("weights", "a node that is away no weight")):
+        with pytest.raises(UserError, match=why):
+            run(config_of(*TINY, "strategy=fedavg", f"log=[{log}]", out))
+    for method, log in (
+        ("fedproto", "deviation"),
+        ("lgfedavg", "features"),
+        ("fedper", "nodes_train"),
+        ("fedamp", "nodes_train"),
+    ):
+        with pytest.raises(UserError, match=rf"log=\[{log}\] does not go with strategy={method}"):
+            run(config_of(*TINY, f"strategy={method}", f"log=[{log}]", out))
