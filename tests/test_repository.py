@@ -86,10 +86,10 @@ def test_the_commands_of_the_containers_make_a_federation(tmp_path):
             (tmp_path / name).mkdir()
             there = {"0.0.0.0": "127.0.0.1", "superlink:8000": f"127.0.0.1:{one.link}", "8000": str(one.link)}
             there["9094"] = str(one.ports[k - 1])
-            words = [there.get(word, word).replace("/state", str(tmp_path / name)) for word in service["command"]]
+            words = [there.get(word, word).replace("/state", str(tmp_path / name), 1) for word in service["command"]]
             one.start(name, command(words[0]), *words[1:])
             if name == "superlink":
-                wait_for("the SuperLink", lambda: listens(one.link))
+                wait_for("the SuperLink", lambda: listens(one.link), 300)
         one.operator = one.environment("operator")
         connection = f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{one.link}"\ninsecure = true\n'
         (tmp_path / "operator-home" / "config.toml").write_text(connection)

@@ -1,4 +1,4 @@
-"""CINIC-10, FEMNIST and Tiny-ImageNet through flwr-datasets."""
+"""Image sets of the Hugging Face hub through flwr-datasets: CINIC-10, FEMNIST, Tiny-ImageNet, and any other by its name."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from core.config import Range
-from core.errors import UserError
+from core.errors import UserError, unknown
 from partitions.datasets.network import reachable
 from partitions.images import Common, ImageData, make_images, stratified_split
 
@@ -18,13 +18,15 @@ from partitions.images import Common, ImageData, make_images, stratified_split
 class Config(Common):
     """Settings of the data set."""
 
-    repository: str
+    repository: str | None
+    subset: str | None
     train_split: str
     test_split: str | None
     image_column: str
     label_column: str
     owner_column: str | None
     grayscale: bool
+    image_size: Annotated[int, Range(ge=8)] | None
     classes: tuple[Annotated[int, Range(ge=0)], ...] | None
     root: str
     download: bool
@@ -34,6 +36,10 @@ class Config(Common):
 
 def check(config: Config, name: str) -> None:
     """Raise ``UserError`` when the data are not below ``root`` and must not be downloaded; opens no file."""
+    if config.repository is None:
+        raise UserError(f"dataset={name} needs dataset.repository, such as uoft-cs/cifar10, or a folder")
+    if Path(config.repository).is_dir():
+        return
     if not config.download and not any(_cache(config).glob(f"{config.repository.split('/')[0]}*")):
         raise _absent(config, name, "not found, and dataset.download is false")
 
@@ -60,23 +66,30 @@ def load(config: Config, name: str) -> ImageData:
     except UserError:
         raise
     except Exception as error:
-        raise _absent(config, name, f"the download failed ({type(error).__name__})") from error
+        said = " ".join(str(error).split())[:200]
+        raise _absent(config, name, f"the download failed ({type(error).__name__}: {said})") from error
 
 
 def images(config: Config, splits: list[Any]) -> ImageData:
     """Return one or two tables of rows with a PIL image, a label and perhaps an owner as ``ImageData``.
 
-    Of the published labels only ``classes``, numbered anew in their order. Raises ``UserError`` for one that no image has.
+    Of the published labels only ``classes``, numbered anew in their order. Labels that are names are numbered in theirs. Raises
+    ``UserError`` for a column that is not there, images of several sizes, and a class that no image has.
     """
     mode, kept = "L" if config.grayscale else "RGB", config.classes
+    for key in ("image_column", "label_column", "owner_column"):
+        column, there = getattr(config, key), splits[0].column_names
+        if column is not None and column not in there:
+            raise unknown(f"dataset.{key}", column, there)
     if kept is not None:
         splits = [table.select(np.flatnonzero(np.isin(table[config.label_column], kept))) for table in splits]
-    y = _column(splits, config.label_column).astype(np.int64)
+    y = _column(splits, config.label_column)
+    y = y.astype(np.int64) if np.issubdtype(y.dtype, np.integer) else np.unique(y, return_inverse=True)[1]
     if kept is not None:
         if len(set(kept)) < len(kept) or set(kept) - set(y.tolist()):
             raise UserError(f"dataset.classes must name labels that images have, each once, got {list(kept)}")
         y = (y[:, None] == np.array(kept)).argmax(1)
-    x = np.stack([np.asarray(row[config.image_column].convert(mode)) for table in splits for row in table])
+    x = _pixels(config, mode, splits)
     owner = None
     if config.owner_column is not None:
         owner = np.unique(_column(splits, config.owner_column), return_inverse=True)[1]
@@ -85,6 +98,23 @@ def images(config: Config, splits: list[Any]) -> ImageData:
     else:
         test = stratified_split(y, config.test_fraction, config.split_seed)
     return make_images(x, y, test, owner=owner)
+
+
+def _pixels(config: Config, mode: str, splits: list[Any]) -> np.ndarray:
+    """Return the images (N,H,W[,3]) uint8. Raises ``UserError`` where they are of several sizes, or are none."""
+    size, images = config.image_size, []
+    for table in splits:
+        for row in table:
+            image = row[config.image_column]
+            if not hasattr(image, "convert"):
+                raise UserError(f"dataset.image_column={config.image_column} holds {type(image).__name__}, no images")
+            images.append(np.asarray(image.convert(mode) if size is None else image.convert(mode).resize((size, size))))
+    if len(sizes := {image.shape[:2] for image in images}) > 1:
+        found = ", ".join("x".join(map(str, shape)) for shape in sorted(sizes)[:3])
+        raise UserError(
+            f"dataset.repository={config.repository} has images of several sizes ({found}, ...): set dataset.image_size"
+        )
+    return np.stack(images)
 
 
 def _column(splits: list[Any], name: str) -> np.ndarray:
@@ -99,7 +129,8 @@ def _splits(config: Config, offline: bool) -> list[Any]:
     with _library(offline):
         # One partition each: partitioning is our own, so that every method and engine draws the same.
         source = FederatedDataset(
-            dataset=config.repository,
+            dataset=str(config.repository),
+            subset=config.subset,
             partitioners=dict.fromkeys(names, 1),
             shuffle=False,
             cache_dir=str(_cache(config)),

@@ -1,0 +1,60 @@
+"""flwr: any partitioner of flwr-datasets that deals out rows, on our labels."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from core.errors import UserError
+from partitions.partition import Common, Draw
+
+
+@dataclass(frozen=True)
+class Config(Common):
+    """Settings of the partition."""
+
+    partitioner: Literal[
+        "ContinuousPartitioner", "DirichletPartitioner", "DistributionPartitioner", "ExponentialPartitioner",
+        "GroupedNaturalIdPartitioner", "IidPartitioner", "InnerDirichletPartitioner", "LinearPartitioner",
+        "NaturalIdPartitioner", "PathologicalPartitioner", "ShardPartitioner", "SizePartitioner", "SquarePartitioner",
+    ]  # fmt: skip
+    arguments: dict
+
+
+def split(config: Config, draw: Draw) -> list[np.ndarray]:
+    """Return the K parts that the partitioner makes of the training examples in shuffled order.
+
+    Its ``num_partitions``, ``partition_by`` and ``seed`` are ours where ``arguments`` do not say them: K, the column ``label``
+    (``owner`` for natural ids) and a number from the run's seed. Raises ``UserError`` for what it refuses, or for other than K
+    parts.
+    """
+    import datasets
+    import flwr_datasets.partitioner
+
+    order = draw.rng.permutation(len(draw.y))
+    columns: dict[str, np.ndarray] = {"example": order, "label": draw.y[order]}
+    if draw.owner is not None:
+        columns["owner"] = draw.owner[order]
+    made = getattr(flwr_datasets.partitioner, config.partitioner)
+    ours: dict[str, Any] = {
+        "num_partitions": draw.num_nodes,
+        "partition_by": "owner" if "NaturalId" in config.partitioner else "label",
+        "seed": int(draw.rng.integers(2**31)),
+    }
+    known = inspect.signature(made).parameters
+    arguments = {name: value for name, value in ours.items() if name in known} | config.arguments
+    if "distribution_array" in arguments:
+        arguments["distribution_array"] = np.array(arguments["distribution_array"])
+    try:
+        partitioner = made(**arguments)
+        partitioner.dataset = datasets.Dataset.from_dict(columns)
+        count = partitioner.num_partitions
+        if count != draw.num_nodes:
+            raise UserError(f"partition.partitioner={config.partitioner} makes {count} parts: set num_nodes={count}")
+        return [np.asarray(partitioner.load_partition(k)["example"][:], dtype=np.int64) for k in range(count)]
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise UserError(
+            f"partition.partitioner={config.partitioner} with partition.arguments={config.arguments}: {what}"
+        ) from error

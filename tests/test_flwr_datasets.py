@@ -1,0 +1,136 @@
+"""Data sets of the Hugging Face hub by name, from a folder here, and the partitioners of flwr-datasets on our labels."""
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+from rig import config_of, with_images
+
+from contrafed.settings import resolve
+from core.errors import UserError
+from core.run import choose
+from partitions.datasets import hub_sets
+from partitions.images import load_images
+from partitions.partition import make_partition
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A folder as a repository of the hub has it: 12 grey images of two named classes for training, 4 for testing."""
+
+    def write(sizes=(9,)):
+        rng = np.random.default_rng(0)
+        for split, count in (("train", 12), ("test", 4)):
+            shapes = [sizes[i % len(sizes)] for i in range(count)]
+            pictures = [Image.fromarray(rng.integers(0, 256, (size, size), dtype=np.uint8)) for size in shapes]
+            rows = {"picture": pictures, "kind": ["owl", "cat"] * (count // 2), "who": [i % 3 for i in range(count)]}
+            kinds = {"picture": datasets.Image(), "kind": datasets.Value("string"), "who": datasets.Value("int64")}
+            features = datasets.Features(kinds)
+            table = datasets.Dataset.from_dict(rows, features=features)
+            table.to_parquet(str(tmp_path / "hub" / f"{split}-00000-of-00001.parquet"))
+        return ("dataset=hub", f"dataset.repository={tmp_path / 'hub'}", f"dataset.root={tmp_path / 'cache'}")
+
+    (tmp_path / "hub").mkdir()
+    return write
+
+
+COLUMNS = ("dataset.image_column=picture", "dataset.label_column=kind", "dataset.grayscale=true")
+
+
+def loaded(*overrides):
+    return load_images(choose("dataset", config_of(*overrides)["dataset"]))
+
+
+def test_a_repository_is_read_by_its_columns_without_a_network(repository, monkeypatch):
+    monkeypatch.setattr(hub_sets, "reachable", lambda url: pytest.fail("asked the network"))
+    data = loaded(*repository(), *COLUMNS, "dataset.owner_column=who")
+    assert tuple(data.x.shape) == (16, 1, 9, 9)
+    assert data.y.tolist() == [1, 0] * 8  # cat before owl
+    assert data.test.tolist() == [False] * 12 + [True] * 4
+    assert data.owner.tolist() == [0, 1, 2] * 4 + [0, 1, 2, 0]
+
+
+def test_images_of_several_sizes_want_one(repository):
+    named = (*repository(sizes=(9, 12)), *COLUMNS, "dataset.test_split=null", "dataset.test_fraction=0.5")
+    with pytest.raises(UserError, match=r"has images of several sizes \(9x9, 12x12, ...\): set dataset.image_size"):
+        loaded(*named)
+    data = loaded(*named, "dataset.image_size=10")
+    assert tuple(data.x.shape) == (12, 1, 10, 10)
+    assert int(data.test.sum()) == 6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("dataset.label_column=kid",), "unknown dataset.label_column 'kid', did you mean 'kind'? choices: kind, picture, who"),
+        (("dataset.image_column=who",), "dataset.image_column=who holds int, no images"),
+        (("dataset.owner_column=writer",), "unknown dataset.owner_column 'writer'"),
+    ],
+)
+def test_a_wrong_column_is_a_line(repository, overrides, message):
+    with pytest.raises(UserError) as error:
+        loaded(*repository(), *COLUMNS, *overrides)
+    assert message in str(error.value)
+
+
+def test_a_repository_must_be_named_before_anything_is_fetched(tmp_path):
+    with pytest.raises(UserError, match="dataset=hub needs dataset.repository"):
+        resolve(config_of("dataset=hub"))
+    with pytest.raises(UserError, match="dataset=hub: not found, and dataset.download is false"):
+        resolve(config_of("dataset=hub", "dataset.repository=a/b", "dataset.download=false", f"dataset.root={tmp_path}"))
+
+
+def dealt(partitioner, nodes=4, seed=0, count=240, owner=None, **arguments):
+    """The parts that a partitioner makes of so many examples of six classes."""
+    values = config_of("partition=flwr")["partition"] | {"partitioner": partitioner, "arguments": arguments, "min_node_size": 0}
+    data = with_images(np.zeros((count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 6, owner=owner)
+    partition = make_partition(choose("partition", values), data, nodes, seed)
+    return [partition.train(k) for k in range(nodes)], data.y.numpy()
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "arguments"),
+    [
+        ("IidPartitioner", {}),
+        ("DirichletPartitioner", {"alpha": 0.5, "min_partition_size": 2}),
+        ("PathologicalPartitioner", {"num_classes_per_partition": 3, "class_assignment_mode": "deterministic"}),
+        ("ShardPartitioner", {"num_shards_per_partition": 2}),
+        ("LinearPartitioner", {}),
+        ("SizePartitioner", {"partition_sizes": [10, 20, 30, 40]}),
+        ("InnerDirichletPartitioner", {"partition_sizes": [60, 60, 60, 60], "alpha": 1.0}),
+    ],
+)
+def test_a_partitioner_deals_out_our_examples_by_the_seed(partitioner, arguments):
+    parts, _ = dealt(partitioner, **arguments)
+    held = np.concatenate(parts)
+    assert len(set(held.tolist())) == len(held) <= 240
+    assert all(map(len, parts))
+    again, _ = dealt(partitioner, **arguments)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    others, _ = dealt(partitioner, seed=1, **arguments)
+    assert any(not np.array_equal(a, b) for a, b in zip(parts, others, strict=True))
+
+
+def test_what_a_partitioner_promises_holds_on_our_labels():
+    parts, y = dealt("PathologicalPartitioner", num_classes_per_partition=2, class_assignment_mode="deterministic")
+    assert [len(set(y[part])) for part in parts] == [2, 2, 2, 2]
+    assert [len(part) for part in dealt("SizePartitioner", partition_sizes=[10, 20, 30, 40])[0]] == [10, 20, 30, 40]
+    owner = np.arange(240) // 60
+    parts, _ = dealt("NaturalIdPartitioner", owner=owner)
+    assert sorted(tuple(set(owner[part])) for part in parts) == [(0,), (1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "more", "message"),
+    [
+        ("DirichletPartitioner", {}, "missing 1 required positional argument: 'alpha'"),
+        ("IidPartitioner", {"alpha": 1}, r"arguments=\{'alpha': 1\}: TypeError: .* unexpected keyword argument 'alpha'"),
+        ("SizePartitioner", {"partition_sizes": [10, 20]}, "SizePartitioner makes 2 parts: set num_nodes=2"),
+        ("DirichletPartitionr", {"alpha": 1}, "partition.partitioner is 'DirichletPartitionr'; choices: Continuous"),
+        ("NaturalIdPartitioner", {}, "NaturalIdPartitioner with"),
+    ],
+)
+def test_a_mistake_about_a_partitioner_is_a_line(partitioner, more, message):
+    with pytest.raises(UserError, match=message) as error:
+        dealt(partitioner, **more)
+    assert "\n" not in str(error.value)
