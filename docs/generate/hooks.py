@@ -18,10 +18,28 @@ with warnings.catch_warnings():
     import results
 from blocks import ROOT
 
+CHANGELOG = ROOT / "CHANGELOG.md"
 # In a table's code GitHub wants "\|" where Python-Markdown takes "|".
 ROW, CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
 # "<g_k, w>" is an inner product, no element of HTML.
 PRODUCT = re.compile(r"<(?=[A-Z]?\w*, |[A-Z]?\w*,[A-Z])")
+
+
+def on_config(config: Any) -> Any:
+    """Leave out of the menu what is not there."""
+    config["nav"] = [entry for entry in map(_there, config["nav"]) if entry]
+    return config
+
+
+def _there(entry: Any) -> Any:
+    """Return an entry of the menu without pages that there are not; nothing where none is left."""
+    if isinstance(entry, dict):
+        kept = {title: _there(below) for title, below in entry.items()}
+        return {title: below for title, below in kept.items() if below}
+    if isinstance(entry, list):
+        return [below for below in map(_there, entry) if below]
+    made = entry.startswith("method/") or (entry == "changelog.md" and CHANGELOG.exists())
+    return entry if made or (ROOT / "docs" / entry).exists() else None
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -29,8 +47,8 @@ def on_files(files: Files, config: Any) -> Files:
     made: dict[str, str | bytes] = {"method/index.md": catalogue.index()}
     made |= {f"method/{name}.md": catalogue.page(name) for name in catalogue.names()}
     made |= {file: png for name in catalogue.names() for file, png in results.pictures(name)}
-    if (ROOT / "CHANGELOG.md").exists():
-        made["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    if CHANGELOG.exists():
+        made["changelog.md"] = CHANGELOG.read_text(encoding="utf-8")
     for uri, text in made.items():
         files.append(File.generated(config, uri, content=text))
     return files
