@@ -134,6 +134,8 @@ def test_which_figures_suit_which_runs(tmp_path):
         ({"kind": "lines", "metric": "summary:accuracy_best", "x": "partition.alpha", "line": "strategy.name"}, "full", [80]),
         ({"kind": "heatmap", "metric": "summary:accuracy_best", "x": "partition.alpha", "line": "strategy.name"}, "full", None),
         ({"kind": "weights", "metric": "weight_all", "x": "round", "line": None}, "full", [2]),
+        ({"kind": "weights", "metric": "weight", "x": "round", "line": None}, "full", [2]),
+        ({"kind": "dev", "metric": "dev", "x": "round", "line": None}, None, None),
         ({"kind": "cdf", "metric": "train_accuracy", "x": None, "line": "strategy.name"}, "full", [0, 0.5, 1]),
         ({"kind": "tsne", "metric": "features", "x": None, "line": None}, None, None),
         ({"kind": "curves", "metric": "global/fit/deviation", "x": "round", "line": None}, None, None),
@@ -154,5 +156,30 @@ def test_a_papers_figure_is_drawn_as_it_says(tmp_path, plot, panel, shown):
     (figure,) = found.values()
     assert figure.get_suptitle().startswith("PMFL, Figure 8 (scale=small, num_rounds=3)")
     assert drawn(figure).get_title() == panel
+    assert figure.legends == []
     if shown is not None:
         assert drawn(figure).lines[0].get_ydata().tolist() == pytest.approx(shown)
+
+
+def test_bars_of_nodes_and_a_metric_of_each_method(tmp_path):
+    plot = {"kind": "bars", "metric": "nodes:accuracy", "x": "node", "line": "strategy.name", "panel": []}
+    published = {"paper": "fedcosr", "figure": "12", "table": None, "method": "fedcrl", "plot": plot}
+    for name, low in (("fedcrl", 0.5), ("fedavg", 0.25)):
+        rows = [(30, node, "accuracy", low + node / 4) for node in range(2)]
+        write_run(tmp_path / "bars" / name, nodes=rows, **method(name, published={**published, "method": name}))
+    (figure,) = figures.of_papers(find([tmp_path / "bars"])).values()
+    assert [[bar.get_height() for bar in axes.patches] for axes in figure.axes] == [[50, 25], [75, 50]]
+    for name, scope in (("fedcrl", ("personal", "test")), ("fedavg", ("global", "nodes"))):
+        own = {"kind": "curves", "metric": "/".join([*scope, "accuracy"]), "line": "strategy.name", "panel": []}
+        write_run(tmp_path / "curves" / name, scope=scope, **method(name, published={**published, "method": name, "plot": own}))
+    (figure,) = figures.of_papers(find([tmp_path / "curves"])).values()
+    assert {line.get_label() for line in drawn(figure).lines} == {"fedcrl", "fedavg"}
+
+
+def test_values_of_a_key_have_their_methods_colour(tmp_path):
+    plot = {"kind": "bars", "metric": "summary:accuracy_best", "x": "published.setting", "line": None, "panel": []}
+    for setting in ("H=0", "H=3"):
+        published = {"paper": "pmfl", "figure": 8, "method": "pmfl", "setting": setting, "plot": plot}
+        write_run(tmp_path / setting, published=published)
+    (figure,) = figures.of_papers(find([tmp_path])).values()
+    assert {bar.get_facecolor()[:3] for bar in drawn(figure).patches} == {to_rgb(style_of("pmfl").colour)}

@@ -32,6 +32,11 @@ OVER_ROUNDS = (
     ("deviation", ("global", "fit", "deviation"), "deviation of the updates, summed over participants", 1),
 )
 
+# Kinds that are curves; metrics of nodes, one by one; and under which name log=[...] writes a metric down.
+OVER_TIME = {"weights": "curves", "traces": "curves", "dev": "curves"}
+NODES = "nodes:"
+LOGGED = {"weight": "weight_all", "dev": "deviation"}
+
 SAID = {
     "accuracy_top5_mean": "test accuracy, mean of the best five",
     "train_accuracy_top5_mean": "training accuracy, mean of the best five",
@@ -180,41 +185,55 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
 def planned(runs: Sequence[FinishedRun], plot: Mapping[str, Any], title: str) -> Figure | None:
     """Return the figure that a ``plot`` describes: its kind, metric, and the dotted keys of x, line and panel.
 
-    None for a kind that is not drawn here, and where no run has the metric.
+    The metric is each run's own, since methods without personal models are scored otherwise. None for a kind that is not drawn
+    here, and where no run has the metric.
     """
-    kind, metric = str(plot["kind"]), str(plot["metric"])
-    shape = {"weights": "curves", "traces": "curves", "dev": "curves"}.get(kind, kind)
+    kind = str(plot["kind"])
+    shape = OVER_TIME.get(kind, kind)
     if shape not in plots.KINDS:
         return None
     panels: dict[str, dict[Any, Any]] = {}
     for run in runs:
-        keys = {**flat(run.config), **{f"published.{k}": v for k, v in (run.config.get("published") or {}).items()}}
+        keys = {**flat(run.config), **{f"published.{k}": v for k, v in run.config["published"].items()}}
         panel = ", ".join(shown(keys.get(key)) for key in plot.get("panel") or ())
         line = shown(keys.get(plot["line"])) if plot.get("line") else composition(run.config["strategy"])
-        place = panels.setdefault(panel, {})
         x = shown(keys.get(str(plot.get("x"))))
-        if shape in ("curves", "cdf"):
-            _add_curve(place, line, run, metric, shape)
-            continue
-        value = _number(run, metric)
-        if math.isnan(value):
-            continue
-        if shape == "lines":
-            place.setdefault(line, {}).setdefault(float(x), []).append(value)
-        elif shape == "heatmap":
-            place.setdefault((line, x), []).append(value)
-        else:
-            place.setdefault(f"{line} {x}" if plot.get("line") else x, []).append(value)
+        _add(panels.setdefault(panel, {}), shape, line, x, run, bool(plot.get("line")))
     panels = {panel: data for panel, data in panels.items() if data}
+    said, x_said = _said(str(plot["metric"])), short(str(plot.get("x") or ""))
     if not panels:
         return None
-    said = _said(metric)
+    if str(plot["metric"]).startswith(NODES):
+        return plots.node_bars(next(iter(panels.values())), title, said)
     if shape == "heatmap":
         means = {panel: {place: over_seeds(values)[0] for place, values in data.items()} for panel, data in panels.items()}
-        return plots.draw("heatmap", means, f"{title}: {said}", short(str(plot["x"])), short(str(plot["line"])))
-    if shape == "cdf":
-        return plots.draw("cdf", panels, title, said, "share of nodes")
-    return plots.draw(shape, panels, title, short(str(plot.get("x") or "")), said)
+        return plots.draw("heatmap", means, f"{title}: {said}", x_said, short(str(plot["line"])))
+    methods = {run.method for run in runs}
+    method = methods.pop() if len(methods) == 1 else None
+    xlabel, ylabel = (said, "share of nodes") if shape == "cdf" else (x_said, said)
+    return plots.draw(shape, panels, title, xlabel, ylabel, method)
+
+
+def _add(place: dict[Any, Any], shape: str, line: str, x: str, run: FinishedRun, named: bool) -> None:
+    """Add one run to a panel's data, as its kind takes them (``plots.KINDS``); nothing where it has no such number."""
+    metric = str(run.config["published"]["plot"]["metric"])
+    if metric.startswith(NODES):
+        values = run.last_of_nodes(metric.removeprefix(NODES))
+        if values:
+            place.setdefault(line, {node: _unit(metric) * value for node, value in values.items()})
+        return
+    if shape in ("curves", "cdf"):
+        _add_curve(place, line, run, metric, shape)
+        return
+    value = _number(run, metric)
+    if math.isnan(value):
+        return
+    if shape == "lines":
+        place.setdefault(line, {}).setdefault(float(x), []).append(value)
+    elif shape == "heatmap":
+        place.setdefault((line, x), []).append(value)
+    else:
+        place.setdefault(f"{line} {x}" if named else x, []).append(value)
 
 
 def _add_curve(place: dict[Any, Any], line: str, run: FinishedRun, metric: str, shape: str) -> None:
@@ -225,7 +244,7 @@ def _add_curve(place: dict[Any, Any], line: str, run: FinishedRun, metric: str, 
             place.setdefault(line, []).extend(_unit(metric) * value for value in values)
         return
     scope, split, name = _curve(metric)
-    points = run.points(scope, split, name) if name else run.mean_over_nodes(metric) or _anywhere(run, metric)
+    points = run.points(scope, split, name) if name else _over_nodes(run, metric) or _anywhere(run, metric)
     if points:
         place.setdefault(line, []).append([(t, _unit(metric) * value) for t, value in points])
 
@@ -236,7 +255,12 @@ def _curve(metric: str) -> tuple[str, str, str]:
     return scope, split, name
 
 
+def _over_nodes(run: FinishedRun, metric: str) -> Points:
+    return run.mean_over_nodes(LOGGED.get(metric, metric)) or run.mean_over_nodes(metric)
+
+
 def _anywhere(run: FinishedRun, metric: str) -> Points:
+    metric = LOGGED.get(metric, metric)
     return next((run.points(*key) for key in run.curves if key[2] == metric), [])
 
 
@@ -254,4 +278,4 @@ def _unit(metric: str) -> float:
 
 def _said(metric: str) -> str:
     key = metric.removeprefix("summary:")
-    return SAID.get(key, key.rpartition("/")[2].replace("_", " ")) + (" (%)" if "accuracy" in key else "")
+    return SAID.get(key, key.rpartition("/")[2].removeprefix(NODES).replace("_", " ")) + (" (%)" if "accuracy" in key else "")

@@ -39,10 +39,13 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str) -> Figure:
-    """Return a figure with a panel for each entry of {title: data}; ``kind`` and what its data are: ``KINDS``."""
+def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method: str | None = None) -> Figure:
+    """Return a figure with a panel for each entry of {title: data}; ``kind`` and what its data are: ``KINDS``.
+
+    ``method``: the one behind all labels, where these name something else, such as values of a key.
+    """
     labels = list(dict.fromkeys(label for data in panels.values() for label in data))
-    look = styles(labels) if kind != "heatmap" else {}
+    look = styles(labels, None if method is None else [method] * len(labels)) if kind != "heatmap" else {}
     one = partial(heat_map, cells_of_all=panels.values()) if kind == "heatmap" else KINDS[kind]
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)
