@@ -213,7 +213,7 @@ def test_every_method_has_a_page_with_paper_symbols_and_readings():
 def test_every_partition_has_a_picture():
     text = (ROOT / "docs" / "heterogeneity.md").read_text(encoding="utf-8")
     for name in registry.choices("partition"):
-        assert f"figures/partition_{name}.png" in text or name in ("natural", "file", "own")
+        assert f"figures/partition_{name}.png" in text or name in ("natural", "file", "flwr", "own")
 
 
 @pytest.mark.slow

@@ -13,12 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # What keeps a block from being run by every ``pytest``, and what that means.
 NEEDS = {
     "minutes": "takes minutes; run by pytest -m slow",
+    "hours": "a paper's table in full",
     "network": "downloads data or packages",
     "devices": "needs a server and devices; tests/test_deployment.py starts the same on one machine",
     "reading": "a piece to read, no program by itself",
 }
 # What a page's blocks need where nothing stands before them.
-USUAL = {"DEPLOY.md": "devices"}
+USUAL = {"DEPLOY.md": "devices", "ANALYSES.md": "minutes", "EXPERIMENTS.md": "hours"}
 FENCE = re.compile(r"^```(?P<language>\w*)(?: +title=\"(?P<title>[^\"]+)\")?\s*$")
 MARK = re.compile(r"^<!-- needs: (?P<needs>\w+) -->$")
 
