@@ -1,4 +1,4 @@
-"""The documentation's pictures, drawn by the code that runs use: python docs/generate/pictures.py [home] [partitions] [own]."""
+"""The documentation's pictures, drawn by the code that runs use: python docs/generate/pictures.py [home] [own] ..."""
 
 import os
 import shutil
@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "generate")]
 
 from blocks import blocks_of
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from contrafed.composition import compose_job
@@ -26,6 +27,13 @@ PARTITIONS = {
     "iid": (), "dirichlet": (), "practical": (), "balanced_dirichlet": (), "pathological": (),
     "lognormal": ("partition.mean_size=70",), "sampled": ("partition.alpha=0.3",),
 }  # fmt: skip
+SPREAD = ("participation.mean_probability=0.3",)
+PARTICIPATION = {
+    "full": ("full",), "uniform": ("uniform", "participation.select=0.3"), "bernoulli": ("bernoulli", *SPREAD),
+    "markovian": ("markovian", *SPREAD), "cyclic": ("cyclic", *SPREAD), "arrival": ("arrival",), "trace": ("trace",),
+    "loss": ("bernoulli", *SPREAD, "participation.loss_rate=0.3"),
+}  # fmt: skip
+NODES, ROUNDS = 40, 300
 METHODS = {"fedavg": ("FedAvg", ORANGE), "fedau": ("FedAU", GREEN), "pmfl": ("PMFL", BLUE)}
 
 
@@ -45,6 +53,51 @@ def draw_partitions() -> None:
     for name, more in PARTITIONS.items():
         counts = class_counts(f"partition={name}", "num_nodes=20", *more)
         partition_figure(FIGURES / f"partition_{name}.png", counts)
+
+
+def draw_participation() -> None:
+    """Draw who is there, a picture for each pattern, beside how often that is; the trace has five time zones."""
+    with tempfile.TemporaryDirectory() as folder:
+        day = Path(folder) / "day.csv"
+        awake = [(node, r) for node in range(NODES) for r in range(1, 25) if (r + node // 8) % 24 < 8]
+        day.write_text("node,round,available\n" + "".join(f"{node},{r},1\n" for node, r in awake), encoding="utf-8")
+        for name, (choice, *more) in PARTICIPATION.items():
+            path = (f"participation.path={day}",) if choice == "trace" else ()
+            draw_presence(name, f"participation={choice}", *more, *path)
+
+
+def draw_presence(name: str, *overrides: str) -> None:
+    """Draw nodes by rounds, lost replies in another colour, and beside it each node's measured and expected rate."""
+    from omegaconf import OmegaConf
+
+    from partitions.participation.base import make_participation
+
+    job = compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides])
+    ready = resolve(OmegaConf.to_container(job, resolve=True))  # type: ignore[arg-type]
+    partition = load_federation(ready.node).partition
+    pattern = make_participation(ready.participation, partition.class_proportions, NODES, ready.seed)
+    cells = np.zeros((NODES, ROUNDS))
+    for r in range(1, ROUNDS + 1):
+        here = pattern.participants(r)
+        cells[here, r - 1] = [2 if pattern.loses(r, node) else 1 for node in here.tolist()]
+    counted, expected = (cells == 1).mean(1), pattern.probability()
+    figure: Any = Figure(figsize=(8.4, 3.6), dpi=130, layout="constrained")
+    raster, rates = figure.subplots(1, 2, sharey=True, width_ratios=(3.4, 1))
+    shown = np.ma.masked_equal(cells, 0)
+    extent = (0.5, ROUNDS + 0.5, NODES - 0.5, -0.5)
+    raster.imshow(
+        shown, aspect="auto", cmap=ListedColormap([BLUE, ORANGE]), vmin=1, vmax=2, extent=extent, interpolation="nearest"
+    )
+    raster.set(xlabel="round" + (" (orange: the reply is lost)" if (cells == 2).any() else ""), ylabel="node")
+    rates.barh(np.arange(NODES), counted, height=0.8, color=BLUE, label=f"measured, mean {counted.mean():.3f}")
+    if expected is not None:
+        rates.plot(expected, np.arange(NODES), "|", color=ORANGE, markersize=6, label=f"in the long run, {expected.mean():.3f}")
+    rates.set(xlabel="share of rounds that count", xlim=(0, 1.03))
+    figure.legend(*rates.get_legend_handles_labels(), frameon=False, loc="outside upper right", ncols=2, fontsize=9)
+    for axes in (raster, rates):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(FIGURES / f"participation_{name}.png")
+    print(f"{name}: measured {counted.mean():.3f}", "" if expected is None else f"expected {expected.mean():.3f}")
 
 
 def draw_home() -> None:
@@ -95,5 +148,6 @@ def draw_own() -> None:
 
 if __name__ == "__main__":
     FIGURES.mkdir(exist_ok=True)
-    for what in sys.argv[1:] or ["partitions", "home", "own"]:
-        {"partitions": draw_partitions, "home": draw_home, "own": draw_own}[what]()
+    draw = {"partitions": draw_partitions, "participation": draw_participation, "home": draw_home, "own": draw_own}
+    for what in sys.argv[1:] or list(draw):
+        draw[what]()

@@ -1,0 +1,73 @@
+"""Accuracy under attackers: ``python benchmarks/attacks.py results/attacks.csv`` adds the rows that the file lacks.
+
+FedAvg on digits by the recipe of ``experiment=digits``, on 20 nodes of a small network so that a run takes seconds: every
+attack and share of attackers with every aggregation. ``--table`` prints the file as the table of docs/RELIABILITY.md.
+"""
+
+import argparse
+import csv
+import itertools
+import tempfile
+from pathlib import Path
+
+ATTACKS = ("sign_flip", "scale", "noise", "label_flip", "alie", "ipm")
+SHARES = (0.1, 0.2, 0.3)
+AGGREGATIONS = ("mean", "median", "multi_krum", "geometric_median", "norm_clip", "trimmed_mean", "krum")
+RECIPE = (
+    "experiment=digits", "strategy=fedavg", "participation=full", "partition.alpha=1", "num_nodes=20", "num_rounds=40",
+    "model=mlp", "model.hidden=[32]", "eval_nodes=false", "eval_every=40",
+    "engine=local", "engine.stack_size=20", "tracker=none",
+)  # fmt: skip
+COLUMNS = ("aggregation", "attack", "share", "seed", "accuracy")
+
+
+def main() -> None:
+    """Run what is missing, or print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    rows = read(options.file)
+    if options.table:
+        print(table(rows))
+        return
+    cells = [("none", 0.0), *itertools.product(ATTACKS, SHARES)]
+    for seed, aggregation, (attack, share) in itertools.product(range(options.seeds), AGGREGATIONS, cells):
+        key = (aggregation, attack, str(share), str(seed))
+        if key not in {row[:4] for row in rows}:
+            rows.append((*key, f"{accuracy(aggregation, attack, share, seed):.4f}"))
+            with options.file.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+
+
+def read(path: Path) -> list[tuple[str, ...]]:
+    """The rows of the file, none where there is no file yet."""
+    return [tuple(row) for row in list(csv.reader(path.open()))[1:]] if path.exists() else []
+
+
+def accuracy(aggregation: str, attack: str, share: float, seed: int) -> float:
+    """The final accuracy of one run."""
+    from contrafed import compose, run
+
+    attacked = (f"attack={attack}", f"attack.fraction={share}") if share else ()
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = compose(*RECIPE, *attacked, f"aggregation={aggregation}", f"seed={seed}", f"output_dir={folder}/run")
+        return float(run(cfg)["accuracy_final"])
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Rows of attack and share, columns of aggregations, means over seeds in per cent."""
+    found = [name for name in AGGREGATIONS if any(row[0] == name for row in rows)]
+    lines = [f"| attackers | {' | '.join(found)} |", f"| --- {'| --: ' * len(found)}|"]
+    for attack, share in [("none", 0.0), *itertools.product(ATTACKS, SHARES)]:
+        cells = []
+        for name in found:
+            values = [float(row[4]) for row in rows if row[:3] == (name, attack, str(share))]
+            cells.append(f"{100 * sum(values) / len(values):.1f}" if values else "")
+        lines.append(f"| {attack} {share:.0%} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
