@@ -1,4 +1,4 @@
-"""Accuracy under attackers: ``python benchmarks/attacks.py results/attacks.csv`` adds the rows that the file lacks.
+"""Accuracy under attackers: ``python benchmarks/attacks.py results/robustness/attacks.csv`` adds the rows that the file lacks.
 
 FedAvg on digits by the recipe of ``experiment=digits``, on 20 nodes of a small network so that a run takes seconds: every
 attack and share of attackers with every aggregation. ``--table`` prints the file as the table of docs/RELIABILITY.md.
