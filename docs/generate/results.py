@@ -1,11 +1,18 @@
-"""What results/ says of a method, by the functions that reports are made with: nothing where it has no numbers."""
+"""What results/ says of a method, by the functions that reports are made with: nothing where it has no numbers.
+
+``python docs/generate/results.py`` writes the README's table anew from ``results/digits.csv``.
+"""
 
 import io
+import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from blocks import ROOT
+
+sys.path.insert(0, str(ROOT))
 
 from contrafed.analysis import figures, published, results, tables
 from contrafed.analysis.runs import FinishedRun, Group, accuracy_of, groups, usable
@@ -78,3 +85,30 @@ def pictures(name: str, home: Path = ROOT) -> Iterator[tuple[str, bytes]]:
         file = io.BytesIO()
         figures.accuracy(shown, title, said, points).savefig(file, format="png", dpi=130)
         yield f"figures/method-{name}-{stem}.png", file.getvalue()
+
+
+# Of the README's table, in its order: one global model, then personal ones.
+ROWS = ("fedavg", "fedau", "pmfl", "moon", "fedrcl", "scaffold", "fedcrl", "mpfedcon", "ditto", "fedrep", "fedproto", "local")
+TABLE = re.compile(r"<!-- results -->\n.*?<!-- end of results -->\n", re.DOTALL)
+
+
+def readme_table(home: Path = ROOT) -> str:
+    """Return the README's table: accuracy of the global model on the test set, and of nodes on their own test parts, in %."""
+    title, runs = stored(home)["digits"]
+    kinds = sorted({str(run.config["participation"]["name"]) for run in runs})
+    heads = [f"{kind}: {what}" for kind in kinds for what in ("global", "nodes' own")]
+    lines = [f"| {title} | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
+    for name in ROWS:
+        cells = []
+        for kind in kinds:
+            own = [run for run in runs if run.method == name and run.config["participation"]["name"] == kind]
+            for curves in ([run.points("global", "test", "accuracy") for run in own], [run.own_points() for run in own]):
+                cells.append(tables.figure_of(*over_seeds([100 * points[-1][1] for points in curves if points]), digits=1))
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(["<!-- results -->", *lines, "<!-- end of results -->", ""])
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(TABLE.sub(lambda _: readme_table(), readme.read_text(encoding="utf-8")), encoding="utf-8")
