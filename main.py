@@ -17,13 +17,13 @@ from pathlib import Path
 from types import FrameType
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from contrafed.cli import check_jobs, help_text, take_config_dir
 from contrafed.composition import as_choices, compose_job, own_folder
 from contrafed.reporting import print_summary, quiet_libraries
+from contrafed.settings import Run
+from contrafed.sweep import Sweep, expand, make_folder, part, take_shard
 from core.errors import RunStopped, UserError
 
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -31,59 +31,22 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 # Hydra's flags that take a value; they show something and run nothing.
 HYDRA_FLAGS = frozenset({"--cfg", "-c", "--info", "-i", "--package", "-p"})
 
-# Jobs that failed, and whether by a mistake in what was asked for.
-failed: list[tuple[str, bool]] = []
-
-# The user's own folder of YAMLs.
-config_dir: Path | None = None
-
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def job(_: DictConfig) -> None:
-    """Run one job, composed anew since Hydra knows nothing of an experiment's ``methods``.
-
-    A failing job is reported and the sweep goes on; Ctrl-C ends it.
-    """
-    from contrafed.experiment import run
-
-    hydra_config = HydraConfig.get()
-    sweeping = hydra_config.mode == RunMode.MULTIRUN
-    name = " ".join(hydra_config.overrides.task)
-    if sweeping:
-        print(f"\n[job {hydra_config.job.num}] {name}", flush=True)
-    named_by_user = any(o.startswith("output_dir=") for o in hydra_config.overrides.task)
-    output_dir = hydra_config.runtime.output_dir
-    try:
-        cfg = compose_job(list(hydra_config.overrides.task), config_dir)
-        cfg.output_dir = output_dir
-        summary = run(cfg, unique=not named_by_user)
-    except UserError as error:
-        failed.append((name, True))
-        with contextlib.suppress(OSError):  # Hydra made the folder; nothing is in it
-            Path(output_dir).rmdir()
-        print(f"error: {error}", file=sys.stderr, flush=True)
-    except RunStopped as stopped:
-        failed.append((name, False))
-        print(f"error: {stopped}", file=sys.stderr, flush=True)
-    except Exception:
-        failed.append((name, False))
-        traceback.print_exc()
-    else:
-        print_summary(summary, summary["folder"])
+def show(_: DictConfig) -> None:
+    """Let Hydra show what one of its own flags asks for; runs nothing."""
 
 
 def main() -> int:
     """Check every job, run them, and return the exit status."""
-    global config_dir
-    made: list[Path] = []
     try:
         arguments, folder = take_config_dir(as_choices(sys.argv[1:]))
+        arguments, shard = take_shard(arguments)
         if any(a in ("-h", "--help") for a in arguments):
             with contextlib.suppress(BrokenPipeError):  # somebody reads only the first lines
                 print(help_text(folder), flush=True)
             return 0
-        config_dir = own_folder(folder)
-        sys.argv[1:] = [*arguments, *(() if config_dir is None else ("--config-dir", str(config_dir)))]
+        own = own_folder(folder)
         # What follows one of Hydra's own flags, as in "--cfg job", is no override.
         overrides = [a for before, a in pairwise(["", *arguments]) if not a.startswith("-") and before not in HYDRA_FLAGS]
         multirun = any(a in ("-m", "--multirun") for a in arguments)
@@ -91,12 +54,19 @@ def main() -> int:
         # A polite kill ends a run as Ctrl-C does: with everything so far written.
         signal.signal(signal.SIGTERM, _interrupt)
         if not multirun and arguments[-2:] in (["--cfg", "job"], ["-c", "job"]):
-            print(OmegaConf.to_yaml(compose_job(overrides, config_dir)), end="")
+            print(OmegaConf.to_yaml(compose_job(overrides, own)), end="")
             return 0
-        for run in check_jobs(overrides, multirun, config_dir):
-            if not HYDRA_FLAGS.intersection(arguments):
-                made += make_folder(Path(run.output_dir))
-        job()
+        runs = check_jobs(overrides, multirun, own)
+        if set(arguments) - set(overrides) - {"-m", "--multirun"}:
+            sys.argv[1:] = [*arguments, *(() if own is None else ("--config-dir", str(own)))]
+            show()
+            return 0
+        named = any(o.startswith("output_dir=") for o in overrides)
+        if not multirun:
+            return run_one(runs[0], unique=not named)
+        sweep = Sweep(part(expand(overrides, own), runs, shard), named)
+        sweep.run()
+        return sweep.status()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -106,22 +76,30 @@ def main() -> int:
     finally:
         if (ray := sys.modules.get("simulation.ray")) is not None:
             ray.stop_ray()
-        for folder_made in made:  # Hydra names a run's folder anew, and by then a second may have passed
-            with contextlib.suppress(OSError):
-                folder_made.rmdir()
-    if failed and multirun:
-        print(f"error: {len(failed)} job(s) failed: {'; '.join(name for name, _ in failed)}", file=sys.stderr)
-    return (2 if all(mistake for _, mistake in failed) else 1) if failed else 0
 
 
-def make_folder(folder: Path) -> list[Path]:
-    """Create a run's folder before Hydra would, whose complaint is a traceback; returns it if it is new."""
+def run_one(run: Run, unique: bool) -> int:
+    """Run one job and return the exit status. Raises ``UserError``."""
+    from contrafed.experiment import run as run_experiment
+
+    folder = Path(run.output_dir)
+    new = make_folder(folder)
     try:
-        new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
-    return [folder] if new else []
+        summary = run_experiment(run.composed, unique=unique)
+    except UserError:
+        raise
+    except RunStopped as stopped:
+        print(f"error: {stopped}", file=sys.stderr, flush=True)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        if new:
+            with contextlib.suppress(OSError):  # empty after a mistake in the data
+                folder.rmdir()
+    print_summary(summary, summary["folder"])
+    return 0
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from contrafed.settings import ORIGIN
 from core.errors import UserError
 from core.tensors import Tensors, group, write
 
@@ -33,8 +34,10 @@ FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.saf
 FREE_KEYS = (
     "output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "tracker", "verbose", "save_personal",
     "wait_for_nodes", "early_stop", "target_accuracy", "on_divergence",
+    *ORIGIN,
 )  # fmt: skip
 RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
+ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
 
 
 @dataclass
@@ -161,10 +164,20 @@ def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any])
     differ = [
         f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and (key in RULING_KEYS or key.split(".")[0] not in (*FREE_KEYS, "folder", "text"))
+        if old.get(key) != new.get(key) and _counts(key)
     ]
     if differ:
         raise UserError(f"resume: {path} is of another configuration: {'; '.join(differ)}")
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """Return what two configurations of the same run have in common: all that moves a number."""
+    flat = sorted(_flat(config).items())
+    return json.dumps({key: value for key, value in flat if value is not None and (_counts(key) or key in ENDING_KEYS)})
+
+
+def _counts(key: str) -> bool:
+    return key in RULING_KEYS or key.split(".")[0] not in (*FREE_KEYS, "folder", "text")
 
 
 def check_logs(checkpoint: Checkpoint) -> None:

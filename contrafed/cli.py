@@ -1,17 +1,16 @@
 """The command line: its help, and its overrides checked for every job of a sweep before the first starts."""
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from contrafed.composition import CHOICE_GROUPS, Composed, compose_yaml, own_folder, parse, use_plain_sgd
 from contrafed.settings import Run, check_top, for_evaluation, resolve
+from contrafed.sweep import expand
 from core import registry
 from core.errors import UserError
 
@@ -33,15 +32,17 @@ def take_config_dir(arguments: list[str]) -> tuple[list[str], str | None]:
     return rest, folder
 
 
-def jobs(overrides: list[str], multirun: bool) -> list[list[str]]:
-    """Expand the overrides of a command line into those of each job; raises ``UserError`` for one that cannot be read."""
-    columns = []
-    for override in parse(overrides):
-        values = _values(override)
-        if len(values) > 1 and not multirun:
-            raise UserError(f"{override.input_line} lists several values: add -m to run them all")
-        columns.append(values)
-    return [list(row) for row in itertools.product(*columns)]
+def jobs(overrides: list[str], multirun: bool, config_dir: str | Path | None = None) -> list[list[str]]:
+    """Expand the overrides of a command line into those of each job; raises ``UserError`` for one that cannot be read.
+
+    Without ``multirun`` there is one job, whatever grid its experiment has.
+    """
+    if multirun:
+        return [job.overrides for job in expand(overrides, config_dir)]
+    several = next((override for override in parse(overrides) if override.is_sweep_override()), None)
+    if several is not None:
+        raise UserError(f"{several.input_line} lists several values: add -m to run them all")
+    return [list(overrides)]
 
 
 def check_jobs(overrides: list[str], multirun: bool, config_dir: str | Path | None = None) -> list[Run]:
@@ -49,16 +50,21 @@ def check_jobs(overrides: list[str], multirun: bool, config_dir: str | Path | No
 
     First what the YAMLs alone tell, of every job; the code of any choice is imported after that.
     """
-    expanded = jobs(overrides, multirun)
-    composed, runs = list[Composed](), list[Run]()
+    expanded = jobs(overrides, multirun, config_dir)
+    composed, runs, said = list[tuple[Composed, dict[str, Any]]](), list[Run](), set[str]()
     for number, job in enumerate(expanded):
         with _named(number, expanded):
-            composed.append(compose_yaml(job, config_dir))
-            check_top(for_evaluation(_plain(composed[-1])))
-    for number, ready in enumerate(composed):
+            ready = compose_yaml(job, config_dir)
+            composed.append((ready, _plain(ready)))
+            check_top(for_evaluation(composed[-1][1]))
+    for number, (ready, plain) in enumerate(composed):
         with _named(number, expanded):
-            use_plain_sgd(ready)
-            runs.append(resolve(_plain(ready)))
+            if (line := use_plain_sgd(ready)) is not None:
+                said.add(line)
+                plain = _plain(ready)
+            runs.append(resolve(plain))
+    for line in sorted(said):
+        print(line, flush=True)
     return runs
 
 
@@ -89,6 +95,7 @@ def help_text(config_dir: str | None = None) -> str:
         "",
         f"  {f'{program} strategy=pmfl participation=markovian':<58} one run",
         f"  {f'{program} -m strategy=fedavg,moon,pmfl seed=0,1,2':<58} a sweep: every combination",
+        f"  {f'{program} -m experiment=pmfl/table1':<58} a paper's table",
         f"  {f'{program} strategy=pmfl --cfg job':<58} show the composed configuration",
         "",
         "Keys (key=value):",
@@ -109,9 +116,3 @@ def help_text(config_dir: str | None = None) -> str:
     lines += ["", "--config-dir DIR adds the choices of a folder of your own, with the same groups as folders."]
     lines += [f"A choice's own keys and defaults are in {conf}/GROUP/CHOICE.yaml; set them as GROUP.KEY=VALUE."]
     return "\n".join(lines)
-
-
-def _values(override: Override) -> list[str]:
-    if not override.is_sweep_override():
-        return [str(override.input_line)]
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]

@@ -3,25 +3,32 @@
 Up to here only YAMLs are read, so that a mistake on the command line is answered before torch, Flower or Ray are imported.
 """
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from contrafed import grid
 from contrafed.settings import EVALUATION_KEYS, GROUPS
 from core import registry
 from core.errors import UserError, unknown
 
-CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment")
+CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment", "scale")
+
+# What a command line may set beside an experiment and still have its setting.
+FREE = ("experiment", "scale", "seed", "engine", "output_dir", "verbose", "save_personal", "resume", "checkpoint_every",
+        "checkpoint_keep", "wait_for_nodes")  # fmt: skip
 
 
 def as_choices(arguments: list[str]) -> list[str]:
@@ -72,26 +79,48 @@ def compose_job(overrides: list[str], config_dir: str | Path | None = None) -> D
 def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> Composed:
     """Compose one job's configuration from the YAMLs alone: nothing of any choice's code is imported. Raises ``UserError``."""
     own, overrides = own_folder(config_dir), as_choices(overrides)
-    parsed = parse(overrides)
-    choosing = [o for o in parsed if o.key_or_group in CHOICE_GROUPS]
-    _check_names(choosing, own)
+    parsed = asked = parse(overrides)
+    _check_hydra(parsed)
+    _check_names([o for o in parsed if o.key_or_group in CHOICE_GROUPS], own)
     try:
+        cases, parsed = _take_cases(parsed, own)
+        choosing = [o for o in parsed if o.key_or_group in CHOICE_GROUPS]
+        _check_names(choosing, own)
         _check_server(choosing, own)
-        chosen = _compose([str(o.input_line) for o in choosing], own)
-        for override in parsed:
-            if override not in choosing and not override.key_or_group.startswith("hydra"):
-                _check_key(chosen, override)
-        config = chosen if len(choosing) == len(parsed) else _compose(overrides, own)
+        config = _compose([str(o.input_line) for o in choosing], own)
+        setting = [o for o in parsed if o not in choosing]
+        for override in setting:
+            _check_key(config, override)
+        if all(o.type == OverrideType.CHANGE for o in setting):
+            for override in setting:
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        else:
+            config = _compose([str(o.input_line) for o in parsed], own)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"cannot compose the configuration: {_first_line(error)}") from error
     if config.get("evaluate_only") is not None:
-        others = [o.key_or_group for o in parsed if o.key_or_group.split(".")[0] not in (*EVALUATION_KEYS, "hydra")]
+        others = [o.key_or_group for o in parsed if o.key_or_group.split(".")[0] not in EVALUATION_KEYS]
         if others:
             raise UserError(
                 f"evaluate_only takes the run's own configuration, so that {', '.join(others)} cannot be set beside it; "
                 f"what can: {', '.join(EVALUATION_KEYS[1:])}"
             )
-    return Composed(config, parsed, own, _merge_methods(config, parsed))
+    return Composed(config, parsed, own, _merge(config, asked, parsed, cases))
+
+
+def grid_of(experiment: str, config_dir: str | Path | None = None) -> grid.Grid:
+    """Return the grid in an experiment's file, empty where it has none. Raises ``UserError``."""
+    own = own_folder(config_dir)
+    return _grid_of(experiment, own, _stamp(own))
+
+
+@lru_cache(maxsize=64)
+def _grid_of(experiment: str, own: Path | None, stamp: object) -> grid.Grid:
+    _check_names(parse([f"experiment={experiment}"]), own)
+    try:
+        return grid.read(experiment, _compose([f"experiment={experiment}"], own).get("grid"))
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"experiment={experiment}: {_first_line(error)}") from error
 
 
 def parse(overrides: list[str]) -> list[Override]:
@@ -103,11 +132,56 @@ def parse(overrides: list[str]) -> list[Override]:
 
 
 def _compose(overrides: list[str], own: Path | None, *, return_hydra_config: bool = False) -> DictConfig:
+    return pickle.loads(_composed(tuple(overrides), own, _stamp(own), return_hydra_config))  # type: ignore[no-any-return]
+
+
+def _stamp(own: Path | None) -> tuple[tuple[str, int], ...]:
+    """Return what tells whether a file of a folder of YAMLs has changed."""
+    return () if own is None else tuple((str(path), path.stat().st_mtime_ns) for path in sorted(own.rglob("*.yaml")))
+
+
+# The jobs of a grid share most of their choices: 60 ms of Hydra's for each combination, 1 ms for its copy.
+@lru_cache(maxsize=512)
+def _composed(overrides: tuple[str, ...], own: Path | None, stamp: object, return_hydra_config: bool) -> bytes:
     GlobalHydra.instance().clear()
     quoted = "" if own is None else str(own).replace("\\", "\\\\").replace("'", "\\'")
     path = [] if own is None else [f"hydra.searchpath=['file://{quoted}']"]
     with initialize_config_dir(version_base="1.3", config_dir=str(registry.CONF)):
-        return compose("config", overrides=[*path, *overrides], return_hydra_config=return_hydra_config)
+        return pickle.dumps(compose("config", overrides=[*path, *overrides], return_hydra_config=return_hydra_config))
+
+
+def _check_hydra(parsed: list[Override]) -> None:
+    """Raise for Hydra's own keys: it composes, and what runs where is decided here."""
+    named = next((o.key_or_group for o in parsed if o.key_or_group.split(".")[0].split("/")[0] == "hydra"), None)
+    if named is not None:
+        raise UserError(f"{named} is Hydra's own and does nothing here; a run's folder, or a sweep's, is output_dir=FOLDER")
+
+
+def _take_cases(parsed: list[Override], own: Path | None) -> tuple[dict[str, Any], list[Override]]:
+    """Return what the experiment's named cases on the command line set, and the other overrides with the cases' choices.
+
+    A choice that the command line makes itself stays. Raises ``UserError`` for a case that does not exist.
+    """
+    experiment = next((o.value() for o in parsed if o.key_or_group == "experiment"), None)
+    if experiment is None:
+        return {}, parsed
+    axes = {name: axis for name, axis in grid_of(str(experiment), own).items() if isinstance(axis, dict)}
+    values: dict[str, Any] = {}
+    rest = [o for o in parsed if o.key_or_group not in axes]
+    taken = {o.key_or_group for o in rest}
+    choices = []
+    for override in parsed:
+        if override.key_or_group not in axes:
+            continue
+        name, cases = str(override.value()), axes[override.key_or_group]
+        if name not in cases:
+            raise unknown(f"{override.key_or_group} of experiment={experiment}", name, cases)
+        for line in as_choices([grid.line(key, value) for key, value in cases[name].items()]):
+            key = line.partition("=")[0]
+            if key in CHOICE_GROUPS and key not in taken:
+                choices.append(line)
+        values |= {key: value for key, value in cases[name].items() if as_choices([f"{key}="])[0][:-1] not in CHOICE_GROUPS}
+    return values, [*rest, *parse(choices)]
 
 
 def _check_names(choosing: list[Override], own: Path | None) -> None:
@@ -162,13 +236,48 @@ def _check_key(config: DictConfig, override: Override) -> None:
         walked.append(part)
 
 
-def _merge_methods(config: DictConfig, parsed: list[Override]) -> frozenset[str]:
+def _merge(config: DictConfig, asked: list[Override], parsed: list[Override], cases: dict[str, Any]) -> frozenset[str]:
+    """Put in place what an experiment and a scale set for these choices alone; returns the strategy's keys that are so.
+
+    In this order: the experiment's ``where``, its ``methods``, the chosen cases of its grid, and ``where`` of a scale, which
+    leaves out keys that the choices do not have. What was set on the command line stays. Raises ``UserError`` for other keys.
+    """
+    choices = {o.key_or_group: o.value() for o in asked if o.key_or_group in ("experiment", "scale")}
+    with open_dict(config):
+        where, methods, axes = (config.pop(key, None) or {} for key in ("where", "methods", "grid"))
+        if choices:
+            config.experiment, config.scale = choices.get("experiment"), choices.get("scale")
+            free = (*FREE, *axes)
+            config.changed = [o.input_line for o in asked if o.key_or_group not in free and o.key_or_group.split(".")[0] not in free]
+    holding = {c: v for c, v in where.items() if grid.holds(c, config)}
+    for condition, values in holding.items():
+        if "scale=" not in condition:
+            _put(config, values, parsed, f"the experiment's where '{condition}'")
+    named = _merge_methods(config, methods, parsed)
+    _put(config, OmegaConf.create(cases), parsed, "the experiment's grid")
+    for condition, values in holding.items():
+        if "scale=" in condition:
+            _put(config, values, parsed, None)
+    return named
+
+
+def _put(config: DictConfig, values: DictConfig, parsed: list[Override], place: str | None) -> None:
+    """Set dotted keys that the command line does not set; one that is not there is an error in ``place``, or with None nothing."""
+    for key, value in OmegaConf.to_container(values).items():  # type: ignore[union-attr]
+        *above, last = str(key).split(".")
+        group = OmegaConf.select(config, ".".join(above)) if above else config
+        if not isinstance(group, DictConfig) or last not in group:
+            if place is not None:
+                raise unknown(f"key in {place}", str(key), map(str, group if isinstance(group, DictConfig) else config))
+        elif not _is_set(str(key), parsed):
+            OmegaConf.update(config, str(key), value)
+
+
+def _merge_methods(config: DictConfig, methods: Any, parsed: list[Override]) -> frozenset[str]:
     """Put what the experiment sets for the chosen method alone (``methods: {NAME: {...}}``) into its group; returns its keys.
 
     What was set on the command line stays. Raises ``UserError`` for a key that the method does not have.
     """
-    with open_dict(config):
-        methods = config.pop("methods", None) or {}
     strategy = config.get("strategy")
     if not isinstance(strategy, DictConfig) or strategy.name not in methods:
         return frozenset()

@@ -21,6 +21,9 @@ LOG_CHOICES = ("deviation", "features", "nodes_train", "weights")
 SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
 
+# What a configuration says of where it comes from and stands beside; no number depends on it.
+ORIGIN = ("experiment", "scale", "changed", "published")
+
 
 @dataclass(frozen=True)
 class Top:
@@ -109,7 +112,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
 
 def check_top(config: Mapping[str, Any]) -> Top:
     """Return the top-level keys, checked, and raise ``UserError`` for what can be seen without any group's code."""
-    top = build(Top, config, "", ignore=frozenset(GROUPS))
+    top = build(Top, config, "", ignore=frozenset((*GROUPS, *ORIGIN)))
     for group in GROUPS:
         settings = config.get(group)
         if not isinstance(settings, Mapping):

@@ -28,12 +28,15 @@ def choices(group: str, own: Path | None = None) -> dict[str, str]:
     """
     found = {}
     for folder in (CONF,) if own is None else (CONF, own):
-        for path in sorted((folder / group).glob("*.yaml")):
+        # The experiments of a paper are a folder of their own; strategy/server is a group of its own.
+        pattern = "**/*.yaml" if group == "experiment" else "*.yaml"
+        for path in sorted((folder / group).glob(pattern)):
             if not path.stem.startswith("_"):
                 lines = path.read_text(encoding="utf-8").splitlines()
                 # Hydra wants its own "@package" comment first in an experiment.
                 first = next((line for line in lines if not line.startswith("# @package")), "")
-                found[path.stem] = first.removeprefix("#").strip() if first.startswith("#") else ""
+                name = path.relative_to(folder / group).with_suffix("").as_posix()
+                found[name] = first.removeprefix("#").strip() if first.startswith("#") else ""
     return dict(sorted(found.items()))
 
 

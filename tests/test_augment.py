@@ -144,7 +144,7 @@ def test_colours_have_draws_of_their_own():
 def test_experiments_of_pmfl_augment_by_data_set():
     moves = ["crop", "flip"]
     for name, kinds in (("cifar10", moves), ("cinic10", moves), ("svhn", ["crop"]), ("cifar100", [*COLOURS, *moves])):
-        assert config_of(f"experiment=pmfl_{name}")["strategy"]["local"]["augment"] == kinds
+        assert config_of("experiment=pmfl/base", f"dataset={name}")["strategy"]["local"]["augment"] == kinds
 
 
 ONE_STEP = {"epochs": None, "iterations": 1, "batch_size": 16, "augment": []}

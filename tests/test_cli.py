@@ -35,7 +35,6 @@ def called(monkeypatch, capsys):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *arguments])
-        monkeypatch.setattr(main, "failed", [])
         if (ray := sys.modules.get("simulation.ray")) is not None:  # the one that other tests go on with
             monkeypatch.setattr(ray, "stop_ray", lambda: None)
         capsys.readouterr()
@@ -132,7 +131,7 @@ KNOWN_BEFORE_ANY_IMPORT = [
     ["evaluate_only=/no/such"],
     ["evaluate_only=/no/such", "seed=1"],
     ["init_from=/no/such"],
-    ["experiment=pmfl_svhm"],
+    ["experiment=pmfl/tabel1"],
     ["--config-dir=/no/such", "strategy=mine"],
     ["--help"],
 ]

@@ -16,9 +16,14 @@ def recipe_of(config):
     return {key: config["strategy"]["local"][key] for key in RECIPE}
 
 
-@pytest.mark.parametrize("experiment", registry.choices("experiment"))
+# What the tables and figures inherit.
+BASES = [name for name in registry.choices("experiment") if name.endswith("base") or "/" not in name]
+
+
+@pytest.mark.parametrize("experiment", BASES)
 def test_an_experiment_has_one_recipe_for_every_method(experiment):
-    own = OmegaConf.load(registry.CONF / "experiment" / f"{experiment}.yaml")
+    file = "fedcrl/base" if experiment == "fedcosr/base" else experiment
+    own = OmegaConf.load(registry.CONF / "experiment" / f"{file}.yaml")
     expected = recipe_of(config_of(f"experiment={experiment}"))
     assert all(expected[key] == value for key, value in OmegaConf.to_container(own.strategy.local).items())
     for name in registry.choices("strategy"):
@@ -46,27 +51,27 @@ def test_without_an_experiment_a_method_keeps_its_own_defaults():
 
 
 def test_fedavg_trains_with_the_experiments_recipe():
-    local = config_of("experiment=fedrcl_cifar10", "strategy=fedavg")["strategy"]["local"]
+    local = config_of("experiment=fedrcl/base", "strategy=fedavg")["strategy"]["local"]
     assert (local["epochs"], local["iterations"], local["batch_size"], local["clip_norm"]) == (5, None, 0.1, 10.0)
 
 
 def test_fedcrls_experiment_goes_with_its_other_partition():
     for partition, classes in (("pathological", 2), ("practical", None)):
-        run = resolve(config_of("experiment=fedcrl_cifar10", f"partition={partition}"))
+        run = resolve(config_of("experiment=fedcrl/base", f"partition={partition}"))
         assert getattr(run.node.partition.config, "classes_per_node", None) == classes
         assert run.node.partition.config.min_node_size == 64
-    assert resolve(config_of("experiment=fedcrl_cifar10")).node.partition.config.scheme == "per_class"
+    assert resolve(config_of("experiment=fedcrl/base")).node.partition.config.scheme == "per_class"
 
 
 def test_what_a_table_sets_for_one_method_only_is_merged_for_that_method():
-    config = config_of("experiment=mpfedcon_cifar10", "strategy=fedprox")
+    config = config_of("experiment=mpfedcon/base", "strategy=fedprox")
     assert config["strategy"]["proximal_weight"] == 0.1
     assert "methods" not in config
     assert config_of("strategy=fedprox")["strategy"]["proximal_weight"] == 0.01
 
 
 def test_the_command_line_wins_over_both():
-    asked = ("experiment=mpfedcon_cifar10", "strategy=fedprox", "strategy.local.lr=0.5")
+    asked = ("experiment=mpfedcon/base", "strategy=fedprox", "strategy.local.lr=0.5")
     strategy = config_of(*asked, "strategy.proximal_weight=7")["strategy"]
     assert (strategy["proximal_weight"], strategy["local"]["lr"], strategy["local"]["momentum"]) == (7, 0.5, 0.5)
     named = config_of(*asked, "methods.fedprox.proximal_weight=3")["strategy"]
@@ -148,7 +153,7 @@ def test_a_run_records_what_it_was_merged_to_and_is_repeated_by_it(tmp_path):
     from contrafed import compose, run
 
     small = ("dataset=digits", "num_nodes=10", "num_rounds=1", "model=mlp")
-    cfg = compose("experiment=mpfedcon_cifar10", "strategy=fedprox", "engine=local", *small, f"output_dir={tmp_path}/a")
+    cfg = compose("experiment=mpfedcon/base", "strategy=fedprox", "engine=local", *small, f"output_dir={tmp_path}/a")
     run(cfg)
     stored = yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())
     assert stored["strategy"]["proximal_weight"] == 0.1

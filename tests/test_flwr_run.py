@@ -74,4 +74,4 @@ def test_the_number_of_nodes_is_the_federations_unless_the_overrides_say_otherwi
     with pytest.raises(UserError, match="num_nodes=4, but this federation has 3 SuperNodes: set num_nodes=3, or .*=4'"):
         deployed(f"num_nodes=4 output_dir={tmp_path}/c", 3)
     with pytest.raises(UserError, match="but this federation has 3 SuperNodes"):
-        deployed(f"experiment=pmfl_cifar10 output_dir={tmp_path}/d", 3)
+        deployed(f"experiment=pmfl/base output_dir={tmp_path}/d", 3)

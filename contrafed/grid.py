@@ -1,0 +1,99 @@
+"""An experiment's grid: the jobs of a table or figure, in the experiment's own file.
+
+    grid:
+      strategy: [pmfl, fedau]  # a key or group, and its values
+      seed: [0, 1]
+      variant:  # a name of its own, and what each of its cases sets
+        full: {}
+        no_mct: {strategy.contrast_weight: 0, published.method: pmfl/no_mct}
+
+The jobs are all combinations. On a command line every axis is set by its name, ``variant=no_mct`` and ``strategy=pmfl,moon``
+alike. Beside it ``where`` says what holds for some choices only:
+
+    where:
+      dataset=svhn model=cnn_pmfl: {num_rounds: 1000, model.hidden: [128]}
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from core.errors import UserError
+
+Case = dict[str, Any]  # dotted key or group -> value
+Grid = dict[str, list[Any] | dict[str, Case]]
+
+# What Hydra's grammar reads as one word.
+WORD = re.compile(r"[A-Za-z_][\w./]*")
+
+
+def read(experiment: str, section: Any) -> Grid:
+    """Return the ``grid`` of an experiment's file as plain Python. Raises ``UserError`` for one that is none."""
+    axes: Any = {} if section is None else OmegaConf.to_container(section)
+    if not isinstance(axes, dict):
+        raise UserError(f"experiment={experiment}: its grid must name axes, got {axes!r}")
+    axes = {name: axis for name, axis in axes.items() if axis is not None}  # an axis that a file inherits and does without
+    for name, axis in axes.items():
+        listed = isinstance(axis, list) and axis
+        named = isinstance(axis, dict) and axis and all(isinstance(case, dict) for case in axis.values())
+        if not listed and not named:
+            raise UserError(f"experiment={experiment}: grid.{name} must be a list of values or of named cases, got {axis!r}")
+    return {str(name): axis for name, axis in axes.items()}
+
+
+def line(key: str, value: Any) -> str:
+    """Return a key and its value as one override of a command line."""
+    return f"{key}={text(value)}"
+
+
+def text(value: Any) -> str:
+    """Return a value as Hydra's grammar reads it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(text, value)) + "]"
+    if isinstance(value, str) and not WORD.fullmatch(value):
+        return "'" + value.replace("'", "\\'") + "'"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def axes_of(grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str]) -> tuple[dict[str, list[str]], set[str]]:
+    """Return each axis of a grid with the texts of its values, and which keys of the command line are used up by them.
+
+    ``asked`` is key -> its values' texts on the command line. An axis's own name replaces its values; a choice of ``groups`` that
+    named cases make too, as ``dataset=svhn``, keeps the cases that make it. Raises ``UserError`` where no case is left.
+    """
+    axes, used = dict[str, list[str]](), set[str]()
+    for name, axis in grid.items():
+        if name in asked:
+            axes[name] = asked[name]
+            used.add(name)
+            continue
+        if isinstance(axis, list):
+            axes[name] = [text(value) for value in axis]
+            continue
+        narrowing = {key for key in asked if key in groups and any(key in case for case in axis.values())}
+        used |= narrowing
+        axes[name] = [n for n, case in axis.items() if all(key in case and text(case[key]) in asked[key] for key in narrowing)]
+        if not axes[name]:
+            wanted = " ".join(f"{key}={','.join(asked[key])}" for key in sorted(narrowing))
+            raise UserError(f"no {name} of the grid has {wanted}; its cases: {', '.join(axis)}")
+    return axes, used
+
+
+def holds(condition: str, config: Any) -> bool:
+    """Whether a condition of ``where``, such as ``dataset=svhn model=cnn_pmfl``, holds for a composed configuration.
+
+    Raises ``UserError`` for one that is no ``group=choice``.
+    """
+    for part in condition.split():
+        group, sign, choice = part.partition("=")
+        if not sign:
+            raise UserError(f"where: '{condition}' must be conditions of the form group=choice")
+        here = config.get(group)
+        if choice != str(here.get("name") if hasattr(here, "get") else here):
+            return False
+    return True

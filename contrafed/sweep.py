@@ -1,0 +1,273 @@
+"""A sweep: its jobs by an experiment's grid and the command line, and their runs one after another.
+
+    python main.py -m experiment=pmfl/table1                            the whole grid, in outputs/pmfl/table1
+    python main.py -m experiment=pmfl/table1 strategy=pmfl seed=0,1     a part of it, and a second seed
+    python main.py -m experiment=pmfl/table1 shard=2/4                  every fourth job, from the second
+
+What the folder of an experiment's sweep holds already, known by its configuration, is not run again, or goes on where it stopped.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.types import Override
+
+from contrafed import grid
+from contrafed.composition import CHOICE_GROUPS, as_choices, grid_of, own_folder, parse
+from contrafed.settings import Run
+from core.errors import UserError
+
+OUTPUTS = Path("outputs")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a sweep."""
+
+    number: int  # from 0, whatever part of the sweep is run
+    overrides: list[str]  # a command line of its own
+    name: str  # what it varies
+    experiment: str | None
+    home: Path | None  # the folder of the experiment's sweep
+
+    @property
+    def folder(self) -> Path | None:
+        """Where a run of this job is, or, if another run has that folder, the same with a number behind it."""
+        return None if self.home is None else self.home / self.name
+
+
+def expand(overrides: list[str], config_dir: str | Path | None = None) -> list[Job]:
+    """Return every job of a sweep: a grid's axes first, then the command line's own. Raises ``UserError``.
+
+    An override of an axis replaces its values, one of a choice that named cases make narrows them, and any other with several
+    values is one more axis.
+    """
+    own = own_folder(config_dir)
+    asked = dict(_values(override) for override in parse(as_choices(overrides)))
+    jobs: list[Job] = []
+    for chosen in asked.pop("experiment", {"": ""}).values():
+        experiment = None if chosen in ("", "experiment=null") else chosen.partition("=")[2]
+        axes, used, bare = dict[str, list[str]](), set[str](), set(CHOICE_GROUPS)
+        if experiment is not None:
+            table = {as_choices([f"{name}="])[0][:-1]: axis for name, axis in grid_of(experiment, own).items()}
+            axes, used = grid.axes_of(table, {key: list(values) for key, values in asked.items()}, CHOICE_GROUPS)
+            bare |= {name for name, axis in table.items() if isinstance(axis, dict)}
+        columns = {key: {value: f"{key}={value}" for value in values} for key, values in axes.items()}
+        columns |= {key: values for key, values in asked.items() if key not in used}
+        varied = [key for key, values in columns.items() if key in axes or len(values) > 1]
+        for row in itertools.product(*columns.values()):
+            values = dict(zip(columns, row, strict=True))
+            lines = [columns[key][value] for key, value in values.items()]
+            name = "-".join(_part(key, values[key], key in bare) for key in varied) or "run"
+            home = None if experiment is None else OUTPUTS / "-".join([experiment, *_scale(values.get("scale"))])
+            jobs.append(Job(len(jobs), [chosen, *lines] if chosen else lines, name, experiment, home))
+    return jobs
+
+
+def _values(override: Override) -> tuple[str, dict[str, str]]:
+    """Return an override's key, and its values' texts with the override of each."""
+    if not override.is_sweep_override():
+        line = str(override.input_line)
+        return override.key_or_group, {line.partition("=")[2]: line}
+    key = override.get_key_element()
+    return override.key_or_group, {value: f"{key}={value}" for value in map(str, override.sweep_string_iterator())}
+
+
+def _part(key: str, value: str, bare: bool) -> str:
+    """Return an axis's part of a job's name: a choice or a case by itself, another value behind its key's last word."""
+    word = re.sub(r"[^\w.+-]+", "_", value).strip("_")
+    return word if bare else f"{re.split('[./]', key)[-1]}={word}"
+
+
+def _scale(value: str | None) -> list[str]:
+    return [] if value in (None, "null") else [str(value)]
+
+
+def take_shard(arguments: list[str]) -> tuple[list[str], tuple[int, int]]:
+    """Return the arguments without ``shard=I/N``, and (I, N), by default (1, 1). Raises ``UserError`` for other forms."""
+    rest = [a for a in arguments if not a.startswith("shard=")]
+    shard = (1, 1)
+    for argument in arguments:
+        if argument.startswith("shard="):
+            found = re.fullmatch(r"shard=(\d+)/(\d+)", argument)
+            shard = (int(found[1]), int(found[2])) if found else (0, 0)
+            if not 1 <= shard[0] <= shard[1]:
+                raise UserError(f"{argument} must be I/N with I from 1 to N, such as shard=2/4")
+            if not {"-m", "--multirun"} & set(arguments):
+                raise UserError(f"{argument} is for a sweep: add -m")
+    return rest, shard
+
+
+def part(jobs: list[Job], runs: list[Run], shard: tuple[int, int]) -> list[tuple[Job, Run]]:
+    """Return the jobs of a shard (I, N): every Nth from the Ith. Raises ``UserError`` where there is none."""
+    chosen = list(zip(jobs, runs, strict=True))[shard[0] - 1 :: shard[1]]
+    if not chosen:
+        raise UserError(f"shard={shard[0]}/{shard[1]}: the sweep has only {len(jobs)} jobs")
+    return chosen
+
+
+@dataclass
+class Sweep:
+    """The jobs that one command line runs, and what became of them."""
+
+    jobs: list[tuple[Job, Run]]
+    named: bool = False  # whether the command line names the folder
+    failures: list[tuple[Job, bool]] = field(default_factory=list)  # and whether by a mistake in what was asked for
+    folders: list[Path] = field(default_factory=list)  # of the finished runs, in the order of the jobs
+    _seconds: list[float] = field(default_factory=list)
+    _there: dict[Path, dict[str, Path]] = field(default_factory=dict)  # what each folder held: identity -> run
+
+    def run(self) -> None:
+        """Run what is left. A job that fails is reported and the others go on; Ctrl-C ends the sweep. Raises ``UserError``."""
+        left = []
+        for job, run in self.jobs:
+            home = self._home(job, run)
+            make_folder(home)
+            self._there.setdefault(home, runs_in(home) if job.experiment is not None else {})
+            there = self._past(job, run)
+            if there is not None and (summary := finished(there)) is not None:
+                self._done(there, summary)
+            else:
+                left.append((job, run))
+        what = "" if not self.folders else f", {len(self.folders)} of them finished already"
+        print(f"{len(self.jobs)} jobs{what}: {len(left)} to run in {self._home(*self.jobs[0])}", flush=True)
+        for number, (job, run) in enumerate(left):
+            print(f"\n[job {job.number}, {len(left) - number} left{self._to_go(len(left) - number)}] {' '.join(job.overrides)}")
+            sys.stdout.flush()
+            self._run(job, run)
+        if len(self.jobs) > 1:
+            print(f"\n{len(self.folders)} of {len(self.jobs)} jobs finished, {len(self.failures)} failed", flush=True)
+
+    def status(self) -> int:
+        """Return the exit status, having named the jobs that failed."""
+        if self.failures:
+            names = "; ".join(" ".join(job.overrides) for job, _ in self.failures)
+            print(f"error: {len(self.failures)} job(s) failed: {names}", file=sys.stderr)
+        return (2 if all(mistake for _, mistake in self.failures) else 1) if self.failures else 0
+
+    def _run(self, job: Job, run: Run) -> None:
+        from contrafed.checkpoint import identity
+        from contrafed.experiment import run as run_one
+        from contrafed.reporting import print_summary
+
+        there = self._past(job, run)
+        if there is not None and (summary := finished(there)) is not None:  # by another process meanwhile
+            return self._done(there, summary)
+        goes_on = there is not None and run.engine.name != "flower"  # which keeps what nodes remember to itself
+        folder = there if there is not None and goes_on else self._free(job, run)
+        config: dict[str, Any] = {**run.composed, "output_dir": str(folder)} | ({"resume": "latest"} if goes_on else {})
+        try:
+            with held(folder) as free:
+                if not free:
+                    print("another process is at it", flush=True)
+                    return None
+                summary = run_one(config, unique=job.experiment is not None or not self.named)
+        except UserError as error:
+            self.failures.append((job, True))
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        except Exception:
+            self.failures.append((job, False))
+            traceback.print_exc()
+        else:
+            print_summary(summary, summary["folder"])
+            self._done(Path(summary["folder"]), summary)
+            self._there[self._home(job, run)][identity(run.composed)] = self.folders[-1]
+        return None
+
+    def _free(self, job: Job, run: Run) -> Path:
+        """Return a folder for a run of its own: of an experiment's jobs one that no run has."""
+        folder = self._home(job, run) / (str(job.number) if job.experiment is None else job.name)
+        numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+        return next(f for f in itertools.chain([folder], numbered) if job.experiment is None or not (f / "config.yaml").exists())
+
+    def _done(self, folder: Path, summary: dict[str, Any]) -> None:
+        self.folders.append(folder)
+        self._seconds.append(float(summary["seconds"]))
+
+    def _home(self, job: Job, run: Run) -> Path:
+        """Return the folder of a job's sweep."""
+        if self.named:
+            return Path(run.output_dir)
+        return job.home or Path(self.jobs[0][1].output_dir)  # each job's own would be a second later
+
+    def _past(self, job: Job, run: Run) -> Path | None:
+        """Return the folder of the run that a job had before, None where there is none."""
+        from contrafed.checkpoint import identity
+
+        if job.experiment is None:
+            return None
+        home, wanted = self._home(job, run), identity(run.composed)
+        found = self._there[home].get(wanted)
+        return found or runs_in(home, f"{job.name}*").get(wanted)  # another process may have begun it meanwhile
+
+    def _to_go(self, left: int) -> str:
+        """Return about how long so many jobs take, by the mean of those that are finished."""
+        if not self._seconds:
+            return ""
+        minutes = round(left * sum(self._seconds) / len(self._seconds) / 60)
+        return f", about {minutes // 60} h {minutes % 60} min to go" if minutes >= 60 else f", about {max(minutes, 1)} min to go"
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a finished run, None for any other folder."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if summary.get("status") == "finished" else None
+
+
+def runs_in(home: Path, pattern: str = "*") -> dict[str, Path]:
+    """Return the runs below a folder by what identifies their configuration; of two alike the finished one."""
+    from contrafed.checkpoint import identity
+
+    found: dict[str, Path] = {}
+    for path in sorted(home.glob(f"{pattern}/config.yaml")):
+        try:
+            config = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        if isinstance(config, dict):
+            key = identity(config)
+            if key not in found or finished(found[key]) is None:
+                found[key] = path.parent
+    return found
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Hold a run's folder for this process; False where another process has it."""
+    make_folder(folder)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):  # empty after a mistake in the data
+            folder.rmdir()
+
+
+def make_folder(folder: Path) -> bool:
+    """Create a folder; returns whether it is new. Raises ``UserError`` where it cannot be written."""
+    try:
+        new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
+    return new

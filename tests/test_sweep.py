@@ -1,0 +1,262 @@
+"""Sweeps: an experiment's grid, what a command line does to it, and a sweep that goes on where it stopped."""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from rig import config_of
+
+import main
+from contrafed.cli import check_jobs
+from contrafed.composition import compose_job, grid_of
+from contrafed.sweep import expand, runs_in, take_shard
+from core import registry
+from core.errors import UserError
+
+EXPERIMENT = """# @package _global_
+# a table of one's own
+grid:
+  dataset: [digits, mnist]
+  variant:
+    full: {}
+    flat: {model: mlp, model.hidden: [8], published.method: pmfl/flat}
+    late: {strategy.buffer_start: previous, num_rounds: 7}
+where:
+  dataset=mnist: {num_rounds: 5}
+  dataset=mnist model=mlp: {model.hidden: [6]}
+  scale=small: {num_nodes: 4}
+methods:
+  pmfl: {history_size: 5}
+published: {paper: own, method: pmfl}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "conf" / "experiment" / "own").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "own" / "table.yaml").write_text(EXPERIMENT)
+    return tmp_path / "conf"
+
+
+TABLE = "experiment=own/table"
+
+
+def names(*overrides, folder=None):
+    return [job.name for job in expand([TABLE, *overrides], folder)]
+
+
+def test_a_grid_is_every_combination_of_its_axes(folder):
+    jobs = expand([TABLE], folder)
+    assert [job.name for job in jobs] == ["digits-full", "digits-flat", "digits-late", "mnist-full", "mnist-flat", "mnist-late"]
+    assert jobs[4].overrides == [TABLE, "dataset=mnist", "variant=flat"]
+    assert jobs[4].folder == Path("outputs/own/table/mnist-flat")
+    assert expand([TABLE, "scale=small"], folder)[4].folder == Path("outputs/own/table-small/mnist-flat")
+    assert [job.number for job in jobs] == list(range(6))
+
+
+def test_a_command_line_narrows_a_grid_and_extends_it(folder):
+    assert names("dataset=mnist", "variant=full,late", folder=folder) == ["mnist-full", "mnist-late"]
+    assert names("dataset=svhn", "variant=full", "seed=0,1", folder=folder) == ["svhn-full-seed=0", "svhn-full-seed=1"]
+    # A choice that named cases make keeps those that make it; a value takes the place of theirs.
+    assert names("dataset=digits", "model=mlp", folder=folder) == ["digits-flat"]
+    assert names("dataset=digits", "num_rounds=3", folder=folder) == ["digits-full", "digits-flat", "digits-late"]
+    with pytest.raises(UserError, match="no variant of the grid has model=lenet; its cases: full, flat, late"):
+        names("model=lenet", folder=folder)
+    with pytest.raises(UserError, match=r"job 0 .*: unknown variant of experiment=own/table 'fall', did you mean 'full'"):
+        check_jobs([TABLE, "variant=fall"], True, folder)
+
+
+def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
+    def composed(*overrides):
+        config = OmegaConf.to_container(compose_job([TABLE, *overrides], folder), resolve=True)
+        return config, (config["num_rounds"], config["num_nodes"], config["model"]["name"], config["strategy"]["history_size"])
+
+    assert composed("variant=full")[1] == (300, 50, "cnn_pmfl", 5)
+    config, values = composed("variant=flat", "dataset=mnist", "scale=small", "strategy.history_size=2")
+    assert values == (4, 4, "mlp", 2)  # the scale comes last
+    assert config["model"]["hidden"] == [8]  # the case's, which comes after what holds for the data set
+    assert (config["experiment"], config["scale"], config["changed"]) == ("own/table", "small", ["strategy.history_size=2"])
+    assert config["published"] == {"paper": "own", "method": "pmfl/flat"}
+    assert not {"grid", "where", "methods", "variant"} & set(config)
+    assert composed("variant=late", "dataset=mnist")[1][0] == 7
+    assert composed("variant=late", "dataset=mnist", "num_rounds=9")[1][0] == 9
+    assert composed("variant=flat", "dataset=mnist", "model=lenet", "seed=3")[0]["changed"] == ["model=lenet"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("dataset: [digits, mnist]", "dataset: digits", "grid.dataset must be a list of values or of named cases, got 'digits'"),
+        ("num_rounds: 7", "num_round: 7", "job 2 .*: unknown key in the experiment's grid 'num_round', did you mean"),
+        ("num_rounds: 5", "num_round: 5", "job 3 .*: unknown key in the experiment's where 'dataset=mnist' 'num_round', did you"),
+        ("dataset=mnist model=mlp", "dataset=mnist mlp", "must be conditions of the form group=choice"),
+        ("[digits, mnist]", "[digits, mnits]", "job 3 .*: unknown dataset 'mnits', did you mean 'mnist'"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, message):
+    path = folder / "experiment" / "own" / "table.yaml"
+    path.write_text(EXPERIMENT.replace(old, new, 1))
+    with pytest.raises(UserError, match=message) as error:
+        check_jobs([TABLE], True, folder)
+    assert "\n" not in str(error.value)
+
+
+def test_overrides_that_are_set_are_those_that_hydra_would_set():
+    """Values are put into a copy of what Hydra composed from the choices; a new key asks Hydra for all of it."""
+    asked = ["strategy=moon", "dataset=mnist", "model=lenet", "model.projection=[4,5]", "strategy.local.lr=1e-3", "init_from='a, b'"]
+    plain = compose_job(asked)
+    assert plain.model.projection == [4, 5]
+    asked.append("output_dir=x")  # else it is the time
+    assert compose_job([*asked, "++seed=0"]) == compose_job(asked)
+    assert (plain.strategy.local.lr, plain.init_from) == (0.001, "a, b")
+
+
+def test_hydras_own_keys_are_refused():
+    with pytest.raises(UserError, match="hydra.sweep.dir is Hydra's own and does nothing here; .* is output_dir=FOLDER"):
+        check_jobs(["hydra.sweep.dir=x"], True)
+
+
+def test_jobs_are_split_by_their_numbers():
+    assert take_shard(["-m", "shard=2/4", "seed=1"]) == (["-m", "seed=1"], (2, 4))
+    for wrong in ("shard=0/4", "shard=5/4", "shard=2", "shard=a/b"):
+        with pytest.raises(UserError, match="must be I/N with I from 1 to N"):
+            take_shard(["-m", wrong])
+    with pytest.raises(UserError, match="add -m"):
+        take_shard(["shard=1/2"])
+
+
+@pytest.fixture
+def called(monkeypatch, capsys, tmp_path):
+    """Run the command in this process and an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
+        if (ray := sys.modules.get("simulation.ray")) is not None:  # the one that other tests go on with
+            monkeypatch.setattr(ray, "stop_ray", lambda: None)
+        capsys.readouterr()
+        status = main.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(status=status, out=said.out, err=said.err)
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
+DIGITS = ("-m", "experiment=digits", *QUICK, "participation=uniform", "strategy=fedavg")
+
+
+def finished(home):
+    return sorted(path.parent.name for path in Path(home).glob("*/summary.json") if '"finished"' in path.read_text())
+
+
+def test_a_sweep_runs_what_its_folder_does_not_hold(called):
+    first = called(*DIGITS, "seed=0")
+    assert (first.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
+    assert "1 jobs: 1 to run in outputs/digits" in first.out
+    before = Path("outputs/digits/fedavg-uniform-seed=0/metrics.csv").stat().st_mtime_ns
+    # Known by its configuration: also under another name.
+    Path("outputs/digits/fedavg-uniform-seed=0").rename("outputs/digits/renamed")
+    more = called(*DIGITS, "seed=0,1")
+    assert (more.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=1", "renamed"])
+    assert "2 jobs, 1 of them finished already: 1 to run in outputs/digits" in more.out
+    assert "[job 1, 1 left, about 1 min to go] experiment=digits strategy=fedavg participation=uniform seed=1" in more.out
+    assert Path("outputs/digits/renamed/metrics.csv").stat().st_mtime_ns == before
+    # Another configuration is another run, in a folder of its own where the name is taken.
+    changed = called(*DIGITS, "seed=1", "num_rounds=1")
+    assert (changed.status, finished("outputs/digits")) == (
+        0, ["fedavg-uniform-seed=1", "fedavg-uniform-seed=1-2", "renamed"],
+    )  # fmt: skip
+    stored = yaml.safe_load(Path("outputs/digits/fedavg-uniform-seed=1-2/config.yaml").read_text())
+    assert (stored["experiment"], stored["num_rounds"]) == ("digits", 1)
+    assert "num_rounds=1" in stored["changed"]
+
+
+def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, monkeypatch):
+    whole = ("seed=0", "num_rounds=6", "checkpoint_every=2")
+    assert called(*DIGITS, *whole, "output_dir=whole").status == 0
+    from contrafed.reporting import RunRecorder
+
+    real = RunRecorder.flush
+
+    def stops(self):
+        real(self)
+        if self._rounds >= 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunRecorder, "flush", stops)
+        stopped = called(*DIGITS, *whole)
+    assert stopped.status == main.INTERRUPTED
+    assert finished("outputs/digits") == []
+    again = called(*DIGITS, *whole)
+    assert (again.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
+    summary = json.loads(Path("outputs/digits/fedavg-uniform-seed=0/summary.json").read_text())
+    assert Path(summary["resumed_from"]).name == "000004"
+    a, b = (Path(home, "fedavg-uniform-seed=0", "metrics.csv").read_bytes() for home in ("whole", "outputs/digits"))
+    assert a == b
+
+
+def test_a_failing_job_does_not_end_a_sweep(called):
+    done = called(*DIGITS, "partition=pathological", "partition.classes_per_node=3,20,4", "seed=0")
+    assert done.status == 2
+    assert finished("outputs/digits") == [f"fedavg-uniform-seed=0-classes_per_node={n}" for n in (3, 4)]
+    assert not Path("outputs/digits/fedavg-uniform-seed=0-classes_per_node=20").exists()
+    assert "2 of 3 jobs finished, 1 failed" in done.out
+    assert "1 job(s) failed: experiment=digits" in done.err
+
+
+def test_two_processes_do_not_run_one_job(called):
+    Path("outputs/digits/fedavg-uniform-seed=0").mkdir(parents=True)
+    elsewhere = os.open("outputs/digits/fedavg-uniform-seed=0", os.O_RDONLY)
+    fcntl.flock(elsewhere, fcntl.LOCK_EX)
+    busy = called(*DIGITS, "seed=0,1", "shard=1/2")
+    assert (busy.status, finished("outputs/digits")) == (0, [])
+    assert "another process is at it" in busy.out
+    os.close(elsewhere)
+    assert called(*DIGITS, "seed=0,1", "shard=1/2").status == 0
+    assert finished("outputs/digits") == ["fedavg-uniform-seed=0"]
+    empty = called(*DIGITS, "seed=0", "shard=2/2")
+    assert (empty.status, empty.err) == (2, "error: shard=2/2: the sweep has only 1 jobs\n")
+
+
+def test_a_damaged_run_is_nobodys(tmp_path):
+    for name, text in (("a", ""), ("b", "{"), ("c", yaml.safe_dump(config_of("seed=3")))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
+    assert [path.name for path in runs_in(tmp_path).values()] == ["c"]
+
+
+EXPERIMENTS = list(registry.choices("experiment"))
+
+
+def sampled(experiment):
+    """Jobs of a grid in which every value of every axis occurs."""
+    jobs = expand([f"experiment={experiment}"])
+    seen, kept = set(), []
+    for job in jobs:
+        if set(job.overrides) - seen:
+            seen |= set(job.overrides)
+            kept.append(job)
+    return kept
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes(experiment):
+    for job in sampled(experiment):
+        (run,) = check_jobs(job.overrides, False)
+        assert (run.composed["experiment"], run.composed["changed"]) == (experiment, [])
+
+
+def test_every_axis_of_a_grid_is_a_list_or_cases():
+    found = {name: grid_of(name) for name in EXPERIMENTS}
+    assert sum(bool(axes) for axes in found.values()) > 40
