@@ -248,7 +248,9 @@ def _merge(config: DictConfig, asked: list[Override], parsed: list[Override], ca
         if choices:
             config.experiment, config.scale = choices.get("experiment"), choices.get("scale")
             free = (*FREE, *axes)
-            config.changed = [o.input_line for o in asked if o.key_or_group not in free and o.key_or_group.split(".")[0] not in free]
+            config.changed = [
+                o.input_line for o in asked if o.key_or_group not in free and o.key_or_group.split(".")[0] not in free
+            ]
     holding = {c: v for c, v in where.items() if grid.holds(c, config)}
     for condition, values in holding.items():
         if "scale=" not in condition:
@@ -262,7 +264,10 @@ def _merge(config: DictConfig, asked: list[Override], parsed: list[Override], ca
 
 
 def _put(config: DictConfig, values: DictConfig, parsed: list[Override], place: str | None) -> None:
-    """Set dotted keys that the command line does not set; one that is not there is an error in ``place``, or with None nothing."""
+    """Set dotted keys that the command line does not set.
+
+    Raises ``UserError`` for one that is not there, naming the ``place``; where that is None such a key is left out.
+    """
     for key, value in OmegaConf.to_container(values).items():  # type: ignore[union-attr]
         *above, last = str(key).split(".")
         group = OmegaConf.select(config, ".".join(above)) if above else config

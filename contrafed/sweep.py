@@ -4,7 +4,7 @@
     python main.py -m experiment=pmfl/table1 strategy=pmfl seed=0,1     a part of it, and a second seed
     python main.py -m experiment=pmfl/table1 shard=2/4                  every fourth job, from the second
 
-What the folder of an experiment's sweep holds already, known by its configuration, is not run again, or goes on where it stopped.
+What the folder of an experiment's sweep holds, known by its configuration, is not run again, or goes on where it stopped.
 """
 
 import contextlib
@@ -189,7 +189,9 @@ class Sweep:
         """Return a folder for a run of its own: of an experiment's jobs one that no run has."""
         folder = self._home(job, run) / (str(job.number) if job.experiment is None else job.name)
         numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
-        return next(f for f in itertools.chain([folder], numbered) if job.experiment is None or not (f / "config.yaml").exists())
+        return next(
+            f for f in itertools.chain([folder], numbered) if job.experiment is None or not (f / "config.yaml").exists()
+        )
 
     def _done(self, folder: Path, summary: dict[str, Any]) -> None:
         self.folders.append(folder)
@@ -216,7 +218,9 @@ class Sweep:
         if not self._seconds:
             return ""
         minutes = round(left * sum(self._seconds) / len(self._seconds) / 60)
-        return f", about {minutes // 60} h {minutes % 60} min to go" if minutes >= 60 else f", about {max(minutes, 1)} min to go"
+        return (
+            f", about {minutes // 60} h {minutes % 60} min to go" if minutes >= 60 else f", about {max(minutes, 1)} min to go"
+        )
 
 
 def finished(folder: Path) -> dict[str, Any] | None:

@@ -93,9 +93,17 @@ def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("dataset: [digits, mnist]", "dataset: digits", "grid.dataset must be a list of values or of named cases, got 'digits'"),
+        (
+            "dataset: [digits, mnist]",
+            "dataset: digits",
+            "grid.dataset must be a list of values or of named cases, got 'digits'",
+        ),
         ("num_rounds: 7", "num_round: 7", "job 2 .*: unknown key in the experiment's grid 'num_round', did you mean"),
-        ("num_rounds: 5", "num_round: 5", "job 3 .*: unknown key in the experiment's where 'dataset=mnist' 'num_round', did you"),
+        (
+            "num_rounds: 5",
+            "num_round: 5",
+            "job 3 .*: unknown key in the experiment's where 'dataset=mnist' 'num_round', did you",
+        ),
         ("dataset=mnist model=mlp", "dataset=mnist mlp", "must be conditions of the form group=choice"),
         ("[digits, mnist]", "[digits, mnits]", "job 3 .*: unknown dataset 'mnits', did you mean 'mnist'"),
     ],
@@ -110,7 +118,14 @@ def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, messag
 
 def test_overrides_that_are_set_are_those_that_hydra_would_set():
     """Values are put into a copy of what Hydra composed from the choices; a new key asks Hydra for all of it."""
-    asked = ["strategy=moon", "dataset=mnist", "model=lenet", "model.projection=[4,5]", "strategy.local.lr=1e-3", "init_from='a, b'"]
+    asked = [
+        "strategy=moon",
+        "dataset=mnist",
+        "model=lenet",
+        "model.projection=[4,5]",
+        "strategy.local.lr=1e-3",
+        "init_from='a, b'",
+    ]
     plain = compose_job(asked)
     assert plain.model.projection == [4, 5]
     asked.append("output_dir=x")  # else it is the time

@@ -45,7 +45,9 @@ def summary_of_curves(curves: Curves, first_round: int = 1) -> dict[str, float]:
         summary |= _global_summary(curves, first_round, "train", "train_")
     if held_out := points_of(curves, "global", "nodes", "held_out/accuracy", first_round):
         summary["held_out_accuracy"] = held_out[-1][1]
-    return summary | _personal_summary(curves, first_round)
+    # The nodes' own models, and the global model on the nodes' own test parts.
+    summary |= _nodes_summary(curves, first_round, "personal", "test", "personal_")
+    return summary | _nodes_summary(curves, first_round, "global", "nodes", "nodes_")
 
 
 def points_of(curves: Curves, scope: str, split: str, name: str, first_round: int = 1) -> list[tuple[int, float]]:
@@ -67,21 +69,21 @@ def _global_summary(curves: Curves, first_round: int, split: str, prefix: str) -
     return summary | ({f"{prefix}accuracy_ema_{EMA_ROUND}": averages[EMA_ROUND]} if EMA_ROUND in averages else {})
 
 
-def _personal_summary(curves: Curves, first_round: int) -> dict[str, float]:
+def _nodes_summary(curves: Curves, first_round: int, scope: str, split: str, prefix: str) -> dict[str, float]:
     def values(name: str) -> list[float]:
-        return [value for _, value in points_of(curves, "personal", "test", name, first_round)]
+        return [value for _, value in points_of(curves, scope, split, name, first_round)]
 
     summary: dict[str, float] = {}
     if own := values("accuracy"):
         # MpFedcon reports the mean over the last ten evaluations, FedCRL the best.
         last = own[-10:]
-        summary |= {"personal_accuracy_mean": own[-1], "personal_accuracy_best": max(own)}
-        summary["personal_accuracy_last10_mean"] = sum(last) / len(last)
-    for scope, split, name in list(curves):  # nodes' other models, such as MpFedcon's refitted heads
-        if (scope, split) == ("personal", "test") and name.endswith("/accuracy"):
-            summary[f"personal_{name.removesuffix('/accuracy')}_accuracy_mean"] = values(name)[-1]
+        summary |= {f"{prefix}accuracy_mean": own[-1], f"{prefix}accuracy_best": max(own)}
+        summary[f"{prefix}accuracy_last10_mean"] = sum(last) / len(last)
+    for *where, name in list(curves):  # nodes' other models, such as MpFedcon's refitted heads
+        if where == [scope, split] == ["personal", "test"] and name.endswith("/accuracy"):
+            summary[f"{prefix}{name.removesuffix('/accuracy')}_accuracy_mean"] = values(name)[-1]
     if spread := values("accuracy_std"):
-        summary["personal_accuracy_std"] = spread[-1]
+        summary[f"{prefix}accuracy_std"] = spread[-1]
         if len(spread) == len(own):
-            summary["personal_accuracy_best_std"] = spread[own.index(max(own))]
+            summary[f"{prefix}accuracy_best_std"] = spread[own.index(max(own))]
     return summary
