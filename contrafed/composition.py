@@ -27,8 +27,10 @@ from core.errors import UserError, unknown
 CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment", "scale")
 
 # What a command line may set beside an experiment and still have its setting.
-FREE = ("experiment", "scale", "seed", "engine", "output_dir", "verbose", "save_personal", "resume", "checkpoint_every",
-        "checkpoint_keep", "wait_for_nodes")  # fmt: skip
+FREE = (
+    "experiment", "scale", "seed", "engine", "tracker", "output_dir", "verbose", "save_personal", "resume", "checkpoint_every",
+    "checkpoint_keep", "wait_for_nodes",
+)  # fmt: skip
 
 
 def as_choices(arguments: list[str]) -> list[str]:
@@ -257,6 +259,8 @@ def _merge(config: DictConfig, asked: list[Override], parsed: list[Override], ca
             _put(config, values, parsed, f"the experiment's where '{condition}'")
     named = _merge_methods(config, methods, parsed)
     _put(config, OmegaConf.create(cases), parsed, "the experiment's grid")
+    if "published" in config:  # a small run stands beside the number of the full one
+        OmegaConf.update(config, "published", OmegaConf.to_container(config.published, resolve=True))
     for condition, values in holding.items():
         if "scale=" in condition:
             _put(config, values, parsed, None)

@@ -58,6 +58,7 @@ class Session:
         self.recorder = open_recorder(run, self.folder, self.resumed)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
         self.recorder.partition(self.members.class_counts)
+        self.recorder.note = said_of_scale(run, self.workspace)
         if self.resumed is not None:
             self._go_on(self.resumed)
         self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round
@@ -72,6 +73,7 @@ class Session:
         """Run every round that is left."""
         run, strategy = self.run, self.strategy
         title = f"{run.node.strategy.name} on {run.node.dataset.name}, {run.participation.name} participation"
+        title += f" ({self.recorder.note})" if self.recorder.note else ""
         first = 0 if self.resumed is None else self.resumed.server_round + 1
         scored = ConfigRecord({"nodes": self._scored(), **self.places})
         with Progress(self.rounds, title) as progress:
@@ -260,6 +262,13 @@ def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None)
     return RunRecorder(folder, run.text, first_round, resumed.logs)
 
 
+def said_of_scale(run: Run, workspace: Workspace) -> str:
+    """Return what every output says of a run that is no full one on the data set that it names, empty for others."""
+    scale, stand_in = run.composed.get("scale"), workspace.federation.data.stand_in
+    images = f"{stand_in} images in place of {run.node.dataset.name}" if stand_in else ""
+    return ", ".join(filter(None, [f"scale={scale}" if scale else "", images]))
+
+
 def said_of_small(workspace: Workspace) -> str:
     """Return a line about nodes that had drawn too few examples, empty where there was none."""
     small, partition = workspace.federation.partition.small, workspace.run.partition
@@ -280,10 +289,12 @@ def said_of_attack(run: Run) -> dict[str, Any]:
 
 def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
     """Return what identifies a run, for its summary."""
-    small = workspace.federation.partition.small
+    small, data = workspace.federation.partition.small, workspace.federation.data
     return {
         "method": run.node.strategy.name,
         "dataset": run.node.dataset.name,
+        **({"stand_in": data.stand_in} if data.stand_in else {}),
+        **({key: run.composed[key] for key in ("experiment", "scale") if run.composed.get(key)}),
         "partition": run.node.partition.name,
         **({f"partition_small_{n}": v for n, v in asdict(small).items()} if small.nodes else {}),
         "participation": run.participation.name,

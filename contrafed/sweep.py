@@ -148,6 +148,7 @@ class Sweep:
             self._run(job, run)
         if len(self.jobs) > 1:
             print(f"\n{len(self.folders)} of {len(self.jobs)} jobs finished, {len(self.failures)} failed", flush=True)
+        self._leave()
 
     def status(self) -> int:
         """Return the exit status, having named the jobs that failed."""
@@ -155,6 +156,13 @@ class Sweep:
             names = "; ".join(" ".join(job.overrides) for job, _ in self.failures)
             print(f"error: {len(self.failures)} job(s) failed: {names}", file=sys.stderr)
         return (2 if all(mistake for _, mistake in self.failures) else 1) if self.failures else 0
+
+    def _leave(self) -> None:
+        """Leave a table and a figure of the finished runs in the sweep's folder."""
+        from contrafed.analysis import leave
+
+        for home in dict.fromkeys(folder.parent for folder in self.folders):
+            leave(home, [folder for folder in self.folders if folder.parent == home])
 
     def _run(self, job: Job, run: Run) -> None:
         from contrafed.checkpoint import identity
@@ -217,10 +225,8 @@ class Sweep:
         """Return about how long so many jobs take, by the mean of those that are finished."""
         if not self._seconds:
             return ""
-        minutes = round(left * sum(self._seconds) / len(self._seconds) / 60)
-        return (
-            f", about {minutes // 60} h {minutes % 60} min to go" if minutes >= 60 else f", about {max(minutes, 1)} min to go"
-        )
+        hours, minutes = divmod(max(1, round(left * sum(self._seconds) / len(self._seconds) / 60)), 60)
+        return f", about {f'{hours} h ' if hours else ''}{minutes} min to go"
 
 
 def finished(folder: Path) -> dict[str, Any] | None:

@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from core.config import Range
 from core.errors import UserError
 from core.randomness import generator
 from core.run import Choice
 
+GENERATED = "generated"  # of dataset.path: drawn images
 SMALLEST = 8  # pixels a side; the smallest image that every model takes
 
 
@@ -20,6 +22,7 @@ class Common:
     """What the ``Config`` of every data set inherits."""
 
     merge_splits: bool
+    fraction: Annotated[float, Range(gt=0, le=1)]
     normalize: Literal["moments", "half"]
 
 
@@ -34,6 +37,7 @@ class ImageData:
     std: tuple[float, ...]
     num_classes: int
     owner: np.ndarray | None  # (N,) the node each example comes from, where the data set knows
+    stand_in: str | None = None  # the npz that these come from in a data set's place, or that they are drawn
 
 
 def make_images(
@@ -115,12 +119,27 @@ def load_images(dataset: Choice) -> ImageData:
     """
     _check_path(dataset)
     data: ImageData = dataset.module.load(dataset.config, dataset.name)
+    if dataset.config.fraction < 1 and data.stand_in != GENERATED:  # of which there are few
+        data = thinned(data, dataset.config.fraction)
     if dataset.config.merge_splits:
         data = replace(data, test=torch.zeros_like(data.test))
     if dataset.config.normalize == "half":
         halves = (0.5,) * len(data.mean)
         data = replace(data, mean=halves, std=halves)
     return data
+
+
+def thinned(data: ImageData, fraction: float) -> ImageData:
+    """Return a share of the images, of each class and split alike and at least one, in their order; always the same ones."""
+    rng = generator(0, "fraction of the images")
+    kept = []
+    for label in range(data.num_classes):
+        for split in (False, True):
+            members = np.flatnonzero(((data.y == label) & (data.test == split)).numpy())
+            kept.append(rng.permutation(members)[: max(1, round(fraction * len(members)))])
+    some = np.sort(np.concatenate(kept))
+    owner = None if data.owner is None else data.owner[some]
+    return replace(data, x=data.x[some], y=data.y[some], test=data.test[some], owner=owner)
 
 
 def check(dataset: Choice) -> None:
@@ -132,7 +151,9 @@ def check(dataset: Choice) -> None:
 
 def _check_path(dataset: Choice) -> None:
     if hasattr(dataset.config, "path"):
+        if dataset.config.path is None and hasattr(dataset.config, "download"):  # the path is of what stands in
+            return
         if dataset.config.path is None:
             raise UserError(f"dataset={dataset.name} needs dataset.path")
-        if not Path(dataset.config.path).expanduser().exists():
+        if dataset.config.path != GENERATED and not Path(dataset.config.path).expanduser().exists():
             raise UserError(f"dataset.path: there is nothing at {dataset.config.path}")

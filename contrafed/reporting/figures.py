@@ -21,7 +21,7 @@ MANY_POINTS, WINDOW = 100, 20
 Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 
 
-def accuracy_figure(path: Path, curves: Curves) -> None:
+def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
     """Draw accuracy against round: the global model on test and training data, the personal models with their spread."""
     figure, axes = _figure(7.2, 4.2)
     shown = 0
@@ -58,10 +58,10 @@ def accuracy_figure(path: Path, curves: Curves) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     if shown:
         figure.legend(frameon=False, loc="outside upper left", ncols=2)  # beside the curves, wherever they are
-    _save(figure, path)
+    _save(figure, path, note)
 
 
-def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], shown: np.ndarray) -> None:
+def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], shown: np.ndarray, note: str = "") -> None:
     """Draw the number of participants per round, and below it which of the ``shown`` nodes took part in which round."""
     from matplotlib.figure import Figure
 
@@ -97,10 +97,10 @@ def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], sho
     raster.set_ylabel("node" if len(shown) == total else f"node ({len(shown)} of {total} shown)")
     for axes in (top, raster):
         axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    _save(figure, path, note)
 
 
-def partition_figure(path: Path, class_counts: np.ndarray) -> None:
+def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> None:
     """Draw who holds which classes: nodes x classes (K, C), and each node's number of examples beside it.
 
     More than 200 nodes are shown as 200 evenly chosen ones. A class that a node does not hold is white.
@@ -140,7 +140,7 @@ def partition_figure(path: Path, class_counts: np.ndarray) -> None:
     sizes.tick_params(left=False)
     for axes in (grid, sizes):
         axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    _save(figure, path, note)
 
 
 def _name_rows(axes: Any, names: np.ndarray, most: int) -> None:
@@ -160,6 +160,8 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path, note: str) -> None:
+    if note:
+        figure.supxlabel(note, fontsize=8, color=ORANGE)
     # The Agg canvas is what savefig picks for a Figure that no window owns.
     figure.savefig(path)

@@ -44,6 +44,7 @@ class RunRecorder:
         """
         self.folder = folder
         self.first_round = first_round
+        self.note = ""  # what every figure says of the run
         self.began = time.perf_counter()
         (folder / "config.yaml").write_text(config_text, encoding="utf-8")
         self._files = {}
@@ -200,11 +201,11 @@ class RunRecorder:
         from contrafed.reporting import figures
 
         if self._curves:
-            figures.accuracy_figure(self.folder / "accuracy.png", dict(self._curves))
+            figures.accuracy_figure(self.folder / "accuracy.png", dict(self._curves), self.note)
         if self._seen:
-            figures.participation_figure(self.folder / "participation.png", self._seen, self._shown)
+            figures.participation_figure(self.folder / "participation.png", self._seen, self._shown, self.note)
         if self._class_counts is not None:
-            figures.partition_figure(self.folder / "partition.png", self._class_counts)
+            figures.partition_figure(self.folder / "partition.png", self._class_counts, self.note)
 
 
 def _cell(name: str) -> str:

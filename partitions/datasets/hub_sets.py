@@ -11,11 +11,12 @@ import numpy as np
 from core.config import Range
 from core.errors import UserError, unknown
 from partitions.datasets.network import reachable
-from partitions.images import Common, ImageData, make_images, stratified_split
+from partitions.datasets.stand_in import Downloaded, in_place
+from partitions.images import ImageData, make_images, stratified_split
 
 
 @dataclass(frozen=True)
-class Config(Common):
+class Config(Downloaded):
     """Settings of the data set."""
 
     repository: str | None
@@ -28,8 +29,6 @@ class Config(Common):
     grayscale: bool
     image_size: Annotated[int, Range(ge=8)] | None
     classes: tuple[Annotated[int, Range(ge=0)], ...] | None
-    root: str
-    download: bool
     test_fraction: Annotated[float, Range(gt=0, lt=1)]
     split_seed: Annotated[int, Range(ge=0)]
 
@@ -38,10 +37,15 @@ def check(config: Config, name: str) -> None:
     """Raise ``UserError`` when the data are not below ``root`` and must not be downloaded; opens no file."""
     if config.repository is None:
         raise UserError(f"dataset={name} needs dataset.repository, such as uoft-cs/cifar10, or a folder")
-    if Path(config.repository).is_dir():
-        return
-    if not config.download and not any(_cache(config).glob(f"{config.repository.split('/')[0]}*")):
+    if not config.download and config.path is None and not _at_hand(config):
         raise _absent(config, name, "not found, and dataset.download is false")
+
+
+def _at_hand(config: Config) -> bool:
+    assert config.repository is not None
+    if Path(config.repository).is_dir():
+        return True
+    return any(_cache(config).glob(f"{config.repository.split('/')[0]}*"))
 
 
 def load(config: Config, name: str) -> ImageData:
@@ -49,6 +53,9 @@ def load(config: Config, name: str) -> ImageData:
 
     A cached copy is used as it is; only without one is the hub asked.
     """
+    classes = None if config.classes is None else len(config.classes)
+    if (data := in_place(config, name, _at_hand(config), classes)) is not None:
+        return data
     try:
         return images(config, _splits(config, offline=True))
     except UserError:

@@ -11,7 +11,8 @@ import numpy as np
 
 from core.errors import UserError
 from partitions.datasets.network import reachable
-from partitions.images import Common, ImageData, make_images
+from partitions.datasets.stand_in import Downloaded, in_place
+from partitions.images import ImageData, make_images
 
 # What torchvision looks for below dataset.root.
 PLACES = {
@@ -28,22 +29,24 @@ PATIENCE = 20.0
 
 
 @dataclass(frozen=True)
-class Config(Common):
+class Config(Downloaded):
     """Settings of the data set."""
-
-    root: str
-    download: bool
 
 
 def check(config: Config, name: str) -> None:
     """Raise ``UserError`` when the data are not below ``root`` and must not be downloaded; opens no file."""
-    root = Path(config.root).expanduser()
-    if not config.download and not all((root / place).exists() for place in PLACES[name]):
+    if not config.download and config.path is None and not _at_hand(config, name):
         raise _absent(config, name)
+
+
+def _at_hand(config: Config, name: str) -> bool:
+    return all((Path(config.root).expanduser() / place).exists() for place in PLACES[name])
 
 
 def load(config: Config, name: str) -> ImageData:
     """Return train and test images as published, downloading them where allowed and needed. Raises ``UserError``."""
+    if (data := in_place(config, name, _at_hand(config, name))) is not None:
+        return data
     train, test = (_open(config, name, part) for part in ("train", "test"))
     (x, y), (x_test, y_test) = arrays(train, name), arrays(test, name)
     split = np.repeat([False, True], [len(y), len(y_test)])
