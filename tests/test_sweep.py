@@ -1,10 +1,12 @@
 """Sweeps: an experiment's grid, what a command line does to it, and a sweep that goes on where it stopped."""
 
+import csv
 import fcntl
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +17,8 @@ from rig import config_of
 
 import main
 from contrafed.cli import check_jobs
-from contrafed.composition import compose_job, grid_of
+from contrafed.composition import compose_job, compose_yaml, grid_of
+from contrafed.experiment import run
 from contrafed.sweep import expand, runs_in, take_shard
 from core import registry
 from core.errors import UserError
@@ -275,3 +278,56 @@ def test_every_experiment_composes(experiment):
 def test_every_axis_of_a_grid_is_a_list_or_cases():
     found = {name: grid_of(name) for name in EXPERIMENTS}
     assert sum(bool(axes) for axes in found.values()) > 40
+
+
+PUBLISHED = {
+    ("pmfl", "I"): "table1", ("pmfl", "II"): "table2", ("pmfl", "III"): "table3", ("pmfl", "IV"): "table4",
+    ("pmfl", "V"): "table5", ("fedcrl", "II"): "table2", ("fedcrl", "III"): "table3", ("fedcosr", "II"): "table2",
+    ("fedcosr", "III"): "table3", **{("mpfedcon", str(n)): f"table{n}" for n in (1, 2, 3, 4)},
+    **{("fedrcl", str(n)): f"table{n}" for n in range(1, 7)},
+}  # fmt: skip
+# No noise of Laplace's.
+NO_JOB = {"laplace_1e-4", "laplace_1e-2"}
+
+
+def rows_of(paper, table):
+    """The published rows of a table, as (dataset, setting, method, metric)."""
+    with (registry.CONF.parent / "contrafed" / "analysis" / "published" / f"{paper}.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] != "defended"]
+    return {tuple(row[key] for key in ("dataset", "setting", "method", "metric")) for row in rows}
+
+
+def filled(experiment, *overrides):
+    """The rows that a grid's jobs fill."""
+    found = set()
+    for job in expand([f"experiment={experiment}", *overrides]):
+        said = OmegaConf.to_container(compose_yaml(job.overrides).config.published, resolve=True)
+        found |= {(said["dataset"], cell["setting"], said["method"], cell["metric"]) for cell in said["cells"]}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("paper", "table"), PUBLISHED)
+def test_every_published_row_has_a_job(paper, table):
+    experiment = f"{paper}/{PUBLISHED[paper, table]}"
+    seed = ["seed=0"] if "seed" in grid_of(experiment) else []
+    wanted = {row for row in rows_of(paper, table) if row[2] not in NO_JOB}
+    assert wanted
+    assert filled(experiment, *seed) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_cell_of_every_experiment_runs_at_a_small_scale(experiment, tmp_path):
+    """Each on drawn images of its data set's shape and classes, the digits on themselves."""
+    (*_, job) = expand([f"experiment={experiment}", "scale=small", "engine=local"])
+    paths = [] if "digits" in experiment else ["dataset.download=false", f"dataset.root={tmp_path}"]
+    began = time.monotonic()
+    (wanted,) = check_jobs([*job.overrides, *paths, f"output_dir={tmp_path}/run"], False)
+    summary = run(wanted.composed)
+    print(f"{experiment}: {time.monotonic() - began:.1f} s, {job.name}, {summary.get('stand_in')}", flush=True)
+    assert (summary["status"], summary["scale"], summary["rounds"]) == ("finished", "small", 4)
+    assert summary["failures"] == summary["replies_rejected"] == 0
+    for cell in wanted.composed.get("published", {}).get("cells", []):
+        if not cell["value"].endswith(("_to_target", "_ema_500")):
+            assert 0 <= summary[cell["value"]] <= 1
