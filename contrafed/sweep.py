@@ -26,7 +26,7 @@ from hydra.core.override_parser.types import Override
 from contrafed import grid
 from contrafed.composition import CHOICE_GROUPS, as_choices, grid_of, own_folder, parse
 from contrafed.settings import Run
-from core.errors import UserError
+from core.errors import RunStopped, UserError
 
 OUTPUTS = Path("outputs")
 
@@ -184,6 +184,9 @@ class Sweep:
         except UserError as error:
             self.failures.append((job, True))
             print(f"error: {error}", file=sys.stderr, flush=True)
+        except RunStopped as stopped:
+            self.failures.append((job, False))
+            print(f"error: {stopped}", file=sys.stderr, flush=True)
         except Exception:
             self.failures.append((job, False))
             traceback.print_exc()
