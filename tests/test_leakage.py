@@ -1,0 +1,136 @@
+"""Gradient leakage: the exact facts behind it, what is shared under each defence, and pictures that come back or do not."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from contrafed.analysis import leakage
+from contrafed.analysis.defences import CASES, Settings, attacked, matched, rows_of
+from contrafed.analysis.gallery import markdown
+from contrafed.analysis.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
+from contrafed.analysis.likeness import best_constant, mse, psnr, ssim
+from contrafed.analysis.sent import sent_by
+
+
+@pytest.fixture(scope="module")
+def digit():
+    """An image of 8x8 in [0, 1] whose label is 3, and its network."""
+    x = (torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255).round() / 255
+    return x, [3], sigmoid_lenet(1, (8, 8), 10, 0)
+
+
+def test_likeness_by_hand():
+    a, b = np.zeros((1, 8, 8)), np.full((1, 8, 8), 0.1)
+    assert mse(a, b) == pytest.approx(0.01)
+    assert psnr(0.01) == pytest.approx(20)
+    assert psnr(0) == math.inf
+    assert ssim(a, a) == pytest.approx(1)
+    assert ssim(a, b) == pytest.approx(1e-4 / (0.01 + 1e-4))  # constant pictures: C1 / (mean^2 + C1)
+    picture = np.random.default_rng(0).random((3, 16, 16))
+    assert ssim(picture, 1 - picture) < 0
+    assert mse(picture, best_constant(picture)) == pytest.approx(picture.var((1, 2)).mean())
+
+
+def test_the_network_is_dlgs():
+    shapes = {name: tuple(value.shape) for name, value in weights_of(sigmoid_lenet(3, (32, 32), 10, 0, hidden=1)).items()}
+    assert shapes["encoder.stages.0.weight"] == (12, 3, 5, 5)
+    assert shapes["projector.0.weight"] == (768, 768)
+    assert shapes["classifier.weight"] == (10, 768)
+    values = torch.cat([value.flatten() for value in weights_of(sigmoid_lenet(3, (32, 32), 10, 0)).values()])
+    assert values.abs().max() <= 0.5
+    assert float(values.var()) == pytest.approx(1 / 12, rel=0.05)
+
+
+def test_the_last_layer_tells_the_label():
+    """Logits 0, C = 3, h = (1, 2), y = 1: rows (p_c - y_c) h sum to 1, -2, 1."""
+    weight, h = torch.zeros(3, 2, requires_grad=True), torch.tensor([[1.0, 2.0]])
+    F.cross_entropy(h @ weight.T, torch.tensor([1])).backward()
+    assert weight.grad.sum(1).tolist() == pytest.approx([1, -2, 1])
+    assert label_of({"classifier.weight": weight.grad}) == 1
+    with pytest.raises(ValueError, match="no last-layer gradient"):
+        label_of({"encoder.stages.0.weight": weight.grad})
+
+
+def test_labels_are_always_recovered_without_a_defence(digit):
+    x, _, model = digit
+    for label in range(10):
+        target = F.one_hot(torch.tensor([label]), 10).float()
+        assert label_of(gradient(model, weights_of(model), x, target)) == label
+
+
+def test_noise_has_its_variance_and_none_is_none():
+    shared = {"a": torch.zeros(200_000), "b": torch.ones(3)}
+    assert noisy(shared, "laplace", 0.0, 0)["b"].tolist() == [1, 1, 1]
+    for kind, fourth in (("gaussian", 3), ("laplace", 6)):
+        found = noisy(shared, kind, 1e-2, 0)["a"].double()
+        assert float(found.var()) == pytest.approx(1e-2, rel=0.02)
+        assert float((found**4).mean() / found.var() ** 2) == pytest.approx(fourth, rel=0.05)  # kurtosis
+
+
+def test_a_picture_comes_back_and_with_a_hidden_layer_it_does_not(digit):
+    x, labels, _ = digit
+    how = Settings(steps=5, starts=1)
+    for case in ("all_shared", "all_shared_idlg"):
+        (row,) = rows_of(attacked(CASES[case], x, labels, 10, how, 0), x, labels)
+        assert row["psnr"] > 20
+        assert row["label_found"] == 3
+    (row,) = rows_of(attacked(CASES["hidden_last"], x, labels, 10, how, 0), x, labels)
+    assert row["psnr"] < row["constant_psnr"]
+    assert row["loss"] > 1e-3
+
+
+def test_a_match_from_the_truth_ends_at_once(digit):
+    x, labels, model = digit
+    params = weights_of(model)
+    target = F.one_hot(torch.tensor(labels), 10).float()
+    shared = {name: value.detach() for name, value in gradient(model, params, x, target).items()}
+    found = invert(model, params, shared, tuple(x.shape), labels=labels, steps=5, seed=0)
+    again = invert(model, params, shared, tuple(x.shape), labels=labels, steps=5, seed=0)
+    assert found.loss < 1e-6
+    assert found.steps <= 5
+    assert torch.equal(found.images, again.images)
+
+
+def test_a_batch_is_compared_in_the_order_that_fits_best():
+    x = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)])
+    pictures, labels = matched(Found(torch.stack([x[1] * 2, x[0] - 3]), [7, 4], 0.0, 1), x)
+    np.testing.assert_array_equal(pictures, x.numpy())
+    assert labels == [4, 7]
+
+
+@pytest.mark.parametrize(("method", "parts"), [("fedavg", {"encoder", "classifier"}), ("fedper", {"encoder"})])
+def test_one_step_sends_the_gradient_of_what_travels(method, parts, digit):
+    x, labels, model = digit
+    sent = sent_by(method, model, x, labels)
+    real = gradient(model, weights_of(model), x, F.one_hot(torch.tensor(labels), 10).float())
+    assert {name.split(".")[0] for name in sent.gradient} == parts
+    for name, value in sent.gradient.items():
+        torch.testing.assert_close(value, real[name], rtol=1e-3, atol=1e-5)
+
+
+def test_prototypes_are_no_gradient_but_counts_tell_labels(digit):
+    x, labels, model = digit
+    sent = sent_by("fedproto", model, x, labels)
+    assert sent.gradient == {}
+    assert sent.classes == labels
+    assert sent_by("local", model, x, labels).names == []
+
+
+def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, capsys):
+    arguments = ["--out", str(tmp_path), "--images", "1", "--steps", "2", "--starts", "1"]
+    assert leakage.main([*arguments, "--cases", "all_shared"]) == 0
+    assert leakage.main([*arguments, "--cases", "all_shared,gaussian_1e-2", "--methods", "fedproto"]) == 0
+    rows, pictures = leakage.read(tmp_path)
+    assert [row["case"] for row in rows] == ["all_shared", "gaussian_1e-2", "method:fedproto"]
+    assert set(pictures) == {"true/0", "all_shared/0", "gaussian_1e-2/0"}
+    assert (tmp_path / "leakage.md").read_text(encoding="utf-8") == markdown(rows)
+    assert "no gradient to attack" in markdown(rows)
+    assert (tmp_path / "leakage.png").stat().st_size > 1000
+    capsys.readouterr()
+    for wrong, said in (("--cases=all_shard", "did you mean 'all_shared'"), ("--steps=0", "must be at least 1")):
+        assert leakage.main([*arguments, wrong]) == 2
+        assert said in capsys.readouterr().err
+    assert leakage.main([*arguments, "--batch", "2", "--cases", "all_shared_idlg"]) == 2
