@@ -244,10 +244,13 @@ def _read(path: Path) -> Checkpoint | None:
             file = path / name if name == SERVER else path.parent / NODES / name
             if file.stat().st_size != size:
                 return None
-        with safe_open(path / SERVER, "pt"):
-            pass
         nodes = {int(node): str(file) for node, file in content["nodes"].items()}
-        return Checkpoint(path, content["round"], content["config"], content["logs"], nodes, content["state"])
+        for file in (path / SERVER, *(path.parent / NODES / name for name in nodes.values())):
+            with safe_open(file, "pt"):
+                pass
+        found = Checkpoint(path, int(content["round"]), dict(content["config"]), dict(content["logs"]), nodes, content["state"])
+        found.server()
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         return None
 

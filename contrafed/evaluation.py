@@ -1,8 +1,9 @@
 """The global model: where it begins, and how the server scores it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,20 +20,34 @@ from core.tensors import Tensors
 from models.base import Features, SplitModel
 from partitions.federation import Federation
 
+# In a run's folder.
+MODEL_FILE = "model.safetensors"
 
-def initial_model(workspace: Workspace, path: str | None) -> Tensors:
-    """Return the initial global model: drawn from the seed, or read from a safetensors file of the same shapes."""
+
+def initial_file(run: Run) -> str | None:
+    """Return the file that a run's initial global model is read from; None where it is drawn."""
+    return str(Path(run.evaluate_only) / MODEL_FILE) if run.evaluate_only else run.init_from
+
+
+def initial_model(drawn: Mapping[str, Tensor], path: str | None) -> Tensors:
+    """Return the initial global model: as ``drawn`` from the seed, or read from a safetensors file of the same shapes.
+
+    Raises ``UserError`` for a file that is none, or has other tensors or numbers that are not finite.
+    """
     if path is None:
-        return {name: value.detach().cpu() for name, value in workspace.initial.items()}
+        return {name: value.detach().cpu() for name, value in drawn.items()}
     try:
         loaded = load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"init_from: {path} is no safetensors file ({error})") from error
-    for name, value in workspace.initial.items():
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"init_from: {path} is no safetensors file ({' '.join(str(error).split())})") from error
+    for name, value in drawn.items():
         if name not in loaded or loaded[name].shape != value.shape:
             found = f"shape {tuple(loaded[name].shape)}" if name in loaded else "none"
             raise UserError(f"init_from: {path} does not fit: {name} needs shape {tuple(value.shape)}, found {found}")
-    return {name: loaded[name] for name in workspace.initial}
+        if not loaded[name].is_floating_point() or not bool(loaded[name].isfinite().all()):
+            kind = str(loaded[name].dtype).removeprefix("torch.")
+            raise UserError(f"init_from: {path} does not fit: {name} must be finite floating-point numbers, found {kind}")
+    return {name: loaded[name] for name in drawn}
 
 
 def evaluate(

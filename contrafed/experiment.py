@@ -37,11 +37,14 @@ def run(
     if wanted.node.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
     # After checked(), which sets what Flower and Ray read when they are imported.
+    from clients.training.workspace import make_model
+    from contrafed.evaluation import initial_file, initial_model
     from contrafed.server_app import app_for
     from partitions.federation import load_federation
     from simulation.engine import Job
 
-    federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data leaves none behind
+    federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data or a file leaves none behind
+    initial_model(dict(make_model(wanted.node, federation).named_parameters()), initial_file(wanted))
     ready = with_folder(wanted, unique)
     ready.engine.module.run(ready.engine.config, Job(app_for(ready, on_round), ready.node, federation, ready.verbose))
     assert ready.folder is not None

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
 from clients.training.workspace import Workspace, workspace_for
 from contrafed import checkpoint
-from contrafed.evaluation import evaluate, initial_model
+from contrafed.evaluation import evaluate, initial_file, initial_model
 from contrafed.logged import Logged
 from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.reporting.provenance import commit, hardware
@@ -34,9 +34,6 @@ from strategies.privacy import protected
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
 OnRound = Callable[[int, dict[str, float]], None]
 
-# In a run's folder.
-MODEL_FILE = "model.safetensors"
-
 
 class Session:
     """One run on one Grid."""
@@ -52,7 +49,7 @@ class Session:
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
         grid.limit_replies(self.strategy.largest_reply)
-        self.model = initial_model(self.workspace, self._initial_file())
+        self.model = initial_model(self.workspace.initial, initial_file(run))
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         self.budget = budget_of(run, self.strategy)
         self.recorder = open_recorder(run, self.folder, self.resumed)
@@ -177,10 +174,6 @@ class Session:
         if run.evaluate_only and personal:
             load = self.grid.load_place(Path(run.evaluate_only), self.workspace)
         return {"save": self.grid.save_place(self.folder) if run.save_personal else "", "load": load}
-
-    def _initial_file(self) -> str | None:
-        saved = self.run.evaluate_only
-        return str(Path(saved) / MODEL_FILE) if saved else self.run.init_from
 
     def _go_on(self, resumed: checkpoint.Checkpoint) -> None:
         """Put server, nodes and figures back to where a checkpoint left them."""

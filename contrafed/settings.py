@@ -115,7 +115,7 @@ def check_top(config: Mapping[str, Any]) -> Top:
     top = build(Top, config, "", ignore=frozenset((*GROUPS, *ORIGIN)))
     for group in GROUPS:
         settings = config.get(group)
-        if not isinstance(settings, Mapping):
+        if not isinstance(settings, Mapping) or "name" not in settings:
             raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
     if top.min_replies > top.num_nodes:
         raise UserError(f"min_replies={top.min_replies} is more than num_nodes={top.num_nodes}")

@@ -112,6 +112,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise UserError(f"{where} must be {_name(hint)}, got {value!r}")
+    if hint is int and abs(value) >= 2**63:
+        raise UserError(f"{where} must be below 2^63, got {value}")
     if hint is float and not math.isfinite(value):
         raise UserError(f"{where} must be finite, got {value}")
     return value

@@ -164,7 +164,13 @@ def build_model(choice: Choice, in_channels: int, image_size: tuple[int, int], n
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would reseed the accelerators too, which fork_rng does not restore here.
         torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
-        model: SplitModel = choice.module.build(choice.config, in_channels, image_size, num_classes)
+        try:
+            model: SplitModel = choice.module.build(choice.config, in_channels, image_size, num_classes)
+        except (RuntimeError, MemoryError) as error:  # layers that do not fit the images, or the machine
+            shape = f"{in_channels}x{image_size[0]}x{image_size[1]}"
+            raise UserError(
+                f"model={choice.name} cannot be built for images of {shape}: {str(error).splitlines()[0]}"
+            ) from error
     return model
 
 

@@ -52,13 +52,13 @@ def _read(root: Path, config: Config, allow_empty: bool) -> tuple[np.ndarray, np
 
     try:
         found = ImageFolder(str(root), allow_empty=allow_empty)
-    except FileNotFoundError as error:
+    except OSError as error:
         raise UserError(f"{root} is no folder of class folders with images: {' '.join(str(error).split())}") from error
     size, mode = config.image_size, "L" if config.grayscale else "RGB"
     try:
         images = [np.asarray(image.convert(mode).resize((size, size))) for image, _ in found]
-    except OSError as error:
-        raise UserError(f"{root}: an image cannot be read ({error})") from error
+    except Exception as error:  # decoders raise whatever a damaged image brings about
+        raise UserError(f"{root}: an image cannot be read ({' '.join(str(error).split())})") from error
     if not images:
         raise UserError(f"{root} holds no image")
     return np.stack(images), np.array(found.targets, dtype=np.int64), list(found.classes)

@@ -1,7 +1,5 @@
 """npz: people's own images from one NumPy file."""
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +35,9 @@ def load(config: Config, name: str) -> ImageData:
             split = file.get("split")
     except FileNotFoundError:
         raise UserError(f"dataset.path: there is no file {path}") from None
-    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, TypeError, AttributeError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # zip, zlib and NumPy raise whatever a damaged file brings about
         raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
