@@ -290,13 +290,14 @@ class Client(NumPyClient):
         post_train: bool = False,
         deadline: float | None = None,
         models: Sequence[Tensors] | None = None,
+        metrics: Sequence[str] = (),
     ) -> list[Judged]:
         """Score every node's model, or that of ``models``, on its own ``split``: test or train. Changes nothing.
 
-        ``final`` marks the run's last evaluation. ``post_train``: after a round's local work, which is thrown away. Raises as
-        ``update``.
+        ``final`` marks the run's last evaluation. ``post_train``: after a round's local work, which is thrown away. ``metrics``
+        beside accuracy and loss. Raises as ``update``.
         """
-        moment = one_round.Moment(split, final, post_train, deadline)
+        moment = one_round.Moment(split, final, post_train, deadline, metrics)
         return one_round.judge(self, received, server_round, moment, models)
 
     # ------------------------------------------------------------------------------------------------ Flower's NumPyClient

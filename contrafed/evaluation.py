@@ -16,6 +16,7 @@ from clients.training.workspace import Workspace
 from contrafed.settings import Run
 from core.combine import cores
 from core.errors import UserError
+from core.metrics import beside_accuracy, confusion, scores_of
 from core.tensors import Tensors
 from models.base import Features, SplitModel
 from partitions.federation import Federation
@@ -73,6 +74,9 @@ def evaluate(
             continue
         loss, accuracy = evaluate_in_parallel(workspace, judged, rows)
         scores[f"{split}/accuracy"], scores[f"{split}/loss"] = accuracy, loss
+        if names := beside_accuracy(run.metrics):
+            more = scores_of(names, confusions(workspace, judged, rows))
+            scores |= {f"{split}/{name}": value for name, value in more.items()}
     return MetricRecord(scores)
 
 
@@ -101,6 +105,16 @@ def evaluate_in_parallel(workspace: Workspace, model: SplitModel, index: np.ndar
         results = list(pool.map(lambda rows: score(workspace, model, rows), shards))
     total = max(len(index), 1)
     return sum(loss * n for loss, _, n in results) / total, sum(round(acc * n) for _, acc, n in results) / total
+
+
+def confusions(workspace: Workspace, model: SplitModel, index: np.ndarray) -> Tensor:
+    """Return the confusion matrix (C, C) of a model on the examples ``index``."""
+    total = torch.zeros(model.num_classes, model.num_classes, device=workspace.device)
+    with torch.no_grad():
+        for rows in torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch):
+            predicted = model(workspace.images(rows)).logits.argmax(1)
+            total += confusion(predicted, workspace.labels(rows), torch.ones(len(rows), device=workspace.device), len(total))
+    return total
 
 
 def score(workspace: Workspace, model: Callable[[Tensor], Features], index: np.ndarray) -> tuple[float, float, int]:

@@ -21,6 +21,7 @@ from contrafed.stopping import Stopping
 from contrafed.trackers import Followed, Tracked
 from core import codec
 from core.errors import RunStopped, UserError
+from core.metrics import beside_accuracy
 from core.privacy import central, gaussian
 from partitions.participation.base import make_participation
 from simulation.attacks.base import Attackers, attacked
@@ -73,6 +74,8 @@ class Session:
         title += f" ({self.recorder.note})" if self.recorder.note else ""
         first = 0 if self.resumed is None else self.resumed.server_round + 1
         scored = ConfigRecord({"nodes": self._scored(), **self.places})
+        if metrics := beside_accuracy(run.metrics):
+            scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
             if self.resumed is None and (line := said_of_small(self.workspace)):
                 progress.note(line)

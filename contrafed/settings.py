@@ -13,6 +13,7 @@ from contrafed import trackers
 from core import registry
 from core.config import Range, build
 from core.errors import UserError, unknown
+from core.metrics import beside_accuracy
 from core.run import Choice, NodeRun, choice_of, choose, half, node_run
 
 # What `log` may list; `contrafed/logged.py` says what each writes.
@@ -38,6 +39,7 @@ class Top:
     eval_train: bool
     eval_nodes: bool | None
     held_out_nodes: Annotated[int, Range(ge=0)]
+    metrics: tuple[str, ...]
     judge: Literal["received", "post_train"]
     early_stop: Annotated[int, Range(ge=1)] | None
     target_accuracy: Annotated[float, Range(gt=0, le=1)] | None
@@ -117,6 +119,7 @@ def check_top(config: Mapping[str, Any]) -> Top:
         settings = config.get(group)
         if not isinstance(settings, Mapping) or "name" not in settings:
             raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
+    beside_accuracy(top.metrics)
     if top.min_replies > top.num_nodes:
         raise UserError(f"min_replies={top.min_replies} is more than num_nodes={top.num_nodes}")
     if top.held_out_nodes >= top.num_nodes:
@@ -205,7 +208,9 @@ NO_TRAINING = {
     "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None, "early_stop": None,
     "target_accuracy": None, "privacy": {"name": "none"}, "attack": {"name": "none"}, "aggregation": {"name": "mean"},
 }  # fmt: skip
-EVALUATION_KEYS = ("evaluate_only", "engine", "tracker", "output_dir", "verbose", "eval_train", "eval_nodes", "wait_for_nodes")
+EVALUATION_KEYS = (
+    "evaluate_only", "engine", "tracker", "output_dir", "verbose", "eval_train", "eval_nodes", "metrics", "wait_for_nodes",
+)  # fmt: skip
 
 
 def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:

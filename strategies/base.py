@@ -29,7 +29,7 @@ from strategies.aggregation.base import Aggregation
 from strategies.privacy import aggregate_privately
 from strategies.replies import Replies, Reply, diverged, largest, read_reply
 from strategies.round import Population, Round
-from strategies.scores import Score, read_score, summaries
+from strategies.scores import Score, named_scores, read_score, summaries
 
 __all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tensors", "strategy_class_of"]
 
@@ -213,6 +213,7 @@ class FederatedStrategy(Strategy):
             return []
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})
         scalars.update({"final": final, "save": save, "load": str(config.get("load", "")), "post-train": self.post_train})
+        scalars.update({key: config[key] for key in ("metrics",) if key in config})
         model = codec.from_record(arrays)
         asked = {int(node): scalars for node in nodes}
         shared = self.broadcast(model) if self.post_train else self.broadcast_for_evaluation(model)
@@ -241,8 +242,10 @@ class FederatedStrategy(Strategy):
         scores.sort(key=lambda score: score.node)
         for model in sorted({name for score in scores for name in score.models}):
             found = [score for score in scores if model in score.models]
-            ids, accuracy = zip(*((score.node, score.models[model]["accuracy"]) for score in found), strict=True)
-            self.round.node_metrics[f"{model}/accuracy" if model else "accuracy"] = (np.array(ids), np.array(accuracy))
+            ids = np.array([score.node for score in found])
+            for name in named_scores(found, model):
+                values = np.array([score.models[model][name] for score in found])
+                self.round.node_metrics[f"{model}/{name}" if model else name] = (ids, values)
         self.round.node_evaluation = summaries(scores, self.population.num_nodes - self.population.num_held_out)
         return MetricRecord(dict(self.round.node_evaluation))
 

@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Message
 
 from core import codec
+from core.metrics import FUNCTIONS
 
 VALUES = ("accuracy", "loss")
 
@@ -25,18 +26,27 @@ class Score:
 def read_score(node: int, message: Message) -> Score:
     """Return a node's answer; raises ``ValueError`` where a number is missing or not finite.
 
-    The model that counts has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``.
+    The model that counts has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``; and likewise what
+    else was asked for (``core.metrics``).
     """
     found: dict[str, Any] = dict(message.content.get(codec.METRICS, {}))
     names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}
     try:
         models = {name: {v: float(found[f"{name}/{v}" if name else v]) for v in VALUES} for name in sorted(names)}
+        for name, scores in models.items():
+            prefix = f"{name}/" if name else ""
+            scores |= {v: float(found[f"{prefix}{v}"]) for v in FUNCTIONS if f"{prefix}{v}" in found}
         count = int(found["num-examples"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError("malformed content") from error
     if count < 0 or not all(math.isfinite(value) for scores in models.values() for value in scores.values()):
         raise ValueError("malformed content")
     return Score(node, count, models)
+
+
+def named_scores(scores: Sequence[Score], model: str) -> list[str]:
+    """Return accuracy, and what else all of these nodes say of ``model`` but its loss."""
+    return [name for name in ("accuracy", *FUNCTIONS) if all(name in score.models[model] for score in scores)]
 
 
 def summaries(scores: Sequence[Score], num_trained: int) -> dict[str, float]:
@@ -57,16 +67,22 @@ def summarise(scores: Sequence[Score], model: str) -> dict[str, float]:
     """Return the means of accuracy and loss over the nodes that judged ``model``, and how far apart nodes are.
 
     ``accuracy`` and ``loss`` are weighted by examples, ``accuracy_mean`` is not; ``accuracy_worst_decile`` is the mean of the
-    worst tenth of the nodes.
+    worst tenth of the nodes. Other scores likewise, where every node has them.
     """
     judged = [(score.num_examples, score.models[model]) for score in scores if model in score.models]
     rows = [(count, *(values[value] for value in VALUES)) for count, values in judged]
     examples, accuracy, loss = (np.array(column) for column in zip(*rows, strict=True))
-    worst = np.sort(accuracy)[: max(1, len(accuracy) // 10)]
+    found = _spread("accuracy", examples, accuracy) | {"loss": float(np.average(loss, weights=examples))}
+    for name in named_scores([score for score in scores if model in score.models], model)[1:]:
+        found |= _spread(name, examples, np.array([values[name] for _, values in judged]))
+    return found
+
+
+def _spread(name: str, examples: np.ndarray, values: np.ndarray) -> dict[str, float]:
+    worst = np.sort(values)[: max(1, len(values) // 10)]
     return {
-        "accuracy": float(np.average(accuracy, weights=examples)),
-        "accuracy_mean": float(accuracy.mean()),
-        "accuracy_std": float(accuracy.std()),
-        "accuracy_worst_decile": float(worst.mean()),
-        "loss": float(np.average(loss, weights=examples)),
+        name: float(np.average(values, weights=examples)),
+        f"{name}_mean": float(values.mean()),
+        f"{name}_std": float(values.std()),
+        f"{name}_worst_decile": float(worst.mean()),
     }

@@ -115,9 +115,8 @@ def _judge(client: Client, received: list[Tensors], config: Mapping[str, Any], d
     split, final = str(config.get("split", "test")), bool(config.get("final"))
     server_round = int(config["server-round"])
     post_train = bool(config.get("post-train"))
-    judged = client.judge(
-        received, server_round, split=split, final=final, post_train=post_train, deadline=deadline, models=models
-    )
+    how: dict[str, Any] = {"split": split, "final": final, "post_train": post_train, "metrics": list(config.get("metrics", ()))}
+    judged = client.judge(received, server_round, deadline=deadline, models=models, **how)
     if config.get("save"):
         for node, one, tensors in zip(client.nodes, judged, received, strict=True):
             write_personal(str(config["save"]), node, one.model, tensors)

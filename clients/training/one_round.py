@@ -12,6 +12,7 @@ from clients.training.batches import Batch
 from clients.training.faults import divergence, named
 from clients.training.privacy import made_private
 from clients.training.stack import Memory, Stack, joined, stacked, taken_apart, unstacked
+from core.metrics import confusion, scores_of
 from core.tensors import Tensors
 
 
@@ -67,6 +68,7 @@ class Moment(NamedTuple):
     final: bool  # whether this is the run's last evaluation
     post_train: bool  # after a round's local work, of which nothing is kept
     deadline: float | None  # a moment of time.monotonic()
+    metrics: Sequence[str] = ()  # beside accuracy and loss, of core.metrics
 
 
 def judge(
@@ -91,7 +93,11 @@ def judge(
         judged = client.judged(stack) if models is None else {"model": stack.params}
         judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
         for name, model in judged.items():
-            totals = client.over_examples(stack, _scored(client), model, stack.received, examples)
+            totals = client.over_examples(stack, _scored(client, bool(moment.metrics)), model, stack.received, examples)
+            prefix = "" if name == "model" else f"{name}/"
+            for k, found in enumerate(metrics if moment.metrics and totals else []):
+                more = scores_of(moment.metrics, totals["confusion"][k])
+                found.update({f"{prefix}{key}": value for key, value in more.items()})
             for key in ("loss", "accuracy"):
                 sums = totals[key].tolist() if totals else [0.0] * len(nodes)
                 for found, total, index in zip(metrics, sums, examples, strict=True):
@@ -139,14 +145,17 @@ def _opened(client: Any, received: Sequence[Tensors], server_round: int, order: 
     return Stack(nodes, examples, server_round, params, constants, memory)
 
 
-def _scored(client: Any) -> Callable[..., Tensors]:
-    """Return the function that sums one node's cross-entropy and right answers over a batch."""
+def _scored(client: Any, confused: bool) -> Callable[..., Tensors]:
+    """Return the function that sums one node's cross-entropy and right answers over a batch, and, if asked, its confusions."""
 
     def sums(params: Tensors, batch: Batch, received: Tensors) -> Tensors:
         with client.model.holding(params) as model:
             scores = client.scores(model(batch.x), received)
         right = (scores.argmax(1) == batch.y).to(scores)
-        return {"loss": (cross_entropies(scores, batch.y) * batch.mask).sum(), "accuracy": (right * batch.mask).sum()}
+        found = {"loss": (cross_entropies(scores, batch.y) * batch.mask).sum(), "accuracy": (right * batch.mask).sum()}
+        if confused:
+            found["confusion"] = confusion(scores.argmax(1), batch.y, batch.mask, scores.shape[1])
+        return found
 
     return sums
 

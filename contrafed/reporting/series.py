@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from core.metrics import FUNCTIONS
+
 # (scope, split, metric) of metrics.csv -> its points (round, value), in the order of rounds.
 Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 
@@ -47,7 +49,18 @@ def summary_of_curves(curves: Curves, first_round: int = 1) -> dict[str, float]:
         summary["held_out_accuracy"] = held_out[-1][1]
     # The nodes' own models, and the global model on the nodes' own test parts.
     summary |= _nodes_summary(curves, first_round, "personal", "test", "personal_")
-    return summary | _nodes_summary(curves, first_round, "global", "nodes", "nodes_")
+    summary |= _nodes_summary(curves, first_round, "global", "nodes", "nodes_")
+    return summary | _other_scores(curves, first_round)
+
+
+def _other_scores(curves: Curves, first_round: int) -> dict[str, float]:
+    """Return the last and best of the scores beside accuracy (``core.metrics``)."""
+    found: dict[str, float] = {}
+    for scope, prefix, last in (("global", "", "final"), ("personal", "personal_", "mean")):
+        for name in FUNCTIONS:
+            if values := [value for _, value in points_of(curves, scope, "test", name, first_round)]:
+                found |= {f"{prefix}{name}_{last}": values[-1], f"{prefix}{name}_best": max(values)}
+    return found
 
 
 def points_of(curves: Curves, scope: str, split: str, name: str, first_round: int = 1) -> list[tuple[int, float]]:

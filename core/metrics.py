@@ -1,0 +1,53 @@
+"""Scores of predicted labels beside accuracy, by torchmetrics: what the key ``metrics`` may name. Imports torch when used."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from core.errors import UserError, unknown
+
+if TYPE_CHECKING:  # the key is checked before torch is imported
+    from torch import Tensor
+
+ACCURACY = "accuracy"
+# By name: the function of torchmetrics.functional.classification and its arguments.
+FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "macro_f1": ("multiclass_f1_score", {"average": "macro"}),
+    "weighted_f1": ("multiclass_f1_score", {"average": "weighted"}),
+    "macro_precision": ("multiclass_precision", {"average": "macro"}),
+    "macro_recall": ("multiclass_recall", {"average": "macro"}),
+    "mcc": ("multiclass_matthews_corrcoef", {}),
+}
+
+
+def beside_accuracy(names: Iterable[str]) -> list[str]:
+    """Return the metrics that are asked for beside accuracy, which there always is. Raises ``UserError`` for an unknown one."""
+    for name in names:
+        if name not in FUNCTIONS and name != ACCURACY:
+            raise unknown("metrics entry", name, (ACCURACY, *FUNCTIONS))
+    if len(set(names)) < len(list(names)):
+        raise UserError(f"metrics names one twice: {', '.join(names)}")
+    return [name for name in names if name != ACCURACY]
+
+
+def confusion(predicted: "Tensor", y: "Tensor", mask: "Tensor", num_classes: int) -> "Tensor":
+    """Return how many examples (n,) of each class (rows) were taken for which (columns), (C, C), where ``mask`` (n,) is 1."""
+    from torch.nn.functional import one_hot
+
+    return (one_hot(y, num_classes).to(mask) * mask.unsqueeze(1)).T @ one_hot(predicted, num_classes).to(mask)
+
+
+def scores_of(names: Iterable[str], counts: "Tensor") -> dict[str, float]:
+    """Return the metrics of a confusion matrix ``counts`` (C, C): such scores depend on labels through it alone."""
+    import torch
+    from torchmetrics.functional import classification
+
+    classes = len(counts)
+    cells = torch.arange(classes * classes, device="cpu").repeat_interleave(counts.flatten().round().long().cpu())
+    if not len(cells):
+        return dict.fromkeys(names, 0.0)
+    y, predicted = cells // classes, cells % classes
+
+    def score(function: str, arguments: dict[str, Any]) -> float:
+        return float(getattr(classification, function)(predicted, y, num_classes=classes, **arguments))
+
+    return {name: score(*FUNCTIONS[name]) for name in names}

@@ -1,0 +1,83 @@
+"""Scores beside accuracy: of the global model, of every node, of personal models."""
+
+import csv
+
+import pytest
+import torch
+from rig import config_of
+from sklearn import metrics as sklearn_metrics
+from tiny import TINY
+
+from contrafed.experiment import run
+from contrafed.settings import check_top
+from core.errors import UserError
+from core.metrics import FUNCTIONS, confusion, scores_of
+
+SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "tracker=none")
+
+
+def test_scores_are_those_of_another_library():
+    y, predicted = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 0]), torch.tensor([0, 1, 0, 1, 1, 2, 0, 2, 1, 0])
+    counts = confusion(predicted, y, torch.ones(10), 3)
+    assert counts.tolist() == [[3, 1, 0], [0, 2, 0], [1, 1, 2]]
+    expected = {
+        "macro_f1": sklearn_metrics.f1_score(y, predicted, average="macro"),
+        "weighted_f1": sklearn_metrics.f1_score(y, predicted, average="weighted"),
+        "macro_precision": sklearn_metrics.precision_score(y, predicted, average="macro"),
+        "macro_recall": sklearn_metrics.recall_score(y, predicted, average="macro"),
+        "mcc": sklearn_metrics.matthews_corrcoef(y, predicted),
+    }
+    assert scores_of(FUNCTIONS, counts) == pytest.approx(expected)
+
+
+def test_padding_is_in_no_score_and_absent_classes_do_not_count():
+    y, predicted = torch.tensor([1, 1, 0]), torch.tensor([1, 2, 0])
+    counts = confusion(predicted, y, torch.tensor([1.0, 1.0, 0.0]), 5)
+    assert counts.sum() == 2
+    # Of the classes 1 and 2, which occur or were named: F1 of 2/3 and 0.
+    assert scores_of(["macro_f1"], counts) == pytest.approx({"macro_f1": 1 / 3})
+    assert scores_of(["macro_f1"], torch.zeros(5, 5)) == {"macro_f1": 0.0}
+
+
+def rows_of(folder):
+    return list(csv.DictReader((folder / "metrics.csv").open()))
+
+
+@pytest.mark.parametrize(("strategy", "scope"), [("fedavg", "global"), ("fedper", "personal")])
+def test_runs_record_them_and_nothing_else_changes(tmp_path, strategy, scope):
+    named = (*SMALL, f"strategy={strategy}", "eval_nodes=true")
+    run(config_of(*named, f"output_dir={tmp_path}/plain"))
+    summary = run(config_of(*named, "metrics=[accuracy,macro_f1,mcc]", f"output_dir={tmp_path}/more"))
+    rows = rows_of(tmp_path / "more")
+    more = [row for row in rows if row["metric"].startswith(("macro_f1", "mcc"))]
+    assert [row for row in rows if row not in more] == rows_of(tmp_path / "plain")
+    assert {(row["scope"], row["split"]) for row in more} == (
+        {("global", "test"), ("global", "nodes")} if scope == "global" else {("personal", "test")}
+    )
+    assert all(-1 <= float(row["value"]) <= 1 for row in more)
+    of_nodes = [row["metric"] for row in csv.DictReader((tmp_path / "more" / "nodes.csv").open())]
+    assert of_nodes.count("macro_f1") == of_nodes.count("accuracy") > 0
+    prefix, last = ("", "final") if scope == "global" else ("personal_", "mean")
+    assert {f"{prefix}{name}_{kind}" for name in ("macro_f1", "mcc") for kind in (last, "best")} <= summary.keys()
+
+
+def test_a_stack_gives_the_scores_that_its_nodes_give_alone(tmp_path):
+    named = (*SMALL, "strategy=fedper", "metrics=[macro_f1]")
+    for size in (1, 6):
+        run(config_of(*named, f"engine.stack_size={size}", f"output_dir={tmp_path}/{size}"))
+    alone, stacked = ([r for r in rows_of(tmp_path / str(size)) if r["metric"].startswith("macro_f1")] for size in (1, 6))
+    assert [float(r["value"]) for r in alone] == pytest.approx([float(r["value"]) for r in stacked], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["makro_f1"], "unknown metrics entry 'makro_f1', did you mean 'macro_f1'? choices: accuracy, macro_f1, "),
+        (["mcc", "mcc"], "metrics names one twice: mcc, mcc"),
+        ("mcc", "metrics must be a list, got 'mcc'"),
+    ],
+)
+def test_a_mistake_is_a_line(names, message):
+    with pytest.raises(UserError) as error:
+        check_top(config_of() | {"metrics": names})
+    assert message in str(error.value)
