@@ -13,7 +13,8 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from contrafed.analysis.statistics import band, cdf, over_seeds
+from contrafed.analysis.cdf import ecdf
+from contrafed.analysis.statistics import band, over_seeds
 from contrafed.analysis.style import Style, styles
 from contrafed.reporting.figures import MANY_POINTS, WINDOW
 from contrafed.reporting.series import moving_average
@@ -116,9 +117,8 @@ def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look) -> None:
 def node_cdf(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
     """Draw {label: value of each node}: the share of nodes whose value is at most x (PMFL Figure 5)."""
     for label, numbers in values.items():
-        x, share = cdf(numbers)
-        if len(x):
-            style = look[label]
+        if len(numbers):
+            (x, share), style = ecdf(np.asarray(numbers)), look[label]
             axes.step(
                 np.r_[x[0], x], np.r_[0, share], where="post", color=style.colour, linestyle=style.line, label=label,
                 marker=style.marker, markevery=max(1, len(x) // MARKS), markersize=4.5,

@@ -43,12 +43,6 @@ def first_at(points: Points, target: float) -> int | None:
     return next((t for t, value in points if t >= 1 and value >= target), None)
 
 
-def cdf(values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct values x in ascending order and F(x), the share of all values that are at most x (PMFL Figure 5)."""
-    x, counts = np.unique(np.asarray(values, float), return_counts=True)
-    return x, np.cumsum(counts) / max(counts.sum(), 1)
-
-
 def band(series: Sequence[Points]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return rounds, and at each the mean and the sample standard deviation over seeds (0 for one seed).
 
