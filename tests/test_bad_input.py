@@ -96,7 +96,7 @@ def test_thousands_of_wrong_values_in_every_choice(data):
     probe(data, CHOSEN)
 
 
-@PROBED
+@settings(PROBED, max_examples=15)
 @given(st.data())
 def test_what_the_command_line_is_given_is_read_or_refused_in_a_line(data):
     from contrafed.cli import check_jobs
