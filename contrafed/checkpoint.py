@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from contrafed.settings import ORIGIN
+from core.disk import sync
 from core.errors import UserError
 from core.tensors import Tensors, group, write
 
@@ -50,6 +51,7 @@ class Checkpoint:
     logs: dict[str, int]  # bytes of each log up to here
     nodes: dict[int, str]  # partition id -> file of what it remembers
     state: Any  # the strategy's state, packed
+    grid: dict[str, Any]  # what the grid must know to go on: of devices, which keep what they remember; else empty
 
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
@@ -85,18 +87,26 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
     def save(
-        self, server_round: int, model: Tensors, state: dict[str, Any], changed: Mapping[int, Tensors], logs: Mapping[str, int]
+        self,
+        server_round: int,
+        model: Tensors,
+        state: dict[str, Any],
+        changed: Mapping[int, Tensors],
+        logs: Mapping[str, int],
+        grid: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a checkpoint while the run goes on; ``changed`` is what nodes remember whose memory changed since the last one.
+
+        ``logs`` is how many bytes of each log belong to it, ``grid`` what the grid itself must know to go on.
 
         The model and the state are copied before this returns. What nodes remember is never written to, only replaced. Raises
         what went wrong with the checkpoint before.
         """
         self.wait()
         tensors = {f"model/{name}": value for name, value in model.items()}
-        packed = pack(state, "state", tensors)
+        about = {"round": server_round, "logs": dict(logs), "grid": dict(grid or {}), "state": pack(state, "state", tensors)}
         copies = {name: value.detach().cpu().clone() for name, value in tensors.items()}
-        self._writing = self._writer.submit(self._write, server_round, copies, packed, dict(changed), dict(logs))
+        self._writing = self._writer.submit(self._write, server_round, copies, dict(changed), about)
 
     def wait(self) -> None:
         """Return when the last checkpoint is on disk; raises what went wrong with it."""
@@ -113,9 +123,36 @@ class Checkpoints:
             for file in self._spare:
                 file.unlink(missing_ok=True)
 
-    def _write(
-        self, server_round: int, server: Tensors, packed: Any, changed: dict[int, Tensors], logs: dict[str, int]
-    ) -> None:
+    def _write(self, server_round: int, server: Tensors, changed: Mapping[int, Tensors], about: Mapping[str, Any]) -> None:
+        """Write a checkpoint so that a loss of power at any moment leaves it whole or the ones before as they were.
+
+        Everything that it names is on the disk, under the name it is found by, before it gets its own; what nothing needs any
+        more is deleted after that, and written over after the deletion is on the disk.
+        """
+        part, target = self.folder / f".{server_round:06d}.part", self.folder / f"{server_round:06d}"
+        try:
+            written = self._write_nodes(server_round, changed)
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            write(part / SERVER, server)
+            sizes = {file: (self.folder / NODES / file).stat().st_size for file in self.nodes.values()}
+            sizes[SERVER] = (part / SERVER).stat().st_size
+            content = {**about, "config": self.config, "nodes": self.nodes, "sizes": sizes}
+            (part / STATE).write_text(json.dumps(content), encoding="utf-8")
+            logs = [self.folder.parent / f"{name}.csv" for name in about["logs"]]
+            for path in (*written, self.folder / NODES, *logs, part / SERVER, part / STATE, part):
+                sync(path)
+            os.replace(part, target)
+        except OSError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        sync(self.folder)
+        self.kept.append((target, set(self.nodes.values())))
+        self._prune()
+
+    def _write_nodes(self, server_round: int, changed: Mapping[int, Tensors]) -> list[Path]:
+        """Write what nodes remember that changed; returns the files."""
+        written = []
         for node, tensors in changed.items():
             self.nodes[node] = f"{node}-{server_round}.safetensors"
             path = self.folder / NODES / self.nodes[node]
@@ -123,28 +160,15 @@ class Checkpoints:
             if self._spare:
                 os.replace(self._spare.pop(), path)
             write(path, tensors)
-        part = self.folder / f".{server_round:06d}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        write(part / SERVER, server)
-        sizes = {file: (self.folder / NODES / file).stat().st_size for file in self.nodes.values()}
-        content = {
-            "round": server_round,
-            "config": self.config,
-            "logs": logs,
-            "nodes": self.nodes,
-            "sizes": {SERVER: (part / SERVER).stat().st_size, **sizes},
-            "state": packed,
-        }
-        (part / STATE).write_text(json.dumps(content), encoding="utf-8")
-        target = self.folder / f"{server_round:06d}"
-        os.replace(part, target)
-        self.kept.append((target, set(self.nodes.values())))
-        self._prune()
+            written.append(path)
+        return written
 
     def _prune(self) -> None:
-        for path, _ in self.kept[: -self.keep]:
+        old = self.kept[: -self.keep]
+        for path, _ in old:
             shutil.rmtree(path, ignore_errors=True)
+        if old:
+            sync(self.folder)
         self.kept = self.kept[-self.keep :]
         used = set().union(*(files for _, files in self.kept))
         self._spare = [file for file in (self.folder / NODES).iterdir() if file.name not in used]
@@ -248,7 +272,8 @@ def _read(path: Path) -> Checkpoint | None:
         for file in (path / SERVER, *(path.parent / NODES / name for name in nodes.values())):
             with safe_open(file, "pt"):
                 pass
-        found = Checkpoint(path, int(content["round"]), dict(content["config"]), dict(content["logs"]), nodes, content["state"])
+        config, logs, grid = (dict(content.get(key, {})) for key in ("config", "logs", "grid"))
+        found = Checkpoint(path, int(content["round"]), config, logs, nodes, content["state"], grid)
         found.server()
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):

@@ -3,18 +3,19 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import Error, Message
+from flwr.app import ConfigRecord, Error, Message, MessageType
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from clients.training.workspace import Workspace
+from core import codec
 from core.errors import UserError
 from core.run import NodeRun
 from partitions.federation import Federation
@@ -28,7 +29,8 @@ POLL = 1.0
 class DeviceGrid:
     """Flower's Grid of a deployment, in which a message that cannot be sent or read costs one reply and never the run.
 
-    Flower's own ``send_and_receive`` ends with an exception for either. ``run_id`` is the run's name on the nodes' disks.
+    Flower's own ``send_and_receive`` ends with an exception for either. Nodes keep what they remember on their own disks, filed
+    under the id of the run's first sitting; every message tells them where the run stands (``clients.node.files.Moment``).
     """
 
     every_failure = True
@@ -38,6 +40,15 @@ class DeviceGrid:
         self.grid, self.run_id, self.patience = grid, str(run_id), patience
         self.limit = self.left = sys.maxsize  # bytes of a reply, and of the one that is coming in
         self.registry: Registry | None = None
+        self.run, self.past = self.run_id, list[str]()
+        self.checkpoint: int | None = None
+        self.known: dict[int, int] = {}  # by partition, the last round after which a node said that it remembers something
+
+    def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
+        """Take up a run where a checkpoint left it; from now on messages say so."""
+        self.run, self.past = own.get("run", self.run_id), list(own.get("past", []))
+        self.known = dict(own.get("known", []))
+        self.checkpoint = int(own.get("round", 0)) if checkpoints else None
 
     def limit_replies(self, size: int) -> None:
         """Stop fetching a reply at ``size`` bytes: a node may send any number, and Flower would hold four times as many."""
@@ -81,15 +92,24 @@ class DeviceGrid:
         """Devices do not say."""
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
-        """Raise ``UserError``: devices keep what they remember to themselves."""
-        raise UserError("checkpoint_every and resume go with simulation: devices keep what they remember to themselves")
+        """Return nothing: devices keep what they remember, and what they remembered at the last checkpoint."""
+        return {}
 
     def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
-        """Raise ``UserError``, likewise."""
-        self.take_changed()
+        """Do nothing: they go back by themselves."""
+
+    def own(self, server_round: int) -> dict[str, Any]:
+        """Return what the run is filed under, its sittings with the round each is left at, and whose memories are known of."""
+        past = [*self.past, f"{self.run_id}@{server_round}"]
+        return {"run": self.run, "round": server_round, "past": past, "known": [list(pair) for pair in self.known.items()]}
+
+    def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
+        """Wait for it: from the next message on, nodes may forget what they remembered at the one before."""
+        on_disk()
+        self.checkpoint = server_round
 
     def about(self) -> dict[str, str]:
-        """Return the engine's name, and the run's id, by which devices find their personal models again."""
+        """Return the engine's name, and the id of this sitting, by which devices find their personal models again."""
         return {"engine": "devices", "run_id": self.run_id}
 
     def get_node_ids(self) -> Iterable[int]:
@@ -102,9 +122,10 @@ class DeviceGrid:
         A node that goes offline answers with an error after Flower's patience of about a minute. What is not delivered
         within ``timeout`` never is, so that a node that returns does not begin with rounds long past.
         """
-        messages = list(messages)
-        if timeout is not None:
-            for message in messages:
+        messages, partitions = list(messages), self._partitions()
+        for message in messages:
+            self._stamp(message, partitions.get(message.metadata.dst_node_id))
+            if timeout is not None:
                 message.metadata.ttl = timeout
         ends = None if timeout is None else time.monotonic() + timeout
         pushed = self.grid.push_messages(messages) if messages else []
@@ -125,11 +146,29 @@ class DeviceGrid:
                 except Exception as error:
                     found = [_failed(message, f"its reply cannot be read ({type(error).__name__}: {error})")]
                 if found:
+                    self._hear(message, found[0], partitions)
                     replies += found
                     del waiting[identifier]
             if waiting:
                 time.sleep(POLL)
         return replies
+
+    def _partitions(self) -> dict[int, int]:
+        answers = {} if self.registry is None else self.registry.answers
+        return {answer.node_id: partition for partition, answer in answers.items()}
+
+    def _stamp(self, message: Message, partition: int | None) -> None:
+        """Have a message say where the run stands, and what is known of its node."""
+        config: dict[str, Any] = codec.config_of(message)
+        config |= {"run": self.run, "past": self.past, "known": 0 if partition is None else self.known.get(partition, 0)}
+        config |= {} if self.checkpoint is None else {"checkpoint": self.checkpoint}
+        message.content[codec.CONFIG] = ConfigRecord(config)
+
+    def _hear(self, message: Message, reply: Message, partitions: Mapping[int, int]) -> None:
+        """Keep whether a node that trained now remembers something."""
+        node, about = message.metadata.dst_node_id, {} if reply.has_error() else codec.config_of(reply)
+        if message.metadata.message_type == MessageType.TRAIN and about.get("remembers") is True and node in partitions:
+            self.known[partitions[node]] = int(message.metadata.group_id)
 
 
 def _failed(message: Message, reason: str) -> Message:

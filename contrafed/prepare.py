@@ -30,13 +30,13 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
             f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
             f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
         )
-    if wanted.checkpoint_every is not None or wanted.resume is not None:
-        raise UserError("checkpoint_every and resume go with simulation: devices keep what they remember to themselves")
+    if num_nodes is not None and (wanted.checkpoint_every is not None or wanted.resume is not None):
+        raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need main.py or devices")
     if num_nodes is None and getattr(wanted.privacy.config, "noise", "secret") != "secret":
         raise UserError("privacy on devices needs privacy.noise=secret: all nodes know the seed that noise is else drawn from")
     if num_nodes is None and wanted.attack.name != "none":
         raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
-    return with_folder(wanted, unique=True)
+    return with_folder(wanted, unique=True, devices=num_nodes is None)
 
 
 def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
@@ -46,17 +46,20 @@ def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
     return resolve(composed)
 
 
-def with_folder(wanted: Run, unique: bool) -> Run:
+def with_folder(wanted: Run, unique: bool, devices: bool = False) -> Run:
     """Return the run with its folder, made here, and with the checkpoint that it goes on from."""
-    start = starting_point(wanted)
+    start = starting_point(wanted, devices)
     folder = Path(wanted.output_dir)
     if wanted.resume != LATEST or not (folder / "config.yaml").exists():
         folder = claim_folder(folder, unique=unique)
     return replace(wanted, resume=start, folder=folder)
 
 
-def starting_point(wanted: Run) -> str | None:
-    """Return the path of the checkpoint that ``resume`` means, None to begin. Raises ``UserError`` where it does not fit."""
+def starting_point(wanted: Run, devices: bool = False) -> str | None:
+    """Return the path of the checkpoint that ``resume`` means, None to begin. Raises ``UserError`` where it does not fit.
+
+    ``devices``: the run's nodes are devices, which keep what they remember themselves.
+    """
     from contrafed import checkpoint
 
     if wanted.resume is None:
@@ -66,6 +69,9 @@ def starting_point(wanted: Run) -> str | None:
     if found is not None:
         checkpoint.check_same(found.path, found.config, wanted.composed)
         checkpoint.check_logs(found)
+        if devices != bool(found.grid):
+            kept, how = ("in the checkpoint", "main.py") if devices else ("on devices", "flwr run")
+            raise UserError(f"resume: what nodes remember at {found.path} is {kept}; go on from it with {how}")
         return str(found.path)
     if not latest:
         raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}")

@@ -2,13 +2,16 @@
 
 import logging
 import time
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from contrafed import checkpoint
 from contrafed.devices import DeviceGrid
 from contrafed.session import OnRound, Session
 from contrafed.settings import Run
+from core.disk import told_in_one_line
 from core.errors import RunStopped, UserError
 from simulation.flower import FlowerGrid
 from simulation.grid import RunGrid
@@ -53,21 +56,30 @@ def app_for(run: Run, on_round: OnRound | None = None) -> ServerApp:
 def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> None:
     """Train for ``num_rounds`` rounds and leave the run's folder complete.
 
-    Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again.
+    Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again. A disk that takes no more
+    is a ``DiskError``.
     """
-    session = Session(grid, run, on_round)
-    status = "failed"
-    try:
-        session.train()
-        status = "finished"
-    except RunStopped:
-        status = "diverged"
-        raise
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        session.finish(status)
+    assert run.folder is not None
+    folder, status = run.folder, "failed"
+    with told_in_one_line(folder, lambda: what_is_left(folder)):
+        session = Session(grid, run, on_round)
+        try:
+            session.train()
+            status = "finished"
+        except RunStopped:
+            status = "diverged"
+            raise
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            session.finish(status)
+
+
+def what_is_left(folder: Path) -> str:
+    """Return how a run goes on whose disk failed."""
+    found = checkpoint.find(folder)
+    return "there is no checkpoint" if found is None else f"resume=latest goes on from round {found.server_round} once it can"
 
 
 def count_nodes(grid: Grid) -> int:
@@ -80,7 +92,7 @@ def count_nodes(grid: Grid) -> int:
 
 
 def mistakes_in_one_line() -> None:
-    """Have Flower report a user's mistake without a traceback: the line alone says what to do."""
+    """Have Flower report a user's mistake, or a full disk, without a traceback: the line alone says what to do."""
 
     def shorten(record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], UserError | RunStopped):

@@ -1,5 +1,6 @@
 """A run under way: what its rounds need, and what is written after each of them and at its end."""
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -46,12 +47,14 @@ class Session:
         self.grid = grid = attacked(grid, run.attack, run.num_nodes, run.seed)
         self.workspace = workspace_for(run.node.to_json())
         self.places = self._places()
+        self.resumed = checkpoint.find(run.resume) if run.resume else None
+        keeping = run.checkpoint_every is not None or self.resumed is not None
+        grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
         self.members = grid.members(run.node, self.workspace.federation, self.places)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
         grid.limit_replies(self.strategy.largest_reply)
         self.model = initial_model(self.workspace.initial, initial_file(run))
-        self.resumed = checkpoint.find(run.resume) if run.resume else None
         self.budget = budget_of(run, self.strategy)
         self.recorder = open_recorder(run, self.folder, self.resumed)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
@@ -158,17 +161,18 @@ class Session:
 
     def finish(self, status: str) -> None:
         """Write the model, the summary and the figures of what there is, and close every file."""
-        run = self.run
-        self.logged.finish(self.recorder, self.strategy.judged(self.model), status)
-        self.recorder.save_model(self.strategy.judged(self.model), {"strategy": run.node.strategy.name, "seed": str(run.seed)})
-        seconds = time.perf_counter() - self.began
-        spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
-        about = {**facts(run, self.workspace), **spent, **self.grid.about(), **self._ending()}
-        self.recorder.finish(status, {**about, "seconds": seconds})
-        self.recorder.close()
-        self.tracker.close(status)
-        if self.checkpoints is not None:
-            self.checkpoints.close()
+        run, about = self.run, {"strategy": self.run.node.strategy.name, "seed": str(self.run.seed)}
+        with contextlib.ExitStack() as closing:
+            if self.checkpoints is not None:
+                closing.callback(self.checkpoints.close)
+            closing.callback(self.tracker.close, status)
+            closing.callback(self.recorder.close)
+            self.logged.finish(self.recorder, self.strategy.judged(self.model), status)
+            self.recorder.save_model(self.strategy.judged(self.model), about)
+            seconds = time.perf_counter() - self.began
+            spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
+            told = {**facts(run, self.workspace), **spent, **self.grid.about(), **self._ending()}
+            self.recorder.finish(status, {**told, "seconds": seconds})
 
     def _places(self) -> dict[str, str]:
         """Return what nodes are told of where to save and load their personal models, "" for not at all."""
@@ -204,8 +208,9 @@ class Session:
         """Write a checkpoint after every ``checkpoint_every`` rounds."""
         every = self.run.checkpoint_every
         if self.checkpoints is not None and every and server_round and server_round % every == 0:
-            changed = self.grid.take_changed()
-            self.checkpoints.save(server_round, self.model, self.strategy.state, changed, self.recorder.sizes())
+            changed, own = self.grid.take_changed(), self.grid.own(server_round)
+            self.checkpoints.save(server_round, self.model, self.strategy.state, changed, self.recorder.sizes(), own)
+            self.grid.checkpointed(server_round, self.checkpoints.wait)
 
 
 def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:

@@ -15,6 +15,10 @@ class RunStopped(Exception):
     """A run that ended itself as it was asked to, said in one line. What there is has been written; the exit status is 1."""
 
 
+class DiskError(RunStopped):
+    """A disk that is full, read-only or broken: what it still took has been written."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that does not exist: what was wrong, the nearest name, and the names that exist."""
     names = sorted(known)

@@ -3,9 +3,9 @@
 import itertools
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -37,6 +37,9 @@ class RunGrid(Protocol):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies that came within ``timeout`` seconds."""
 
+    def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
+        """Hear first of all whether there are checkpoints, and what ``own`` returned for the one that is gone on from."""
+
     def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Return who the nodes are; ``places`` is what they are told of ``save`` and ``load``. Raises ``UserError``."""
 
@@ -61,6 +64,12 @@ class RunGrid(Protocol):
     def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
         """Give nodes, by partition id, what they remember; ``changed``: the next ``take_changed`` returns it again."""
 
+    def own(self, server_round: int) -> dict[str, Any]:
+        """Return what the grid itself must know to go on from a checkpoint of this round, as JSON holds it."""
+
+    def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
+        """Hear that a checkpoint is being written; ``on_disk`` returns when it is there."""
+
     def about(self) -> dict[str, str]:
         """Return what a run's summary says of the grid."""
 
@@ -71,9 +80,19 @@ class SimulatedGrid:
     engine: str  # as a run's summary names it
     every_failure = False
 
+    def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
+        """Nothing is different."""
+
     def newcomers(self) -> list[str]:
         """No node is new."""
         return []
+
+    def own(self, server_round: int) -> dict[str, Any]:
+        """Nothing: what nodes remember is in the checkpoint."""
+        return {}
+
+    def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
+        """Nothing waits for it."""
 
     def limit_replies(self, size: int) -> None:
         """Replies are our own."""

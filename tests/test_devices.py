@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from wire import RUN, SMALL, Wire, clients_error, plain, rows_of, run_devices
 
 import clients.node.app
-from clients.node.files import MemoryFileError, StateDir
+from clients.node.files import MemoryFileError, Moment, StateDir
 from contrafed.devices import DeviceGrid
 from contrafed.experiment import run
 from contrafed.prepare import deployed
@@ -26,6 +26,8 @@ from core.errors import UserError
 from simulation.worker import identify
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
+# Where a run stands after round 2.
+NOW = Moment(str(RUN), 2)
 
 
 @pytest.mark.parametrize("name", ["pmfl", "fedcrl", "moon", "fedper"])
@@ -71,19 +73,19 @@ def one_bit(path):
 
 
 def other_run(path):
-    StateDir(path.parent.parent, "7", 1, "pmfl").write({"a": torch.zeros(1)})
+    StateDir(path.parent.parent, "7", 1, "pmfl").write({"a": torch.zeros(1)}, Moment("7", 2))
     (path.parent / "7-1.safetensors").rename(path)
 
 
 def other_shape(path):
     tensors = load_file(path)
     name = next(n for n in tensors if n.startswith("previous/"))
-    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write(tensors | {name: torch.zeros(3, 3)})
+    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write(tensors | {name: torch.zeros(3, 3)}, NOW)
 
 
 def less(path):
     tensors = load_file(path)
-    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write({n: t for n, t in tensors.items() if n != "pushed"})
+    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write({n: t for n, t in tensors.items() if n != "pushed"}, NOW)
 
 
 def foreign(path):
@@ -117,19 +119,19 @@ def test_a_memory_that_is_not_whole_is_reported_and_begins_anew(tmp_path, capsys
 
 def test_a_crash_while_memory_is_written_leaves_the_old_one(tmp_path, monkeypatch):
     state = StateDir(tmp_path, "1", 0, "pmfl")
-    state.write({"a": torch.ones(2), "count": torch.tensor(3)})
+    state.write({"a": torch.ones(2), "count": torch.tensor(3)}, Moment("1"))
 
     def crash(source, target):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
-        state.write({"a": torch.zeros(2)})
-    found = state.read()
+        state.write({"a": torch.zeros(2)}, Moment("1"))
+    found = state.read(Moment("1"))
     assert torch.equal(found["a"], torch.ones(2))
     assert found["count"] == 3
     with pytest.raises(MemoryFileError, match="of another method: pmfl, not moon"):
-        StateDir(tmp_path, "1", 0, "moon").read()
+        StateDir(tmp_path, "1", 0, "moon").read(Moment("1"))
 
 
 def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):

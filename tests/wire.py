@@ -39,9 +39,10 @@ class Wire:
     ``change(k, message, reply)`` stands for what may happen to a reply: it returns another, None for none, or raises.
     """
 
-    def __init__(self, *node_configs, change=None, offline=()):
+    def __init__(self, *node_configs, change=None, offline=(), run_id=RUN):
         identify()
-        self.contexts = [Context(RUN, 10 + k, c, RecordDict(), {}) for k, c in enumerate(node_configs)]
+        self.run_id = run_id
+        self.contexts = [Context(run_id, 10 + k, c, RecordDict(), {}) for k, c in enumerate(node_configs)]
         self.change, self.offline = change or (lambda k, message, reply: reply), set(offline)
         self.replies, self.log = {}, []
         self._runtime_client = SimpleNamespace(PullObject=lambda content: SimpleNamespace(object_content=content))
@@ -85,7 +86,7 @@ def plain(**more):
 def run_devices(folder, wire, *overrides):
     """Run on the devices behind ``wire``; returns (model, metrics.csv, nodes.csv, summary)."""
     config = deployed(" ".join([*SMALL, *overrides, f"output_dir={folder}"]))
-    serve(DeviceGrid(wire, RUN, config.wait_for_nodes), config)
+    serve(DeviceGrid(wire, wire.run_id, config.wait_for_nodes), config)
     read = lambda name: (folder / name).read_bytes()  # noqa: E731
     return load_file(folder / "model.safetensors"), read("metrics.csv"), read("nodes.csv"), json.loads(read("summary.json"))
 

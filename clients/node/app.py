@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.base import Client, Judged, Tensors, Update
-from clients.node.files import MemoryFileError, StateDir, read_personal, write_personal
+from clients.node.files import MemoryFileError, Moment, StateDir, read_personal, write_personal
+from clients.node.trust import DATA_DIR, check_paths, in_simulation, moment_of, run_name
 from clients.training.workspace import Workspace, workspace_for
 from core import codec
 from core.errors import UserError, unknown
@@ -25,7 +26,7 @@ from partitions.own import class_names
 MEMORY = "memory"
 
 # What an operator may write into --node-config; num-partitions is Flower's own and not needed.
-NODE_CONFIG = ("partition-id", "num-partitions", "state-dir", "data")
+NODE_CONFIG = ("partition-id", "num-partitions", "state-dir", "data", "data-dir")
 
 app = ClientApp()
 
@@ -40,8 +41,9 @@ def train(message: Message, context: Context) -> Message:
     if node.state is None:
         _commit(context, memory)
     elif memory:
-        node.state.write(memory)
-    return _reply(message, up, count, metrics, _said(node.client.diverged, node.report))
+        node.state.write(memory, node.now)
+    report = node.report | ({"remembers": True} if memory else {})
+    return _reply(message, up, count, metrics, _said(node.client.diverged, report))
 
 
 @app.evaluate()
@@ -50,7 +52,8 @@ def evaluate(message: Message, context: Context) -> Message:
     node = _open(message, context)
     config = node.config | _places(node.config, context, node.state)
     (judged,) = _judge(node.client, [node.received], config, None)
-    if node.state is not None and config.get("final"):
+    # A run with checkpoints may yet go back to its last one.
+    if node.state is not None and config.get("final") and node.now.checkpoint is None:
         node.state.remove()
     return _scores(message, judged, node.report)
 
@@ -63,10 +66,13 @@ def query(message: Message, context: Context) -> Message:
         node, nodes = _node(context), NodeRun.from_json(str(config["settings"])).num_nodes
         if not 0 <= node < nodes:
             raise UserError(f"partition-id={node} of --node-config is not in 0..{nodes - 1}: this run has num_nodes={nodes}")
-        workspace = workspace_for(str(config["settings"]), own_data(context))
-        state = _state(context, workspace)
+        workspace = _workspace(config, context)
+        run, now = moment_of(config, str(context.run_id))
+        state = _state(context, workspace, run)
         if state is not None:
             state.open()
+        elif now.checkpoint is not None and workspace.client_class.remembers(workspace.model, workspace.config):
+            raise UserError("checkpoint_every and resume: --node-config needs state-dir, where this node remembers")
         _places(config, context, state)
     except (UserError, OSError) as error:
         return Message(RecordDict({codec.CONFIG: ConfigRecord({"refused": " ".join(str(error).split())})}), reply_to=message)
@@ -153,15 +159,23 @@ def own_data(context: Context) -> tuple[int, str] | None:
     return None if path is None else (_node(context), str(path))
 
 
-def _state(context: Context, workspace: Workspace) -> StateDir | None:
-    """Return the node's files, None in simulation and on a device without state-dir. Raises ``UserError``."""
+def _workspace(config: Mapping[str, Any], context: Context) -> Workspace:
+    """Return the workspace of the server's settings. Raises ``UserError`` where they name files that are not this node's."""
+    settings, own = str(config["settings"]), own_data(context)
+    if own is None and not in_simulation():
+        check_paths(settings, str(context.node_config.get("data-dir", DATA_DIR)))
+    return workspace_for(settings, own)
+
+
+def _state(context: Context, workspace: Workspace, run: str) -> StateDir | None:
+    """Return the node's files of a run, None in simulation and on a device without state-dir. Raises ``UserError``."""
     place = context.node_config.get("state-dir")
     if place is None:
         return None
     folder = Path(str(place)).expanduser()
     if not folder.is_absolute():  # Flower chooses the folder that a message's process runs in
         raise UserError(f"--node-config state-dir must be an absolute path, got {place}")
-    return StateDir(folder, str(context.run_id), _node(context), workspace.run.strategy.name)
+    return StateDir(folder, run, _node(context), workspace.run.strategy.name)
 
 
 def _places(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:
@@ -170,15 +184,13 @@ def _places(config: Mapping[str, Any], context: Context, state: StateDir | None)
     A server of devices sends a run's id; a path comes from the engines, whose nodes are this machine.
     Raises ``UserError`` on a device without state-dir.
     """
-    wanted = {key: str(config[key]) for key in ("save", "load") if config.get(key)}
+    wanted = {key: config[key] for key in ("save", "load") if config.get(key)}
     if state is not None:
         runs = {"save": str(context.run_id), "load": wanted.get("load", "")}
-        if "load" in wanted and not runs["load"].isdecimal():
-            raise UserError(f"personal models are found by the id of the run that saved them, got {runs['load']}")
-        return {key: str(state.personal(runs[key])) for key in wanted}
-    if any(value.isdecimal() for value in wanted.values()):
+        return {key: str(state.personal(run_name(runs[key]))) for key in wanted}
+    if wanted and not in_simulation():
         raise UserError("--node-config needs state-dir, where this node keeps its personal model")
-    return wanted
+    return {key: str(value) for key, value in wanted.items()}
 
 
 @dataclass(frozen=True)
@@ -189,24 +201,28 @@ class Opened:
     received: Tensors
     config: dict[str, Any]
     state: StateDir | None
-    report: dict[str, ConfigRecord]  # goes into the reply: what the server should know of the node's memory
+    now: Moment
+    report: dict[str, str | bool]  # goes into the reply: what the server should know of the node's memory
 
 
 def _open(message: Message, context: Context) -> Opened:
     config = codec.config_of(message)
-    workspace = workspace_for(str(config["settings"]), own_data(context))
-    received, state = codec.state_of(message.content, codec.ARRAYS), _state(context, workspace)
+    workspace = _workspace(config, context)
+    run, now = moment_of(config, str(context.run_id))
+    received, state = codec.state_of(message.content, codec.ARRAYS), _state(context, workspace, run)
     client = workspace.client_class(workspace, [_node(context)], [codec.state_of(context.state, MEMORY)])
-    report = {}
-    if state is not None:
-        try:
-            client.memories = [state.read()]
+    report: dict[str, str | bool] = {}
+    try:
+        if state is not None:
+            client.memories = [state.read(now)]
             _check(client, received)
-        except MemoryFileError as error:
-            client.memories = [{}]
-            logging.getLogger("flwr").error("this node's memory is lost and begins anew: %s", error)
-            report = {codec.CONFIG: ConfigRecord({"memory-lost": str(error)})}
-    return Opened(client, received, config, state, report)
+        elif now.known and not client.memories[0]:
+            raise MemoryFileError(f"what it remembered of round {now.known} ended with its process, as it has no state-dir")
+    except MemoryFileError as error:
+        client.memories = [{}]
+        logging.getLogger("flwr").error("this node's memory is lost and begins anew: %s", error)
+        report = {"memory-lost": str(error)}
+    return Opened(client, received, config, state, now, report)
 
 
 def _check(client: Client, received: Tensors) -> None:
@@ -225,14 +241,9 @@ def _check(client: Client, received: Tensors) -> None:
             raise MemoryFileError(f"{name} has shape {tuple(value.shape)}, not {tuple(like.shape)}")
 
 
-def _said(diverged: str, report: dict[str, ConfigRecord] | None = None) -> dict[str, ConfigRecord]:
+def _said(diverged: str, report: Mapping[str, str | bool] | None = None) -> dict[str, str | bool]:
     """Return a reply's report, with where the node diverged."""
-    report = report or {}
-    return (
-        report | {codec.CONFIG: ConfigRecord({**report.get(codec.CONFIG, {}), codec.DIVERGED: diverged})}
-        if diverged
-        else report
-    )
+    return {**(report or {}), **({codec.DIVERGED: diverged} if diverged else {})}
 
 
 def _commit(context: Context, memory: Tensors) -> None:
@@ -240,9 +251,13 @@ def _commit(context: Context, memory: Tensors) -> None:
         context.state[MEMORY] = codec.to_record(memory)
 
 
-def _scores(message: Message, judged: Judged, report: Mapping[str, ConfigRecord] | None = None) -> Message:
+def _scores(message: Message, judged: Judged, report: Mapping[str, str | bool] | None = None) -> Message:
     metrics = MetricRecord({"num-examples": judged.num_examples, **judged.metrics})
-    return Message(RecordDict({codec.METRICS: metrics, **(report or {})}), reply_to=message)
+    return Message(RecordDict({codec.METRICS: metrics, **_about(report)}), reply_to=message)
+
+
+def _about(report: Mapping[str, str | bool] | None) -> dict[str, ConfigRecord]:
+    return {codec.CONFIG: ConfigRecord(dict(report))} if report else {}
 
 
 def _reply(
@@ -250,13 +265,13 @@ def _reply(
     tensors: Tensors,
     count: int,
     metrics: dict[str, Any],
-    report: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord] | None = None,
+    report: Mapping[str, str | bool] | None = None,
 ) -> Message:
     content = RecordDict(
         {
             codec.ARRAYS: codec.to_record(tensors),
             codec.METRICS: MetricRecord({"num-examples": count, **metrics}),
-            **(report or {}),
+            **_about(report),
         }
     )
     return Message(content, reply_to=message)

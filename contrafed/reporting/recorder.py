@@ -1,5 +1,6 @@
 """What a run leaves: tidy CSV files, figures, a summary, and the model."""
 
+import contextlib
 import csv
 import importlib.metadata
 import json
@@ -192,10 +193,11 @@ class RunRecorder:
         return summary
 
     def close(self) -> None:
-        """Close every file."""
-        self.flush()
-        for file in self._files.values():
-            file.close()
+        """Close every file, also where one does not take what is left for it; then raises ``OSError``."""
+        with contextlib.ExitStack() as closing:
+            for file in self._files.values():
+                closing.callback(file.close)
+            self.flush()
 
     def _draw(self) -> None:
         from contrafed.reporting import figures

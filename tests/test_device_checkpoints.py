@@ -1,0 +1,225 @@
+"""A run of devices that was stopped goes on: the server from its checkpoint, nodes from what they kept on their own disks."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from rig import config_of, same
+from safetensors.torch import load_file
+from wire import RUN, Wire, plain, rows_of, run_devices
+
+from clients.node.files import MemoryFileError, Moment, StateDir
+from contrafed import checkpoint
+from contrafed.experiment import run
+from core.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("quick_devices")
+
+LONG = ("num_rounds=5", "checkpoint_every=2")
+AGAIN = RUN + 1  # Flower's id of the second sitting
+
+
+class Stopped(BaseException):
+    """What ends a server without a word."""
+
+
+def nodes(folder, run_id, change=None, **more):
+    return Wire(*plain(**{"state-dir": f"{folder}/state{{k}}", **more}), change=change, run_id=run_id)
+
+
+def stop_in(server_round, kind="train", node=1):
+    """Have the server end while it waits for a node's reply; nodes that were asked before have trained."""
+
+    def change(k, message, reply):
+        if k == node and message.metadata.group_id == str(server_round) and message.metadata.message_type == kind:
+            raise Stopped
+        return reply
+
+    return change
+
+
+def stopped(folder, *overrides, run_id=RUN, change=None):
+    """A sitting that ends in round 4, after the checkpoint of round 2, which all nodes have gone beyond."""
+    with pytest.raises(Stopped):
+        run_devices(folder / "run", nodes(folder, run_id, change or stop_in(4)), *LONG, *overrides)
+
+
+def memory_of(folder, k, run_id=RUN):
+    return load_file(folder / f"state{k}" / "memory" / f"{run_id}-{k}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What each method's run leaves that nothing stopped."""
+    done = {}
+
+    def get(name):
+        if name not in done:
+            folder = tmp_path_factory.mktemp(name)
+            small = ("num_nodes=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]")
+            small += ("partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local", "num_rounds=5")
+            run(config_of(f"strategy={name}", *small, f"output_dir={folder}/local"))
+            out = folder / "local"
+            done[name] = (
+                load_file(out / "model.safetensors"),
+                (out / "metrics.csv").read_bytes(),
+                (out / "nodes.csv").read_bytes(),
+            )
+        return done[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
+def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, name):
+    """Nodes 0 and 1 had trained in round 4 and go back to round 2; everything is as if the first sitting had ended there."""
+    stopped(tmp_path, f"strategy={name}")
+    assert checkpoint.find(tmp_path / "run").server_round == 2
+    *found, summary = run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, f"strategy={name}", "resume=latest")
+    model, metrics, by_node = whole(name)
+    assert same(found[0], model)
+    assert (found[1], found[2]) == (metrics, by_node)
+    assert summary["resumed_from"].endswith("000002")
+    files = sorted(path.name for path in (tmp_path / "state0" / "memory").iterdir())
+    assert files == [f"{RUN}-0.kept", f"{RUN}-0.safetensors"]  # filed under the first sitting
+
+
+@pytest.mark.parametrize("where", [(3, "train"), (3, "evaluate"), (5, "evaluate")])
+def test_wherever_it_stops_and_however_often(tmp_path, whole, where):
+    """A second sitting stops before it has a checkpoint, or after the last evaluation, which ends what nodes remember."""
+    stopped(tmp_path, "strategy=fedcrl")
+    with pytest.raises(Stopped):
+        second = nodes(tmp_path, AGAIN, stop_in(*where))
+        run_devices(tmp_path / "run", second, *LONG, "strategy=fedcrl", "resume=latest")
+    third = nodes(tmp_path, AGAIN + 1)
+    model, metrics, *_ = run_devices(tmp_path / "run", third, *LONG, "strategy=fedcrl", "resume=latest")
+    assert same(model, whole("fedcrl")[0])
+    assert metrics == whole("fedcrl")[1]
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(tmp_path, whole, capsys):
+    stopped(tmp_path, "strategy=pmfl", "checkpoint_every=5", change=stop_in(3))
+    assert memory_of(tmp_path, 0)["rounds"] == 3
+    again = nodes(tmp_path, AGAIN)
+    found = run_devices(tmp_path / "run", again, *LONG, "checkpoint_every=5", "strategy=pmfl", "resume=latest")
+    assert "beginning with round 1" in capsys.readouterr().out
+    assert same(found[0], whole("pmfl")[0])
+    assert found[1] == whole("pmfl")[1]
+    assert memory_of(tmp_path, 0, AGAIN)["rounds"] == 5
+
+
+def gone(state):
+    shutil.rmtree(state)
+
+
+def without_kept(state):
+    (state / "memory" / f"{RUN}-1.kept").unlink()
+
+
+def damaged_kept(state):
+    path = state / "memory" / f"{RUN}-1.kept"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def of_another_run(state):
+    """The node took part in another run between the two sittings, which ended what it remembered of this one."""
+    StateDir(state, "77", 1, "pmfl").open()
+
+
+def of_long_ago(state):
+    """A disk that was put back to a copy of an earlier day."""
+    path = state / "memory" / f"{RUN}-1.kept"
+    tensors, _ = StateDir(state, str(RUN), 1, "pmfl")._read(path)
+    path.unlink()
+    StateDir(state, str(RUN), 1, "pmfl").write(tensors, Moment(str(RUN), 1))
+
+
+@pytest.mark.parametrize("damage", [gone, without_kept, damaged_kept, of_another_run, of_long_ago])
+def test_a_node_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, damage):
+    stopped(tmp_path, "strategy=pmfl")
+    damage(tmp_path / "state1")
+    *_, metrics, _, summary = run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, "strategy=pmfl", "resume=latest")
+    assert rows_of(metrics, "memory_lost") == {3: 1}
+    assert "round 3: node 1 begins with an empty memory: " in capsys.readouterr().out
+    assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(3)] == [5, 3, 5]
+    assert summary["failures"] == 0
+
+
+def test_two_runs_that_go_on_from_the_same_checkpoint_do_not_mix(tmp_path, capsys):
+    """The nodes' disks hold what the last sitting did; the other branch finds nothing of its own and says so."""
+    stopped(tmp_path, "strategy=pmfl")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, "strategy=pmfl", "resume=latest")
+    branch = nodes(tmp_path, AGAIN + 1)
+    _, metrics, *_ = run_devices(tmp_path / "copy", branch, *LONG, "strategy=pmfl", "resume=latest")
+    assert rows_of(metrics, "memory_lost") == {3: 3}
+
+
+def test_without_state_dir_it_is_refused_where_nodes_remember(tmp_path):
+    with pytest.raises(UserError, match="cannot take part: checkpoint_every and resume: --node-config needs state-dir"):
+        run_devices(tmp_path / "a", Wire(*plain()), *LONG, "strategy=pmfl")
+    *_, summary = run_devices(tmp_path / "b", Wire(*plain()), *LONG, "strategy=fedavg")
+    assert summary["status"] == "finished"
+
+
+def test_a_process_that_forgets_without_state_dir_is_told_of(tmp_path, capsys):
+    wire = Wire(*plain())
+
+    def forget(k, message, reply):
+        if k == 1 and message.metadata.group_id == "1" and message.metadata.message_type == "train":
+            wire.contexts[1].state.clear()
+        return reply
+
+    wire.change = forget
+    _, metrics, *_ = run_devices(tmp_path / "run", wire, "strategy=pmfl")
+    assert rows_of(metrics, "memory_lost") == {2: 1}
+    assert "ended with its process, as it has no state-dir" in capsys.readouterr().out
+
+
+def test_checkpoints_of_devices_and_of_simulations_are_told_apart(tmp_path):
+    stopped(tmp_path, "strategy=pmfl")
+    stored = json.loads((tmp_path / "run" / "checkpoints" / "000002" / "state.json").read_text())["config"]
+    with pytest.raises(UserError, match="what nodes remember at .*000002 is on devices; go on from it with flwr run"):
+        run({**stored, "resume": "latest", "output_dir": str(tmp_path / "run")})
+    run({**stored, "output_dir": str(tmp_path / "local")})
+    with pytest.raises(UserError, match="is in the checkpoint; go on from it with main.py"):
+        again = nodes(tmp_path, AGAIN)
+        run_devices(tmp_path / "b", again, *LONG, "strategy=pmfl", f"resume={tmp_path}/local")
+
+
+# ------------------------------------------------------------------------------------------------------ one node's files, alone
+
+
+def moment(sitting, server_round, checkpoint=None, known=0, **past):
+    return Moment(sitting, server_round, {name.lstrip("s"): t for name, t in past.items()}, checkpoint, known)
+
+
+def tensors(value):
+    return {"a": torch.full((3,), float(value))}
+
+
+def test_what_a_node_keeps_is_what_it_remembered_at_the_last_checkpoint(tmp_path):
+    state = StateDir(tmp_path, "1", 0, "pmfl")
+    for server_round, last in ((3, 0), (4, 0), (8, 5), (9, 5), (14, 10)):
+        state.write(tensors(server_round), moment("1", server_round, last))
+    assert same(state.read(moment("1", 15)), tensors(14))
+    assert same(state.read(moment("2", 11, 10, s1=10)), tensors(9))
+    assert same(state.read(moment("2", 15, 14, s1=14)), tensors(14))
+    with pytest.raises(
+        MemoryFileError, match="of round 4 is not there"
+    ):  # told of a newer checkpoint, it forgot that of round 5
+        state.read(moment("2", 6, 5, 4, s1=5))
+    # The second sitting goes on from round 10, is stopped before a checkpoint, and so is the third.
+    for sitting in ("2", "3"):
+        state.write(tensors(int(sitting) * 100), moment(sitting, 11, 10, s1=10))
+        assert same(state.read(moment("4", 11, 10, s1=10)), tensors(9))
+    # What a sitting did that was left behind is never kept for another.
+    state.write(tensors(5), moment("5", 12, 10, s1=10))
+    assert same(state.read(moment("6", 12, 10, s1=10)), tensors(9))
+
+
+def test_a_node_that_trained_first_after_the_checkpoint_goes_back_to_nothing(tmp_path):
+    state = StateDir(tmp_path, "1", 0, "pmfl")
+    state.write(tensors(12), moment("1", 12, 10))
+    assert state.read(moment("2", 11, 10, s1=10)) == {}
