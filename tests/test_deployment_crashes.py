@@ -1,0 +1,157 @@
+"""Processes of a deployment that are killed: SuperLink, ServerApp, SuperNodes, on loopback, and the run that goes on."""
+
+import contextlib
+import csv
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from rig import config_of, same
+from safetensors.torch import load_file
+from test_deployment import Federation, app_folder, finished, wait_for
+from test_flwr_run import processes_of
+
+from contrafed.experiment import run
+
+NODES = 2
+SMALL = (
+    "strategy=pmfl", f"num_nodes={NODES}", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
+    "partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local",
+)  # fmt: skip
+# Rounds of the soak, and about how many seconds pass between two kills.
+SOAK = int(os.environ.get("CONTRAFED_SOAK_ROUNDS", "200"))
+PEACE = 90
+
+
+@pytest.fixture
+def federation(tmp_path):
+    one = Federation(tmp_path / "federation")
+    try:
+        app_folder(one.folder / "app")
+        one.start_server()
+        for k in range(NODES):
+            one.flwr("supernode", "register", str(one.keys / f"node-{k}.pub"), "mine")
+            one.start_node(k)
+        yield one
+    finally:
+        one.stop()
+        for home in one.folder.glob("*-home"):
+            kill(processes_of(home))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path):
+    (tmp_path / "federation").mkdir()
+
+
+def kill(processes):
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def server_apps(federation):
+    """The processes of the ServerApp and of what starts it, but not the SuperLink's own."""
+    found = processes_of(federation.folder / "server-home")
+    return [p for p in found if b"flwr-serverapp" in read(p, "cmdline")]
+
+
+def read(process, name):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/{name}").read_bytes()
+    return b""
+
+
+def kill_server_app(federation):
+    wait_for("the ServerApp's process", lambda: server_apps(federation))
+    kill(server_apps(federation))
+
+
+def kill_server(federation):
+    """Pull the server's plug, and start it again."""
+    kill(processes_of(federation.folder / "server-home"))
+    federation.processes.pop("server").wait()
+    federation.start_server()
+
+
+def revive(federation):
+    """Start SuperNodes that ended, as a supervisor would: without a server they give up, and Flower refuses one too early."""
+    for k in range(NODES):
+        process = federation.processes.get(f"node{k}")
+        if process is None or process.poll() is not None:
+            federation.start_node(k)
+
+
+def rounds_of(out):
+    """The last round in the metrics, which can be read at any moment."""
+    if not (out / "metrics.csv").exists():
+        return 0
+    with open(out / "metrics.csv", newline="") as file:
+        return max((int(row["round"]) for row in csv.DictReader(file)), default=0)
+
+
+def reaches(federation, out, server_round, seconds=600):
+    def ready():
+        revive(federation)
+        return rounds_of(out) >= server_round or (out / "summary.json").exists()
+
+    wait_for(f"round {server_round}", ready, seconds)
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_app_and_then_whose_superlink_is_killed_ends_with_the_bytes_of_local(tmp_path, federation):
+    out = tmp_path / "run"
+    overrides = f"{' '.join(SMALL)} num_rounds=7 checkpoint_every=2 resume=latest output_dir={out}"
+    with federation.running(overrides):
+        reaches(federation, out, 3)
+        kill_server_app(federation)
+    with federation.running(overrides):
+        reaches(federation, out, 5)
+        kill_server(federation)
+    with federation.running(overrides):
+        reaches(federation, out, 7)
+        summary = finished(out)
+    assert summary["status"] == "finished"
+    assert summary["resumed_from"].endswith("000004")
+    run(config_of(*SMALL, "num_rounds=7", f"output_dir={tmp_path}/local"))
+    assert same(*(load_file(folder / "model.safetensors") for folder in (out, tmp_path / "local")))
+    for log in ("metrics.csv", "nodes.csv", "participants.csv"):
+        assert (out / log).read_bytes() == (tmp_path / "local" / log).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
+    """Whatever is killed, no round is missing or there twice, and no node forgets anything."""
+    out, rng, kills = tmp_path / "run", random.Random(0), dict.fromkeys(("node0", "node1", "server", "ServerApp"), 0)
+    overrides = f"{' '.join(SMALL)} num_rounds={SOAK} checkpoint_every=5 resume=latest output_dir={out}"
+    while not (out / "summary.json").exists():
+        with federation.running(overrides):
+            stopped = False
+            while not stopped and not (out / "summary.json").exists():
+                ends = time.monotonic() + PEACE * (0.5 + rng.random())
+                while time.monotonic() < ends and not (out / "summary.json").exists():
+                    revive(federation)
+                    rounds_of(out)
+                    time.sleep(5)
+                what = rng.choice(list(kills))
+                if what.startswith("node") and federation.processes[what].poll() is None:
+                    federation.kill(what)
+                elif what == "server":
+                    kill_server(federation)
+                elif what == "ServerApp":
+                    kill(server_apps(federation))
+                kills[what] += 1
+                stopped = what in ("server", "ServerApp")
+                print(f"{time.strftime('%X')} round {rounds_of(out)}: {kills}", flush=True)
+    summary = finished(out)
+    with open(out / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    participants = [int(row["round"]) for row in rows if row["metric"] == "participants"]
+    assert (summary["status"], participants) == ("finished", list(range(1, SOAK + 1)))
+    assert not [row for row in rows if row["metric"] == "memory_lost"]
+    trained = [int(federation.memory(k)[1]["rounds"]) for k in range(NODES)]
+    assert SOAK * NODES - summary["failures"] <= sum(trained) <= SOAK * NODES
+    assert summary["accuracy_final"] > 0.5

@@ -1,0 +1,196 @@
+"""Whatever a server sends, a device reads and writes below its own folders; what it tells a server is what DEPLOY.md lists."""
+
+import contextlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rig import config_of
+from tiny import TINY, tiny_workspace
+from wire import ROOT, RUN, Wire, plain, run_devices
+
+import clients.node.app
+from clients.node.files import Moment
+from clients.node.trust import check_paths, moment_of, run_name
+from clients.training.workspace import uninstall
+from core import codec
+from core.errors import UserError
+from core.run import node_run
+from simulation.worker import identify
+
+pytestmark = pytest.mark.usefixtures("quick_devices")
+
+NASTY = [
+    "", ".", "..", "../../up", "/etc/passwd", "/", "~root/x", "1/../../2", "1\0", "1\n", "9" * 5000, "1@", "1@2/../..", "-1",
+    "1e3", "file:///etc", "C:\\x", "4242-1.safetensors", "\u0663\u0664", "1@\u0662", "\u202e1", "\ud800",
+]  # fmt: skip
+ANYTHING = st.one_of(
+    st.sampled_from(NASTY), st.text(), st.integers(-(2**62), 2**62), st.floats(), st.binary(), st.booleans(),
+    st.lists(st.one_of(st.sampled_from(NASTY), st.text())), st.lists(st.integers(-9, 9)),
+)  # fmt: skip
+KEYS = ("run", "past", "known", "checkpoint", "save", "load", "server-round", "final")
+
+watching: list[tuple[str, str]] | None = None  # what the process does to files, while a test looks
+
+
+def _audit(event, arguments):
+    if watching is None or event not in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link"):
+        return
+    if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
+        return
+    named = arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]
+    watching.extend((event, str(argument)) for argument in named if isinstance(argument, str | bytes | Path))
+
+
+sys.addaudithook(_audit)
+
+
+def or_refused(function, *arguments):
+    """What a function returns, or the one line with which it refuses, and None of the other."""
+    try:
+        return function(*arguments), None
+    except UserError as error:
+        return None, str(error)
+
+
+@given(ANYTHING)
+def test_a_runs_name_is_digits_or_refused(value):
+    name, said = or_refused(run_name, value)
+    assert (said is None and re.fullmatch("[0-9]{1,20}", name, re.ASCII)) or ("\n" not in said and len(said) < 300)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), ANYTHING))
+def test_where_a_run_stands_is_read_or_refused(config):
+    found, said = or_refused(moment_of, config, "7")
+    if found is None:
+        assert "\n" not in said
+        return
+    name, now = found
+    assert isinstance(now, Moment)
+    assert all(key.isascii() and key.isdecimal() for key in (name, *now.past))
+    assert all(type(t) is int for t in now.past.values())
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """A node with its folder, and messages to it that a server of ours would send but for what a test changes."""
+    folder = tmp_path_factory.mktemp("node") / "own" / "state"
+    folder.mkdir(parents=True)
+    _, workspace, text = tiny_workspace("strategy=fedcrl")
+    identify()
+    received = {
+        name: torch.zeros(shape)
+        for name, shape in workspace.client_class.messages(workspace.model, workspace.config)[0].items()
+    }
+    received |= {f"model/{name}": value for name, value in workspace.initial.items() if f"model/{name}" in received}
+
+    def send(kind, changes):
+        config = {"settings": text, "server-round": 1} | changes
+        content = RecordDict({codec.ARRAYS: codec.to_record(received), codec.CONFIG: ConfigRecord(config)})
+        context = Context(RUN, 10, {"partition-id": 0, "state-dir": str(folder)}, RecordDict(), {})
+        message = Message(content, 10, kind)
+        message.metadata.__dict__["_message_id"] = "1"
+        return clients.node.app.app(message, context)
+
+    send(MessageType.QUERY, {})
+    yield folder, send
+    uninstall()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from([MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE]),
+    st.dictionaries(st.sampled_from(KEYS), ANYTHING, min_size=1),
+)
+def test_a_node_writes_below_its_own_folder_only(node, kind, changes):
+    global watching
+    folder, send = node
+    watching = []
+    try:
+        with contextlib.suppress(UserError, ValueError, TypeError):
+            send(kind, changes)
+    finally:
+        seen, watching = watching, None
+    assert [(event, path) for event, path in seen if not Path(path).is_relative_to(folder)] == []
+    inside = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    allowed = r"memory/[0-9]{1,20}-0\.(safetensors|kept)|personal/[0-9]{1,20}/0\.safetensors"
+    assert [name for name in inside if not re.fullmatch(allowed, name)] == []
+
+
+def test_data_sets_lie_where_the_node_says(tmp_path):
+    mine = tmp_path / "mine"
+    (mine / "sets").mkdir(parents=True)
+    (mine / "way-out").symlink_to(tmp_path)
+
+    def text(**changes):
+        run = json.loads(node_run(config_of(*TINY)).to_json())
+        for key, value in changes.items():
+            group, name = key.split("_")
+            run[group][name] = value
+        return json.dumps(run)
+
+    for value in (f"{mine}/sets", f"{mine}/sets/../sets", str(mine), None):
+        check_paths(text(dataset_root=value, dataset_path=value, partition_path=value), str(mine))
+    for value in (
+        "/etc",
+        f"{mine}/..",
+        f"{mine}/way-out/x",
+        "sets",
+        "~root/x",
+        "~nobody-there/x",
+        "a\0b",
+        "x" * 9000,
+        3,
+        "",
+        f"{mine}2",
+    ):
+        for key in ("dataset_root", "dataset_path", "partition_path"):
+            with pytest.raises(UserError, match=r"is not below .*/mine, where this node has data sets; .* data-dir may name"):
+                check_paths(text(**{key: value}), str(mine))
+
+
+def test_a_server_that_names_files_elsewhere_is_refused_before_round_1(tmp_path):
+    (tmp_path / "parts.json").write_text(json.dumps([list(range(20 * k, 20 * k + 20)) for k in range(3)]))
+    given_by_server = (
+        "strategy=fedavg",
+        "dataset.merge_splits=true",
+        "partition=file",
+        f"partition.path={tmp_path}/parts.json",
+    )
+    with pytest.raises(UserError, match="cannot take part: partition.path=.* is not below .*/.cache/contrafed"):
+        run_devices(tmp_path / "a", Wire(*plain()), *given_by_server)
+    *_, summary = run_devices(tmp_path / "b", Wire(*plain(**{"data-dir": tmp_path})), *given_by_server)
+    assert summary["status"] == "finished"
+
+
+def test_a_path_to_save_to_is_refused_without_state_dir(tmp_path):
+    context = Context(RUN, 10, {"partition-id": 0}, RecordDict(), {})
+    for key in ("save", "load"):
+        with pytest.raises(UserError, match="--node-config needs state-dir"):
+            clients.node.app._places({key: str(tmp_path)}, context, None)
+
+
+def test_deploy_lists_every_field_that_a_node_sends(tmp_path):
+    """Names of metrics and settings that cross from nodes to the server, of two methods that say much."""
+    seen = set()
+
+    def change(k, message, reply):
+        for record in (codec.METRICS, codec.CONFIG):
+            seen.update(reply.content.get(record, {}))
+        return reply
+
+    for name in ("fedcrl", "pmfl"):
+        wire = Wire(*plain(**{"state-dir": f"{tmp_path}/{name}{{k}}"}), change=change)
+        run_devices(tmp_path / name, wire, f"strategy={name}", "num_rounds=1", "eval_nodes=true")
+    with pytest.raises(UserError, match="cannot take part"):
+        run_devices(tmp_path / "refused", Wire(*plain(typo=1), change=change), "strategy=fedavg")
+    text = (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w/-]+)`", text[text.index("## What the server learns") :].split("\n## ")[0]))
+    assert {"partition-id", "class-counts", "remembers", "num-examples", "loss", "refused"} <= seen
+    assert seen - listed == set()
