@@ -1,0 +1,110 @@
+"""Ray workers that are killed while they train, while they judge, between rounds, or for want of memory: the numbers stay."""
+
+import os
+import signal
+import sys
+
+import pytest
+from rig import same
+from tiny import run_tiny
+
+import simulation.ray
+
+KILLS = 3  # in each run
+
+
+class Doomed(simulation.ray.Worker):
+    """A worker that SIGKILL meets before or after its work on a message of one kind, ``KILLS`` times in all."""
+
+    kind, moment, folder = "train", "before", ""
+
+    def _results(self, records, batch, *states):
+        if self.moment == "before":
+            self._meet(batch)
+        done = super()._results(records, batch, *states)
+        if self.moment == "after":
+            self._meet(batch)
+        return done
+
+    def _meet(self, batch):
+        if batch.messages[0][0].message_type != self.kind:
+            return
+        for number in range(KILLS):
+            try:
+                os.close(os.open(f"{self.folder}/{number}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def pid(self):
+        return os.getpid()
+
+
+@pytest.fixture
+def doomed(tmp_path, monkeypatch):
+    import ray
+
+    (tmp_path / "kills").mkdir()
+    monkeypatch.setattr(Doomed, "folder", str(tmp_path / "kills"))
+    monkeypatch.setattr(simulation.ray, "Worker", Doomed)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield tmp_path / "kills"
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def equals_local(found, local):
+    summary, model, metrics, nodes = found
+    assert summary["failures"] == 0
+    assert same(model, local[1])
+    assert (metrics, nodes) == local[2:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_sigkill_of_a_worker_at_work(tmp_path, local_runs, monkeypatch, doomed, kind, moment):
+    monkeypatch.setattr(Doomed, "kind", kind)
+    monkeypatch.setattr(Doomed, "moment", moment)
+    found = run_tiny(tmp_path / "run", "strategy=fedcrl", "engine=ray", "engine.workers=2")
+    assert len(list(doomed.iterdir())) == KILLS
+    equals_local(found, local_runs("fedcrl"))
+
+
+@pytest.mark.slow
+def test_sigkill_of_a_worker_between_rounds(tmp_path, local_runs, monkeypatch, doomed):
+    import ray
+
+    killed, original = [], simulation.ray.RayGrid.execute
+    monkeypatch.setattr(Doomed, "kind", "none")
+
+    def execute(grid, messages, timeout):
+        replies = original(grid, messages, timeout)
+        if len(killed) < KILLS:
+            killed.append(ray.get(grid.workers[len(killed) % 2].pid.remote()))
+            os.kill(killed[-1], signal.SIGKILL)
+        return replies
+
+    monkeypatch.setattr(simulation.ray.RayGrid, "execute", execute)
+    found = run_tiny(tmp_path / "run", "strategy=fedcrl", "engine=ray", "engine.workers=2")
+    assert len(set(killed)) == KILLS
+    equals_local(found, local_runs("fedcrl"))
+
+
+@pytest.mark.slow
+def test_a_worker_that_ray_ends_for_want_of_memory(tmp_path, local_runs, monkeypatch):
+    """The kernel's own killer is SIGKILL, above; Ray's monitor kills and says so by an error of its own."""
+    import ray
+
+    told, get = [], ray.get
+
+    def out_of_memory(refs, **options):
+        found = get(refs, **options)
+        if len(told) < KILLS and isinstance(refs, ray.ObjectRef):  # a worker's answer to a batch
+            told.append(refs)
+            raise ray.exceptions.OutOfMemoryError("killed by the memory monitor")
+        return found
+
+    monkeypatch.setattr(ray, "get", out_of_memory)
+    found = run_tiny(tmp_path / "run", "strategy=fedavg", "engine=ray", "engine.workers=2")
+    assert len(told) == KILLS
+    equals_local(found, local_runs("fedavg"))
