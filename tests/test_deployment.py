@@ -111,11 +111,12 @@ class Federation:
         assert found.returncode == 0, found.stdout + found.stderr
         return found.stdout
 
-    def start_node(self, k, *, name=None, key="node-{k}", root="ca.pem"):
+    def start_node(self, k, *, name=None, key="node-{k}", root="ca.pem", patient=False):
+        retries = () if patient else ("--max-retries", "3")
         authentication = ("--auth-supernode-private-key", str(self.keys / key.format(k=k))) if key else ()
         self.start(
             name or f"node{k}", command("flower-supernode"), "--superlink", f"127.0.0.1:{self.link}",
-            "--root-certificates", str(self.keys / root), *authentication, "--max-retries", "3",
+            "--root-certificates", str(self.keys / root), *authentication, *retries,
             "--host", "127.0.0.1", "--port", str(self.ports[k]),
             "--node-config", f"partition-id={k} state-dir=\"{self.folder}/state{k}\"",
         )  # fmt: skip
