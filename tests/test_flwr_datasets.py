@@ -111,6 +111,11 @@ def test_a_partitioner_deals_out_our_examples_by_the_seed(partitioner, arguments
     assert any(not np.array_equal(a, b) for a, b in zip(parts, others, strict=True))
 
 
+def test_arguments_are_given_on_the_command_line():
+    named = ("partition=flwr", "partition.partitioner=DirichletPartitioner", "partition.arguments={alpha: 0.3}")
+    assert resolve(config_of(*named)).node.partition.config.arguments == {"alpha": 0.3}
+
+
 def test_what_a_partitioner_promises_holds_on_our_labels():
     parts, y = dealt("PathologicalPartitioner", num_classes_per_partition=2, class_assignment_mode="deterministic")
     assert [len(set(y[part])) for part in parts] == [2, 2, 2, 2]

@@ -19,7 +19,7 @@ class Config(Common):
         "GroupedNaturalIdPartitioner", "IidPartitioner", "InnerDirichletPartitioner", "LinearPartitioner",
         "NaturalIdPartitioner", "PathologicalPartitioner", "ShardPartitioner", "SizePartitioner", "SquarePartitioner",
     ]  # fmt: skip
-    arguments: dict
+    arguments: dict | None
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
@@ -43,7 +43,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
         "seed": int(draw.rng.integers(2**31)),
     }
     known = inspect.signature(made).parameters
-    arguments = {name: value for name, value in ours.items() if name in known} | config.arguments
+    arguments = {name: value for name, value in ours.items() if name in known} | (config.arguments or {})
     if "distribution_array" in arguments:
         arguments["distribution_array"] = np.array(arguments["distribution_array"])
     try:
