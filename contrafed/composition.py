@@ -249,9 +249,9 @@ def _merge(config: DictConfig, asked: list[Override], parsed: list[Override], ca
         where, methods, axes = (config.pop(key, None) or {} for key in ("where", "methods", "grid"))
         if choices:
             config.experiment, config.scale = choices.get("experiment"), choices.get("scale")
-            free = (*FREE, *axes)
+            varied = as_choices([f"{name}=" for name in axes])
             config.changed = [
-                o.input_line for o in asked if o.key_or_group not in free and o.key_or_group.split(".")[0] not in free
+                o.input_line for o in asked if f"{o.key_or_group}=" not in varied and o.key_or_group.split(".")[0] not in FREE
             ]
     holding = {c: v for c, v in where.items() if grid.holds(c, config)}
     for condition, values in holding.items():

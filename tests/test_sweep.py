@@ -17,7 +17,7 @@ from rig import config_of
 
 import main
 from contrafed.cli import check_jobs
-from contrafed.composition import compose_job, compose_yaml, grid_of
+from contrafed.composition import as_choices, compose_job, compose_yaml, grid_of
 from contrafed.experiment import run
 from contrafed.sweep import expand, runs_in, take_shard
 from core import registry
@@ -208,7 +208,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, mon
 
     def stops(self):
         real(self)
-        if self._rounds >= 5:
+        if self.rounds >= 5:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -273,6 +273,12 @@ def test_every_experiment_composes(experiment):
     for job in sampled(experiment):
         (run,) = check_jobs(job.overrides, False)
         assert (run.composed["experiment"], run.composed["changed"]) == (experiment, [])
+
+
+def test_what_is_no_axis_of_the_grid_changes_its_setting():
+    asked = ["experiment=fedrcl/table5", "strategy.server=fedadam", "strategy=fedrcl", "seed=3", "strategy.local.lr=0.5"]
+    (run,) = check_jobs(as_choices(asked), False)
+    assert run.composed["changed"] == ["strategy.local.lr=0.5"]
 
 
 def test_every_axis_of_a_grid_is_a_list_or_cases():

@@ -229,13 +229,12 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
     """Draw a row a label with a dot for each setting, {label: {setting: values of each seed}}, and the deviation over seeds.
 
     For more jobs than curves can show. The colour is the label's, the marker the setting's. A value far below all others stands
-    at the left edge with its number.
+    at the left edge with its number, and bars end where the axis does.
     """
     settings = list(dict.fromkeys(setting for table in values.values() for setting in table))
-    look, edge = (
-        styles(list(values)),
-        _edge([over_seeds(numbers)[0] for table in values.values() for numbers in table.values()]),
-    )
+    look = styles(list(values))
+    means = [over_seeds(numbers)[0] for table in values.values() for numbers in table.values()]
+    edge = _edge(means)
     figure = Figure(figsize=(ALONE[0], 1.5 + 0.21 * len(values)), layout="constrained")
     axes = figure.subplots()
     for row, (label, table) in enumerate(values.items()):
@@ -252,6 +251,9 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
             )  # fmt: skip
     axes.set_yticks(range(len(values)), list(values), fontsize=9)
     axes.set_ylim(len(values) - 0.4, -0.6)
+    if shown := [max(mean, edge) for mean in means if not math.isnan(mean)]:
+        room = 0.05 * (max(shown) - min(shown)) or 1
+        axes.set_xlim(min(shown) - room, max(shown) + room)
     axes.set_xlabel(xlabel)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(**GRID)

@@ -1,0 +1,121 @@
+"""Every method on one recipe: what a round costs beside FedAvg's, and the table of docs/METHODS.md.
+
+    python benchmarks/methods.py seconds     run each method in turns with FedAvg, into results/methods/seconds.csv
+    python benchmarks/methods.py table       write the table from that, results/digits.csv and the code
+
+The recipe is ``experiment=digits`` with ``participation=uniform``; accuracies come from its sweep. Time is the process's own
+(CPU seconds on one core), so that other work on the machine counts little.
+"""
+
+import ast
+import csv
+import math
+import statistics
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+SECONDS = ROOT / "results" / "methods" / "seconds.csv"
+PATTERNS = ("uniform", "bernoulli", "markovian")
+# Personal: each node's own model, or the global one, on the node's test part.
+GLOBAL, PERSONAL = ("accuracy_final",), ("personal_accuracy_mean", "nodes_accuracy_mean")
+BEGIN, END = "<!-- begin: every method on the digits -->", "<!-- end: every method on the digits -->"
+
+
+def seconds(rounds: int = 8, pairs: int = 3) -> None:
+    """Write the CPU seconds a round of each method and of FedAvg beside it."""
+    from core import registry
+
+    SECONDS.parent.mkdir(exist_ok=True)
+    with SECONDS.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["strategy", "seconds", "fedavg_seconds", "ratio", "rounds", "pairs"])
+        for name in registry.choices("strategy"):
+            turns = [(_seconds_a_round("fedavg", rounds), _seconds_a_round(name, rounds)) for _ in range(pairs)]
+            plain, own = (statistics.median(times) for times in zip(*turns, strict=True))
+            ratio = statistics.median(second / first for first, second in turns)
+            writer.writerow([name, f"{own:.4f}", f"{plain:.4f}", f"{ratio:.2f}", rounds, pairs])
+            file.flush()
+
+
+def _seconds_a_round(name: str, rounds: int) -> float:
+    """Return the median CPU seconds of the rounds after the first, evaluation left out."""
+    from contrafed import compose, run
+
+    clock = list[float]()
+    with tempfile.TemporaryDirectory() as folder:
+        size = ("participation=uniform", f"num_rounds={rounds}", f"eval_every={rounds}", "eval_nodes=false")
+        wanted = compose("experiment=digits", f"strategy={name}", *size, "engine=local", f"output_dir={folder}/run")
+        sys.stdout, kept = sys.stderr, sys.stdout
+        try:
+            run(wanted, on_round=lambda server_round, values: clock.append(time.process_time()))
+        finally:
+            sys.stdout = kept
+    return statistics.median(after - before for before, after in pairwise(clock[1:-1]))
+
+
+def table() -> None:
+    """Write the table of docs/METHODS.md between its two marks."""
+    from core import registry
+
+    with (ROOT / "results" / "digits.csv").open(encoding="utf-8") as file:
+        runs = list(csv.DictReader(file))
+    with SECONDS.open(encoding="utf-8") as file:
+        ratios = {row["strategy"]: row["ratio"] for row in csv.DictReader(file)}
+    lines = [
+        f"| method | {' | '.join(f'{kind}, {p}' for kind in ('global', 'nodes') for p in PATTERNS)} | time | KiB | lines |",
+        f"| --- |{' ---: |' * 9}",
+    ]
+    for name in registry.choices("strategy"):
+        mine = [row for row in runs if row["method"] == name]
+        scores = [_score(mine, columns, pattern) for columns in (GLOBAL, PERSONAL) for pattern in PATTERNS]
+        lines.append(f"| `{name}` | {' | '.join(scores)} | {ratios[name]} | {_kib(mine)} | {' + '.join(_halves(name))} |")
+    page = ROOT / "docs" / "METHODS.md"
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN, 1)
+    page.write_text(f"{before}{BEGIN}\n{chr(10).join(lines)}\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
+
+
+def _score(runs: list[dict[str, str]], columns: tuple[str, ...], pattern: str) -> str:
+    """Return the mean over the seeds, in %, of the first of the columns that the method has; empty without one."""
+    mine = [row for row in runs if row["participation"] == pattern]
+    values = [float(next(filter(None, map(row.get, columns)), "nan")) for row in mine]  # type: ignore[arg-type]
+    return f"{100 * statistics.mean(values):.1f}" if values and not math.isnan(values[0]) else ""
+
+
+def _kib(runs: list[dict[str, str]]) -> str:
+    """Return what a node receives and sends in a round."""
+    down, up = (statistics.mean(float(row[f"bytes_{way}_per_node"] or 0) for row in runs) for way in ("down", "up"))
+    return f"{down / 1024:.0f} + {up / 1024:.0f}"
+
+
+def _halves(name: str) -> list[str]:
+    """Return the executable lines of a method's node half and of its server rule."""
+    from omegaconf import OmegaConf
+
+    from contrafed import compose
+    from contrafed.settings import resolve
+
+    ready: Any = resolve(OmegaConf.to_container(compose(f"strategy={name}"), resolve=True))  # type: ignore[arg-type]
+    return [str(_lines(ready.node.strategy.module)), str(_lines(ready.server.module))]
+
+
+def _lines(module: ModuleType) -> int:
+    """Return the lines on which a statement begins, docstrings and imports left out."""
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    texts = {id(node.body[0]) for node in nodes if isinstance(node, documented) and ast.get_docstring(node)}
+    left_out = (ast.Import, ast.ImportFrom)
+    return len({n.lineno for n in nodes if isinstance(n, ast.stmt) and not isinstance(n, left_out) and id(n) not in texts})
+
+
+if __name__ == "__main__":
+    {"seconds": seconds, "table": table}[sys.argv[1]]()
