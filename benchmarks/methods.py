@@ -29,7 +29,7 @@ GLOBAL, PERSONAL = ("accuracy_final",), ("personal_accuracy_mean", "nodes_accura
 BEGIN, END = "<!-- begin: every method on the digits -->", "<!-- end: every method on the digits -->"
 
 
-def seconds(rounds: int = 8, pairs: int = 3) -> None:
+def seconds(rounds: int = 16, pairs: int = 3) -> None:
     """Write the CPU seconds a round of each method and of FedAvg beside it."""
     from core import registry
 
