@@ -3,18 +3,15 @@
 import csv
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from rig import METHODS, config_of
 
-import main
 from contrafed.cli import check_jobs, help_text, jobs
 from contrafed.settings import GROUPS
 from core import registry
@@ -27,24 +24,6 @@ QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=m
 def command(*arguments, timeout=300):
     """Run the command as a process of its own."""
     return subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
-
-
-@pytest.fixture
-def called(monkeypatch, capsys):
-    """Run the command in this process, which saves it five seconds of imports; answers as ``command``."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *arguments])
-        if (ray := sys.modules.get("simulation.ray")) is not None:  # the one that other tests go on with
-            monkeypatch.setattr(ray, "stop_ray", lambda: None)
-        capsys.readouterr()
-        status = main.main()
-        said = capsys.readouterr()
-        return SimpleNamespace(returncode=status, stdout=said.out, stderr=said.err)
-
-    before = signal.getsignal(signal.SIGTERM)
-    yield call
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import csv
 import fcntl
 import json
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,22 +149,15 @@ def test_jobs_are_split_by_their_numbers():
 
 
 @pytest.fixture
-def called(monkeypatch, capsys, tmp_path):
+def called(called, monkeypatch, tmp_path):
     """Run the command in this process and an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
-        if (ray := sys.modules.get("simulation.ray")) is not None:  # the one that other tests go on with
-            monkeypatch.setattr(ray, "stop_ray", lambda: None)
-        capsys.readouterr()
-        status = main.main()
-        said = capsys.readouterr()
-        return SimpleNamespace(status=status, out=said.out, err=said.err)
+        done = called(*arguments)
+        return SimpleNamespace(status=done.returncode, out=done.stdout, err=done.stderr)
 
-    before = signal.getsignal(signal.SIGTERM)
-    yield call
-    signal.signal(signal.SIGTERM, before)
+    return call
 
 
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
