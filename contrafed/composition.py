@@ -38,9 +38,13 @@ def as_choices(arguments: list[str]) -> list[str]:
 
     The server rule is one key of the strategy to its user, and brings hyper-parameters of its own.
     """
-    return [
-        "strategy/server=" + a.removeprefix("strategy.server=") if a.startswith("strategy.server=") else a for a in arguments
-    ]
+    parts = (argument.partition("=") for argument in arguments)
+    return [(choice_key(key) if sign else key) + sign + value for key, sign, value in parts]
+
+
+def choice_key(key: str) -> str:
+    """Return the key by which Hydra knows what its user calls ``key``."""
+    return "strategy/server" if key == "strategy.server" else key
 
 
 def own_folder(config_dir: str | Path | None) -> Path | None:
@@ -182,7 +186,7 @@ def _take_cases(parsed: list[Override], own: Path | None) -> tuple[dict[str, Any
             key = line.partition("=")[0]
             if key in CHOICE_GROUPS and key not in taken:
                 choices.append(line)
-        values |= {key: value for key, value in cases[name].items() if as_choices([f"{key}="])[0][:-1] not in CHOICE_GROUPS}
+        values |= {key: value for key, value in cases[name].items() if choice_key(key) not in CHOICE_GROUPS}
     return values, [*rest, *parse(choices)]
 
 
@@ -249,9 +253,9 @@ def _merge(config: DictConfig, asked: list[Override], parsed: list[Override], ca
         where, methods, axes = (config.pop(key, None) or {} for key in ("where", "methods", "grid"))
         if choices:
             config.experiment, config.scale = choices.get("experiment"), choices.get("scale")
-            varied = as_choices([f"{name}=" for name in axes])
+            varied = set(map(choice_key, axes))
             config.changed = [
-                o.input_line for o in asked if f"{o.key_or_group}=" not in varied and o.key_or_group.split(".")[0] not in FREE
+                o.input_line for o in asked if o.key_or_group not in varied and o.key_or_group.split(".")[0] not in FREE
             ]
     holding = {c: v for c, v in where.items() if grid.holds(c, config)}
     for condition, values in holding.items():

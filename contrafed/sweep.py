@@ -24,7 +24,7 @@ import yaml
 from hydra.core.override_parser.types import Override
 
 from contrafed import grid
-from contrafed.composition import CHOICE_GROUPS, as_choices, grid_of, own_folder, parse
+from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, grid_of, own_folder, parse
 from contrafed.settings import Run
 from core.errors import RunStopped, UserError
 
@@ -60,7 +60,7 @@ def expand(overrides: list[str], config_dir: str | Path | None = None) -> list[J
         experiment = None if chosen in ("", "experiment=null") else chosen.partition("=")[2]
         axes, used, bare = dict[str, list[str]](), set[str](), set(CHOICE_GROUPS)
         if experiment is not None:
-            table = {as_choices([f"{name}="])[0][:-1]: axis for name, axis in grid_of(experiment, own).items()}
+            table = {choice_key(name): axis for name, axis in grid_of(experiment, own).items()}
             axes, used = grid.axes_of(table, {key: list(values) for key, values in asked.items()}, CHOICE_GROUPS)
             bare |= {name for name, axis in table.items() if isinstance(axis, dict)}
         columns = {key: {value: f"{key}={value}" for value in values} for key, values in axes.items()}
