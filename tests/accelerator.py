@@ -88,6 +88,8 @@ class _Making(TorchFunctionMode):
             return function(*args, **kwargs).to(device)
         if function is torch.Tensor.new_tensor and isinstance(args[0], There):
             return torch.tensor(args[1], dtype=args[0].dtype).to(NAME)
+        if function is torch.Tensor.__getitem__ and isinstance(args[0], There) and isinstance(args[1], list):
+            raise RuntimeError("an index that is a list: torch makes it a tensor where no dispatch mode sees it")
         return function(*args, **kwargs)
 
 

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rig import config_of
 from safetensors.torch import save
-from test_cli import called  # noqa: F401
 
 from contrafed import checkpoint
 from contrafed.experiment import run
@@ -303,7 +302,7 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def test_ten_mistakes_on_the_command_line(tmp_path, called, monkeypatch):  # noqa: F811
+def test_ten_mistakes_on_the_command_line(tmp_path, called, monkeypatch):
     for number, mistake in enumerate(COMMANDS):
         done = called(*mistake, f"output_dir={tmp_path}/{number}")
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), (mistake, done.stderr)

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from rig import Schedule, config_of, run_strategy, same, sized_workspace
-from test_cli import called  # noqa: F401
 from tiny import TINY
 
 from clients.fedper import FedPerClient
@@ -68,7 +67,7 @@ def test_a_node_that_diverges_is_named_and_keeps_what_it_remembered(client_class
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
 
 
-def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, called):  # noqa: F811
+def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, called):
     summary = run(config_of(*WILD, f"output_dir={tmp_path}/on"))
     assert (summary["status"], summary["rounds"], summary["replies_rejected"]) == ("finished", 3, 18)
     with pytest.raises(RunStopped, match=r"^on_divergence=stop: node 0, round 1, step \d+, loss (nan|inf)$"):

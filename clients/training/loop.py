@@ -60,7 +60,7 @@ class Losses:
 
     def in_order(self, order: Sequence[int]) -> "Losses":
         """Return the losses with the nodes in another order."""
-        found = Losses([self.steps[k] for k in order], self.counts[list(order)], ())
+        found = Losses([self.steps[k] for k in order], in_order({"counts": self.counts}, order)["counts"], ())
         found.tables = in_order(self.tables, order)
         return found
 
