@@ -12,7 +12,7 @@ import torch
 from clients.training.workspace import client_class_of
 from core import registry
 from core.errors import UserError
-from core.privacy import central, gaussian
+from core.privacy import central, gaussian, none
 from core.run import Choice, NodeRun, choose
 from models.base import SplitModel, build_model
 from partitions.participation.base import Participation, make_participation
@@ -57,10 +57,10 @@ def check_privacy(
     privacy: Choice, node: NodeRun, rule: FederatedStrategy, server: Choice, participation: Choice, min_replies: int
 ) -> None:
     """Raise ``UserError`` where epsilon would not hold: for tensors without a clip, rules that do more than sum, sampling."""
-    if not isinstance(privacy.config, gaussian.Gaussian):
+    if isinstance(privacy.config, none.Config):
         return
     protected(list(rule.up), list(rule.down), node.strategy.name)
-    if privacy.config.noise_multiplier:
+    if isinstance(privacy.config, gaussian.Gaussian) and privacy.config.noise_multiplier:
         needs_accountant()
     if not isinstance(privacy.config, central.Config):
         return

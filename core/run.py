@@ -11,7 +11,7 @@ from typing import Any
 
 from core import registry
 from core.config import build
-from core.privacy import local
+from core.privacy import laplace, local
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
     strategy = node_half(values["strategy"])
     others: dict[str, Any] = {name: choose(name, values[name]) for name in NODE_GROUPS[1:]}
     privacy = choose("privacy", values["privacy"]) if "privacy" in values else None
-    if privacy is None or not isinstance(privacy.config, local.Config):
+    if privacy is None or not isinstance(privacy.config, local.Config | laplace.Config):
         privacy = None
     others |= {"flipped": tuple(values.get("flipped", ())), "images": values.get("images"), "privacy": privacy}
     return NodeRun(values["seed"], values["num_nodes"], strategy, **others)

@@ -18,7 +18,7 @@ from contrafed.experiment import run
 from contrafed.prepare import deployed
 from contrafed.settings import resolve
 from core.errors import UserError
-from core.privacy import central, local
+from core.privacy import central, laplace, local
 from core.randomness import torch_generator
 from strategies.accountant import Budget
 from strategies.privacy import PrivateReplies
@@ -111,6 +111,26 @@ def test_a_node_clips_and_adds_noise_of_its_own():
     assert torch.equal(got["proto/count"], sent["proto/count"])
     delta = made_private({"delta/w": sent["model/w"] - 1}, {}, LOCAL, SEED, ROUND, [5, 9])["delta/w"]
     torch.testing.assert_close(1 + delta, got["model/w"])
+
+
+def test_a_node_adds_laplace_noise_of_its_variance_and_clips_nothing(tmp_path):
+    how = laplace.Config(variance=1e-2, noise="seeded")
+    sent = {"model/w": torch.full((2, 100_000), 1e3, dtype=torch.float64), "proto/mean": torch.zeros(2, 100_000, 1)}
+    got = made_private(sent, {"model/w": torch.ones(2, 100_000)}, how, SEED, ROUND, [5, 9])
+    for name, value in got.items():
+        noise = (value - sent[name]).double().flatten(1)
+        torch.testing.assert_close(noise.var(1), torch.full((2,), 1e-2, dtype=torch.float64), rtol=0.03, atol=0)
+        kurtosis = (noise**4).mean(1) / noise.var(1) ** 2
+        torch.testing.assert_close(kurtosis, torch.full((2,), 6.0, dtype=torch.float64), rtol=0.1, atol=0)
+        assert not torch.equal(noise[0], noise[1])
+    alone = made_private({n: v[1:] for n, v in sent.items()}, {"model/w": torch.ones(1, 100_000)}, how, SEED, ROUND, [9])
+    assert all(torch.equal(alone[name][0], got[name][1]) for name in sent)
+    summary, noisy, *_ = run_tiny(tmp_path / "noisy", "strategy=fedavg", "engine=local", "num_rounds=1", "privacy=laplace")
+    assert "epsilon" not in summary
+    plain = run_tiny(tmp_path / "plain", "strategy=fedavg", "engine=local", "num_rounds=1")[1]
+    assert not same(plain, noisy)
+    with pytest.raises(UserError, match="also sends control"):
+        resolve(config_of("strategy=scaffold", "privacy=laplace"))
 
 
 def test_secret_noise_cannot_be_drawn_again():
@@ -243,7 +263,8 @@ def test_devices_need_secret_noise_and_a_resumed_run_the_same(tmp_path):
 def test_nodes_are_told_of_their_own_noise_alone():
     told = {
         choice: resolve(config_of("strategy=fedavg", f"privacy={choice}")).node.to_json()
-        for choice in ("none", "central", "local")
+        for choice in ("none", "central", "local", "laplace")
     }
-    assert told["none"] == told["central"] != told["local"]
+    assert told["none"] == told["central"]
+    assert len(set(told.values())) == 3
     assert "privacy" not in told["none"]

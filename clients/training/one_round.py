@@ -107,7 +107,7 @@ def judge(
 
 
 def _private(client: Any, stack: Stack, sent: Tensors) -> Tensors:
-    """Return what a stack sends, clipped and with noise where ``privacy=local``."""
+    """Return what a stack sends, with noise where ``privacy`` has nodes add it."""
     run = client.workspace.run
     if run.privacy is None:
         return sent

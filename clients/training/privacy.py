@@ -1,10 +1,10 @@
-"""What a node does to what it sends where ``privacy=local``: clip, and add noise."""
+"""What a node does to what it sends where ``privacy=local``, clip and add noise, or ``privacy=laplace``, add noise."""
 
 from collections.abc import Sequence
 
 import torch
 
-from core.privacy.gaussian import Gaussian
+from core.privacy import laplace, local
 from core.privacy.mechanism import clipped, noise
 from core.tensors import Tensors
 
@@ -14,28 +14,40 @@ PUBLIC = "proto/count"
 
 
 def made_private(
-    sent: Tensors, received: Tensors, how: Gaussian, seed: int, server_round: int, nodes: Sequence[int]
+    sent: Tensors, received: Tensors, how: local.Config | laplace.Config, seed: int, server_round: int, nodes: Sequence[int]
 ) -> Tensors:
-    """Return what nodes send (B, ...), clipped and with noise: the change of what they received, and their prototypes.
+    """Return what nodes send (B, ...) with noise: the change of what they received, and their prototypes.
 
-    Update and prototypes are clipped each by itself, prototypes over all classes together, and noise with a standard deviation
-    of noise_multiplier times the clip is added to every number.
+    ``local``: update and prototypes are clipped each by itself, prototypes over all classes together, and noise with a standard
+    deviation of noise_multiplier times the clip is added to every number. ``laplace``: nothing is clipped.
     """
     updates = {n: v for n, v in sent.items() if n.startswith(UPDATES)}
     base = {n: received[n] for n in updates if n.startswith("model/")}
     changes = {n: v - base[n] if n in base else v for n, v in updates.items()}
     out = dict(sent)
-    for n, v in _noised(changes, how.clip_norm, how, seed, "update noise", server_round, nodes).items():
+    for n, v in _noised(changes, "clip_norm", how, seed, "update noise", server_round, nodes).items():
         out[n] = base[n] + v if n in base else v
     tables = {PROTOTYPES: sent[PROTOTYPES]} if PROTOTYPES in sent else {}
-    return out | _noised(tables, how.prototype_clip, how, seed, "prototype noise", server_round, nodes)
+    return out | _noised(tables, "prototype_clip", how, seed, "prototype noise", server_round, nodes)
 
 
 def _noised(
-    tensors: Tensors, limit: float, how: Gaussian, seed: int, purpose: str, server_round: int, nodes: Sequence[int]
+    tensors: Tensors,
+    clip: str,
+    how: local.Config | laplace.Config,
+    seed: int,
+    purpose: str,
+    server_round: int,
+    nodes: Sequence[int],
 ) -> Tensors:
+    """``clip``: the key that says to which norm."""
     if not tensors:
         return {}
-    tensors = clipped({n: v.detach() for n, v in tensors.items()}, limit)
+    tensors = {n: v.detach() for n, v in tensors.items()}
+    if isinstance(how, laplace.Config):
+        scale = (how.variance / 2) ** 0.5
+    else:
+        limit = getattr(how, clip)
+        tensors, scale = clipped(tensors, limit), how.noise_multiplier * limit
     rows = [noise({n: v[0] for n, v in tensors.items()}, how, seed, purpose, server_round, node) for node in nodes]
-    return {n: v + how.noise_multiplier * limit * torch.stack([row[n] for row in rows]).to(v.dtype) for n, v in tensors.items()}
+    return {n: v + scale * torch.stack([row[n] for row in rows]).to(v.dtype) for n, v in tensors.items()}

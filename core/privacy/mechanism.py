@@ -1,9 +1,10 @@
-"""The Gaussian mechanism: scale to a norm, and add noise in proportion to it."""
+"""What noise is made of: scale to a norm, as the Gaussian mechanism does, and draw."""
 
 import secrets
 
 import torch
 
+from core.privacy import laplace
 from core.privacy.gaussian import Gaussian
 from core.randomness import torch_generator
 from core.tensors import Tensors
@@ -19,8 +20,8 @@ def clipped(tensors: Tensors, limit: float) -> Tensors:
     return {n: t * factor.to(t.dtype).view(-1, *[1] * (t.dim() - 1)) for n, t in tensors.items()}
 
 
-def noise(like: Tensors, how: Gaussian, seed: int, purpose: str, server_round: int, node: int = 0) -> Tensors:
-    """Return standard normal noise in the shapes of ``like``, float64, drawn in the order of the names.
+def noise(like: Tensors, how: Gaussian | laplace.Config, seed: int, purpose: str, server_round: int, node: int = 0) -> Tensors:
+    """Return noise in the shapes of ``like``, float64, drawn in the order of the names: standard normal, or Laplace of scale 1.
 
     From the stream of (seed, purpose, round, node), or one that nobody can draw again. torch's generator is a Mersenne twister,
     no cryptographic one.
@@ -28,5 +29,15 @@ def noise(like: Tensors, how: Gaussian, seed: int, purpose: str, server_round: i
     generator = torch_generator(seed, purpose, server_round, node)
     if how.noise == "secret":
         generator = torch.Generator().manual_seed(secrets.randbits(SEED_BITS))
-    drawn = {name: torch.randn(like[name].shape, generator=generator, dtype=torch.float64) for name in sorted(like)}
-    return {name: value.to(like[name].device) for name, value in drawn.items()}
+    draw = _normal if isinstance(how, Gaussian) else _laplace
+    return {name: draw(like[name].shape, generator).to(like[name].device) for name in sorted(like)}
+
+
+def _normal(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _laplace(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """Return draws of density exp(-|x|) / 2: the difference of two exponential ones."""
+    a, b = (torch.empty(shape, dtype=torch.float64).exponential_(generator=generator) for _ in range(2))
+    return a - b
