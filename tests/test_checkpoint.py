@@ -30,6 +30,7 @@ SMALL = (
     "engine=local", "num_nodes=8", "num_rounds=7", "eval_every=2", "model=mlp", "model.hidden=[8]", "model.projection=[6]",
     "partition.test_fraction=0.2", "participation=markovian", "participation.mean_probability=0.5", "participation.p01=0.5",
 )  # fmt: skip
+LOGGED = "log=[deviation,weights,features,nodes_train]"
 # Every method as it is goes on from its middle in test_every.py.
 EACH = [
     ("pmfl", ()),
@@ -158,6 +159,18 @@ def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stoppe
     assert equal(outcome(tmp_path / "c"), whole)
     run(config_of("strategy=pmfl", *SMALL, f"resume={tmp_path}/c/checkpoints/000006", f"output_dir={tmp_path}/d"))
     assert equal(outcome(tmp_path / "d"), whole)
+
+
+@pytest.mark.slow
+def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stopped):
+    asked = (LOGGED, "eval_nodes=true")
+    run(config_of("strategy=pmfl", *SMALL, *asked, f"output_dir={tmp_path}/whole"))
+    folder = stopped("pmfl", *asked)
+    run(config_of("strategy=pmfl", *SMALL, *asked, "engine=ray", "engine.workers=2", "resume=latest", f"output_dir={folder}"))
+    assert equal(outcome(folder), outcome(tmp_path / "whole"))
+    logged = (folder / "metrics.csv").read_text() + (folder / "nodes.csv").read_text()
+    for name in ("deviation_mean", "features_vci", "weight_all", "train_loss"):
+        assert f",{name}," in logged
 
 
 def test_only_the_last_few_are_kept_and_files_of_unchanged_nodes_are_shared(tmp_path):
@@ -361,7 +374,7 @@ def killed_until_done(folder, overrides, kills, rng):
     [("local", 3), pytest.param("local", 20, marks=pytest.mark.slow), pytest.param("ray", 20, marks=pytest.mark.slow)],
 )
 def test_sigkill_at_random_moments(tmp_path, engine, kills):
-    overrides = ["strategy=pmfl", *SMALL, f"engine={engine}", "num_rounds=40", "partition.min_node_size=5"]
+    overrides = ["strategy=pmfl", *SMALL, f"engine={engine}", "num_rounds=40", "partition.min_node_size=5", LOGGED]
     run(config_of(*overrides, f"output_dir={tmp_path}/whole"))
     killed_until_done(tmp_path / "run", overrides, kills, random.Random(kills))
     assert equal(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
