@@ -70,7 +70,7 @@ def test_noise_has_its_variance_and_none_is_none():
         assert float((found**4).mean() / found.var() ** 2) == pytest.approx(fourth, rel=0.05)  # kurtosis
 
 
-def test_a_picture_comes_back_and_with_a_hidden_layer_it_does_not(digit):
+def test_a_picture_comes_back_and_with_a_hidden_layer_it_does_not_unless_that_is_searched(digit):
     x, labels, _ = digit
     how = Settings(steps=5, starts=1)
     for case in ("all_shared", "all_shared_idlg"):
@@ -80,6 +80,8 @@ def test_a_picture_comes_back_and_with_a_hidden_layer_it_does_not(digit):
     (row,) = rows_of(attacked(CASES["hidden_last"], x, labels, 10, how, 0), x, labels)
     assert row["psnr"] < row["constant_psnr"]
     assert row["loss"] > 1e-3
+    (row,) = rows_of(attacked(CASES["searched_last"], x, labels, 10, how, 0), x, labels)
+    assert row["psnr"] > 20
 
 
 def test_a_match_from_the_truth_ends_at_once(digit):

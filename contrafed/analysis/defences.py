@@ -32,6 +32,7 @@ class Case:
 
     attack: Literal["dlg", "idlg"] = "dlg"
     hidden: tuple[str, ...] = ()  # layers that stay on the node: the attacker has neither their gradient nor their weights
+    searched: bool = False  # whether the attacker searches the hidden layers' weights beside the images, or draws them once
     withheld: tuple[str, ...] = ()  # layers whose gradient is not sent, though the attacker knows their weights
     noise: Literal["none", "gaussian", "laplace"] = "none"
     variance: float = 0.0
@@ -44,6 +45,7 @@ CASES = {
     "all_shared_idlg": Case("idlg"),
     **{f"{kind}_1e-{n}": Case(noise=kind, variance=10.0**-n) for kind in ("gaussian", "laplace") for n in (4, 2)},
     **{f"hidden_{layer}": Case(hidden=(layer,)) for layer in ("last", "conv3", "conv2", "conv1")},
+    "searched_last": Case(hidden=("last",), searched=True),
     **{f"withheld_{layer}": Case(withheld=(layer,)) for layer in ("last", "conv3", "conv2", "conv1")},
     **{f"hidden_cl{cl}_at{at}": Case(hidden=("linear", "last"), cl=cl, at=at) for cl, at in ((1, 2), (2, 1), (2, 2))},
 }
@@ -103,7 +105,11 @@ def attempt(
         guess = {n: v if begins(n, case.hidden) else params[n] for n, v in weights_of(model).items()}
     known = [label_of(shared)] if case.attack == "idlg" else None
     draws = [how.seed * how.starts + start for start in range(how.starts)]
-    found = [invert(model, guess, shared, tuple(x.shape), labels=known, steps=how.steps, seed=seed) for seed in draws]
+    searched = tuple(name for name in guess if case.searched and begins(name, case.hidden))
+    found = [
+        invert(model, guess, shared, tuple(x.shape), labels=known, steps=how.steps, seed=seed, searched=searched)
+        for seed in draws
+    ]
     ordered = [matched(one, x) for one in found]
     best = min(range(len(found)), key=lambda k: found[k].loss)
     errors = np.array([[mse(p, t) for p, t in zip(pictures, x.numpy(), strict=True)] for pictures, _ in ordered])

@@ -98,20 +98,22 @@ def invert(
     labels: list[int] | None,
     steps: int,
     seed: int,
+    searched: tuple[str, ...] = (),
 ) -> Found:
     """Search the images of ``shape`` (b, C, H, W) whose gradient under ``params`` is ``shared``, by torch's L-BFGS at rate 1.
 
-    Unknown are the images and, without ``labels``, label distributions: all start from N(0, 1), a pure function of ``seed``. A
-    step is one of torch's, of up to 20 iterations. What ``shared`` lacks is not compared. Of all steps that with the
-    smallest distance counts, since without a line search a later one may be far off.
+    Unknown are the images and, without ``labels``, label distributions: all start from N(0, 1), a pure function of ``seed``; so
+    are the ``searched`` of ``params``, which start from where they are. A step is one of torch's, of up to 20 iterations. What
+    ``shared`` lacks is not compared. Of all steps that with the smallest distance counts, since without a line search a
+    later one may be far off.
     """
     draw = torch_generator(seed, "leakage start")
     x = torch.randn(shape, generator=draw).requires_grad_()
     soft = torch.randn(shape[0], model.num_classes, generator=draw).requires_grad_()
     known = None if labels is None else F.one_hot(torch.tensor(labels), model.num_classes).to(x)
-    unknown = [x, soft] if known is None else [x]
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+    unknown = [x, *([soft] if known is None else []), *(leaves[name] for name in searched)]
     optimizer = torch.optim.LBFGS(unknown, lr=1)
-    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
 
     def distance() -> Tensor:
         found = gradient(model, leaves, x, soft.softmax(1) if known is None else known, graph=True)
