@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from omegaconf import OmegaConf
 from rig import close, config_of, work_of, workspace_of
 from torch.func import functional_call, vmap
@@ -16,6 +17,7 @@ from core.errors import UserError
 from core.randomness import torch_generator
 from core.run import choose
 from models.base import HalvingPool, build_model, group_norm
+from models.resnet18 import Strided
 from models.shufflenet import Unit
 
 MODELS = sorted(registry.choices("model"))
@@ -112,6 +114,16 @@ def test_resnet_levels_have_the_stages_channels_before_the_last_relu():
         out = make("resnet18")(torch.randn(2, 3, 32, 32), with_levels=True)
     assert [level.shape[1] for level in out.levels] == [64, 64, 128, 256, 512]
     assert (out.levels[-1] < 0).any()  # a pooled ReLU output could not be negative
+
+
+@pytest.mark.parametrize(("width", "own"), [(4, [True, True, False]), (16, [False, False, False])])
+def test_narrow_shortcuts_of_the_resnet_avoid_onednns_strided_convolution(width, own):
+    model = make("resnet18", width=width).double()
+    shortcuts = [layer for name, layer in model.named_modules() if name.endswith("shortcut.0")]
+    assert [isinstance(layer, Strided) for layer in shortcuts] == own
+    for layer in shortcuts:
+        x = torch.randn(2, layer.in_channels, 9, 8, dtype=torch.float64)
+        torch.testing.assert_close(layer(x), F.conv2d(x, layer.weight, stride=2), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
