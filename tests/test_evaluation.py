@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -155,7 +156,8 @@ def test_a_stack_that_fails_is_halved_until_the_faulty_node_is_alone(ask):
     found = ask(workspace, received, 4)
     assert tried == [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]
     assert [reply.has_error() for reply in found] == [False, False, True, False]
-    assert found[2].error.reason == "node 2, round 3, evaluation, step 0: RuntimeError: broken sensor"
+    said = r"node 2, round 3, evaluation, step 0: RuntimeError: broken sensor \(tests/test_evaluation\.py, line \d+\)"
+    assert re.fullmatch(said, found[2].error.reason)
 
 
 def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):

@@ -1,8 +1,10 @@
 """What may go wrong on a node, said with its number, the round and the step."""
 
 import math
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +14,11 @@ from core.tensors import Tensors
 
 # What CUDA, cuBLAS and cuDNN say for want of memory where torch has no type for it.
 NO_ROOM = ("out of memory", "alloc_failed", "unable to find an engine")
+TORCH = Path(torch.__file__).parent
 
 
 class LocalError(Exception):
-    """A node's work failed; the message names node, round and step."""
+    """A node's work failed; the message names node, round and step, and the line of code."""
 
 
 class NoRoomError(LocalError):
@@ -63,8 +66,15 @@ def named(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doin
     except Exception as error:
         step = stacks[0].step if stacks else 0
         where = f"node {', '.join(map(str, nodes))}, round {server_round}{doing}, step {step}"
-        kind = NoRoomError if _out_of_memory(error) else LocalError
-        raise kind(f"{where}: {type(error).__name__}: {error}") from error
+        said = f"{where}: {type(error).__name__}: {error}"
+        raise (NoRoomError(said) if _out_of_memory(error) else LocalError(f"{said} ({_place(error)})")) from error
+
+
+def _place(error: Exception) -> str:
+    """Return the file and the line, the innermost outside torch, where something went wrong."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((f for f in reversed(frames) if not Path(f.filename).is_relative_to(TORCH)), frames[-1])
+    return f"{'/'.join(Path(frame.filename).parts[-2:])}, line {frame.lineno}"
 
 
 def _out_of_memory(error: Exception) -> bool:
