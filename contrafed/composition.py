@@ -134,7 +134,9 @@ def parse(overrides: list[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
-        raise UserError(f"cannot read the command line: {_first_line(error)}") from error
+        raise UserError(
+            f"cannot read the command line, which takes KEY=VALUE such as strategy=pmfl: {_first_line(error)}"
+        ) from error
 
 
 def _compose(overrides: list[str], own: Path | None, *, return_hydra_config: bool = False) -> DictConfig:

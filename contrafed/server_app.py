@@ -1,5 +1,6 @@
 """The ServerApp: one run of a method against whatever Grid it is given; ``serve`` is the same in every engine."""
 
+import json
 import logging
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from contrafed import checkpoint
 from contrafed.devices import DeviceGrid
+from contrafed.reporting import print_summary
 from contrafed.session import OnRound, Session
 from contrafed.settings import Run
 from core.disk import told_in_one_line
@@ -40,6 +42,8 @@ def main(grid: Grid, context: Context) -> None:
     else:
         run = deployed(overrides, config_dir=config_dir)
         serve(DeviceGrid(grid, context.run_id, run.wait_for_nodes), run)
+    assert run.folder is not None
+    print_summary(json.loads((run.folder / "summary.json").read_text(encoding="utf-8")), str(run.folder))
 
 
 def app_for(run: Run, on_round: OnRound | None = None) -> ServerApp:

@@ -126,6 +126,9 @@ class Session:
                 )
             if self.resumed is None and self.rounds and not log.participants:
                 progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
+            elif self.resumed is None and log.participants < log.rounds:
+                mean = log.participants / log.rounds
+                progress.note(f"{mean:.1f} nodes took part in a round, on average: so few nodes may want participation=full")
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Score the global model, where it is time to."""

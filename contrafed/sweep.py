@@ -228,8 +228,9 @@ class Sweep:
         """Return about how long so many jobs take, by the mean of those that are finished."""
         if not self._seconds:
             return ""
-        hours, minutes = divmod(max(1, round(left * sum(self._seconds) / len(self._seconds) / 60)), 60)
-        return f", about {f'{hours} h ' if hours else ''}{minutes} min to go"
+        hours, minutes = divmod(round(left * sum(self._seconds) / len(self._seconds) / 60), 60)
+        about = f"{hours} h " if hours else ""
+        return f", about {about}{minutes} min to go" if hours or minutes else ", less than a minute to go"
 
 
 def finished(folder: Path) -> dict[str, Any] | None:

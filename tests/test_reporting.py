@@ -309,8 +309,10 @@ def test_plain_progress_speaks_between_rare_evaluations(capsys):
     with Progress(1000, "a run") as progress:
         for t in range(1001):
             progress.update(t, 3, 0.25 if t % 500 == 0 else None, None)
-    rounds = [int(line.split()[1].split("/")[0]) for line in capsys.readouterr().out.splitlines()[1:]]
-    assert rounds == list(range(0, 1001, 100))
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [int(line.split()[1].split("/")[0]) for line in lines] == list(range(0, 1001, 100))
+    # An accuracy stands in the line of the round that was evaluated alone.
+    assert [line.split()[3] for line in lines] == ["25.00%", *"----", "25.00%", *"----", "25.00%"]
 
 
 def test_slow_rounds_have_a_rate(capsys, monkeypatch):

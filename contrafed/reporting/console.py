@@ -68,9 +68,9 @@ class Progress:
             self._bar.stop()
 
     def update(self, server_round: int, participants: int, accuracy: float | None, loss: float | None) -> None:
-        """Show a finished round; between evaluations (None) the last accuracy and loss stay."""
-        self._accuracy = self._accuracy if accuracy is None else accuracy
-        self._loss = self._loss if loss is None else loss
+        """Show a finished round; between evaluations (None) a bar keeps the last accuracy and loss, and a line has none."""
+        self._accuracy = self._accuracy if self.live and accuracy is None else accuracy
+        self._loss = self._loss if self.live and loss is None else loss
         now = time.monotonic()
         if not self._started:
             self._began, self._base = now, server_round

@@ -42,7 +42,7 @@ class RoundLog:
         self.recorder, self.progress, self.strategy = recorder, progress, strategy
         self.num_nodes = strategy.population.num_nodes
         self.warned = False
-        self.participants = 0  # over all rounds
+        self.rounds = self.participants = 0  # so far, and over all of them
 
     def write(self, done: "Round") -> None:
         """Record one round and flush."""
@@ -57,6 +57,7 @@ class RoundLog:
         if t > 0:
             for name, value in done.metrics.items():
                 put(t, "global", "fit", name, value)
+            self.rounds += 1
             self.participants += len(done.participants)
             self.recorder.participants(t, done.participants, self.num_nodes)
             failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
