@@ -26,7 +26,7 @@ def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float |
     """
     found: dict[str, tuple[Table, str]] = {}
     every = tables.runs_table(runs, title, tables.target_of(runs) if target is None else target)
-    found["runs"] = (every, every.markdown)
+    found["runs"] = (every, every.markdown + tables.READ)
     for comparison in published.compare(runs):
         found[comparison.stem] = (tables.comparison_table(comparison), tables.comparison_text(comparison))
     files = []
@@ -53,7 +53,7 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
         if len(found) < 2:
             return
         table = tables.runs_table(found, folder.name)
-        (folder / "sweep.md").write_text(f"# {folder.name}\n\n{table.markdown}", encoding="utf-8")
+        (folder / "sweep.md").write_text(f"# {folder.name}\n\n{table.markdown}{tables.READ}", encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
         plots.save(figures.accuracy(groups(found), folder.name, *accuracy_of(found)), folder / "sweep")
     except (UserError, OSError) as error:

@@ -200,10 +200,10 @@ def composition(strategy: Mapping[str, Any]) -> str:
 
 @lru_cache
 def _own_server(name: str) -> str | None:
-    """Return the server rule in the defaults of a method's YAML, None where it has none."""
+    """Return the server rule in the defaults of a method's YAML, None where it has none; of an unknown method the plainest."""
     path = registry.CONF / "strategy" / f"{name}.yaml"
     if not path.is_file():  # somebody else's method
-        return None
+        return "fedavg"
     defaults = yaml.safe_load(path.read_text(encoding="utf-8")).get("defaults", [])
     for entry in defaults:
         if isinstance(entry, dict):

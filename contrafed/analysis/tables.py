@@ -12,6 +12,10 @@ from contrafed.analysis.runs import FinishedRun, Group, Points, accuracy_of, fla
 from contrafed.analysis.statistics import first_at, over_seeds
 
 MIB = 2**20
+# Below a table of runs.
+READ = """
+Means ± sample standard deviations over seeds; accuracies in percent. Rounds and MiB to one: of the seeds that reach it.
+"""
 
 
 @dataclass(frozen=True)
