@@ -67,7 +67,8 @@ def make_images(
     if test.ndim != 1:
         raise UserError(f"the split must be one mark per image (N,), got {test.shape}")
     if len(y) != count or len(test) != count:
-        raise UserError(f"{count} images, {len(y)} labels and {len(test)} split marks do not match")
+        marks = f" and {len(test)} split marks" if len(test) != len(y) else ""
+        raise UserError(f"{count} images, {len(y)} labels{marks} do not match")
     if owner is not None and owner.shape != (count,):
         raise UserError(f"{count} images and {len(owner)} owners do not match")
     if count == 0 or test.all():

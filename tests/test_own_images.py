@@ -80,6 +80,12 @@ def test_npz_faults_are_one_line(tmp_path, arrays, changes, message):
     assert "data.npz" in str(error.value)
 
 
+def test_a_local_folder_that_is_no_set_of_the_hub_is_said_to_be_one(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(UserError, match=r"^dataset\.repository: the folder .* cannot be read: "):
+        load_images(settings_of("hub", repository=str(tmp_path), root=str(tmp_path / "cache")))
+
+
 def test_files_that_are_no_npz(tmp_path):
     for name, content in (("text.npz", b"hello"), ("empty.npz", b"")):
         (tmp_path / name).write_bytes(content)

@@ -61,6 +61,8 @@ def load(config: Config, name: str) -> ImageData:
     except UserError:
         raise
     except Exception as error:  # the libraries have no one exception for "not cached"
+        if Path(str(config.repository)).is_dir():
+            raise UserError(f"dataset.repository: the folder {config.repository} cannot be read: {_said(error)}") from error
         if not config.download:
             raise _absent(config, name, "not found, and dataset.download is false") from error
     from huggingface_hub import constants
@@ -73,8 +75,7 @@ def load(config: Config, name: str) -> ImageData:
     except UserError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
-        raise _absent(config, name, f"the download failed ({type(error).__name__}: {said})") from error
+        raise _absent(config, name, f"the download failed ({_said(error)})") from error
 
 
 def images(config: Config, splits: list[Any]) -> ImageData:
@@ -171,6 +172,10 @@ def _library(offline: bool) -> Iterator[None]:
 
 def _cache(config: Config) -> Path:
     return Path(config.root).expanduser() / "hub"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _absent(config: Config, name: str, why: str) -> UserError:

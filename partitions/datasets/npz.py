@@ -26,6 +26,8 @@ def load(config: Config, name: str) -> ImageData:
     ``split`` (N,), 0 for train and 1 for test; without it a stratified split is drawn. Raises ``UserError``.
     """
     path = Path(str(config.path)).expanduser()
+    if path.is_dir():
+        raise UserError(f"{path} is no readable npz file but a folder, which dataset=folder takes")
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [key for key in ("x", "y") if key not in file]
