@@ -16,7 +16,7 @@ class Config:
 
 
 class FedHyperClient(Client):
-    """Cross-entropy with the learning rate alpha eta_l, alpha the server's. Source: Wang et al. 2023, Equation 10 (SL).
+    """Cross-entropy with the learning rate alpha eta_l, alpha the server's. Source: Wang et al. 2024, Equation 10 (SL).
 
     Deviation: the released code makes its rates anew in every round, so that this schedule has no effect there.
     """

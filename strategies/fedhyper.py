@@ -22,7 +22,7 @@ class Config(Weights):
 class FedHyper(FedAvg):
     """alpha_t = clip(alpha_(t-1) + <D_t, D_(t-1)>, 1/gamma, gamma), D the mean update;  W += alpha_t D_t. alpha_0 = 1.
 
-    Source: Wang et al. 2023, Equation 8 (schedule G). Without ``scale_step`` W += D_t. Nodes that ask for it receive alpha to
+    Source: Wang et al. 2024, Equation 8 (schedule G). Without ``scale_step`` W += D_t. Nodes that ask for it receive alpha to
     scale their own rate by (``strategy=fedhyper strategy.scale_rate=true``: schedule SL, or both). A round without replies
     keeps alpha and D. ``hyper_rate`` multiplies the product, whose size goes with the model's and the learning rate's; in
     the paper it is 1.
