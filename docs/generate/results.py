@@ -106,7 +106,13 @@ def readme_table(home: Path = ROOT) -> str:
                 cells.append(tables.figure_of(*over_seeds([100 * points[-1][1] for points in curves if points]), digits=1))
         if any(cells):
             lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(["<!-- results -->", *lines, "<!-- end of results -->", ""])
+    shape, seeds = runs[0].config, len({run.config["seed"] for run in runs})
+    said = (
+        f"Accuracy in % after {shape['num_rounds']} rounds of {shape['num_nodes']} nodes, mean ± standard deviation over "
+        f"{seeds} seeds: of the global model on the test\nset, and of each node's own model, or the global "
+        "one where it has none, on its own test part. Empty: there is no global model.\n[All methods](docs/RESULTS.md)."
+    )
+    return "\n".join(["<!-- results -->", *lines, "", said, "<!-- end of results -->", ""])
 
 
 if __name__ == "__main__":
