@@ -1,9 +1,9 @@
 """The ServerApp: one run of a method against whatever Grid it is given; ``serve`` is the same in every engine."""
 
-import json
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -38,12 +38,11 @@ def main(grid: Grid, context: Context) -> None:
     overrides, config_dir = str(context.run_config["overrides"]), str(context.run_config.get("config-dir", ""))
     if isinstance(grid, InMemoryGrid):  # a federation of Flower's simulation
         run = deployed(overrides, count_nodes(grid), config_dir)
-        serve(FlowerGrid(grid, "flower-simulation", patience=run.wait_for_nodes), run)
+        summary = serve(FlowerGrid(grid, "flower-simulation", patience=run.wait_for_nodes), run)
     else:
         run = deployed(overrides, config_dir=config_dir)
-        serve(DeviceGrid(grid, context.run_id, run.wait_for_nodes), run)
-    assert run.folder is not None
-    print_summary(json.loads((run.folder / "summary.json").read_text(encoding="utf-8")), str(run.folder))
+        summary = serve(DeviceGrid(grid, context.run_id, run.wait_for_nodes), run)
+    print_summary(summary, str(run.folder))
 
 
 def app_for(run: Run, on_round: OnRound | None = None) -> ServerApp:
@@ -57,8 +56,8 @@ def app_for(run: Run, on_round: OnRound | None = None) -> ServerApp:
     return server_app
 
 
-def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> None:
-    """Train for ``num_rounds`` rounds and leave the run's folder complete.
+def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str, Any]:
+    """Train for ``num_rounds`` rounds and leave the run's folder complete; returns its summary.
 
     Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again. A disk that takes no more
     is a ``DiskError``.
@@ -77,7 +76,8 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> None:
             status = "interrupted"
             raise
         finally:
-            session.finish(status)
+            summary = session.finish(status)
+    return summary
 
 
 def what_is_left(folder: Path) -> str:

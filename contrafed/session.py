@@ -162,8 +162,8 @@ class Session:
                 found[f"{name}_to_target"] = None if reached is None else self.recorder.total(name, reached)
         return found
 
-    def finish(self, status: str) -> None:
-        """Write the model, the summary and the figures of what there is, and close every file."""
+    def finish(self, status: str) -> dict[str, Any]:
+        """Write the model, the summary and the figures of what there is, and close every file; returns the summary."""
         run, about = self.run, {"strategy": self.run.node.strategy.name, "seed": str(self.run.seed)}
         with contextlib.ExitStack() as closing:
             if self.checkpoints is not None:
@@ -175,7 +175,7 @@ class Session:
             seconds = time.perf_counter() - self.began
             spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
             told = {**facts(run, self.workspace), **spent, **self.grid.about(), **self._ending()}
-            self.recorder.finish(status, {**told, "seconds": seconds})
+            return self.recorder.finish(status, {**told, "seconds": seconds})
 
     def _places(self) -> dict[str, str]:
         """Return what nodes are told of where to save and load their personal models, "" for not at all."""

@@ -132,14 +132,15 @@ def test_flwr_runs_config_names_the_folder(home, monkeypatch):
     def serve(grid, run):
         assert run.node.strategy.module.__name__ == "my_package.my_method"
         assert type(grid).__name__ == "DeviceGrid"
-        reached.append(run.num_nodes)
+        return {"num_nodes": run.num_nodes}
 
     reached = []
     monkeypatch.setattr(contrafed.server_app, "serve", serve)
+    monkeypatch.setattr(contrafed.server_app, "print_summary", lambda summary, folder: reached.append((summary, folder)))
     config = {"overrides": f"strategy=mine num_nodes=3 output_dir={home}/devices", "config-dir": str(home / "yamls")}
     context = Context(7, 0, node_config={}, state=RecordDict(), run_config=config)
     contrafed.server_app.main(object(), context)
-    assert reached == [3]
+    assert reached == [({"num_nodes": 3}, f"{home}/devices")]
     with pytest.raises(UserError, match="unknown strategy 'mine'"):
         contrafed.server_app.main(object(), Context(7, 0, {}, RecordDict(), {**config, "config-dir": ""}))
 
