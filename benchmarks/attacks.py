@@ -57,15 +57,19 @@ def accuracy(aggregation: str, attack: str, share: float, seed: int) -> float:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Rows of attack and share, columns of aggregations, means over seeds in per cent."""
-    found = [name for name in AGGREGATIONS if any(row[0] == name for row in rows)]
-    lines = [f"| attackers | {' | '.join(found)} |", f"| --- {'| --: ' * len(found)}|"]
-    for attack, share in [("none", 0.0), *itertools.product(ATTACKS, SHARES)]:
-        cells = []
-        for name in found:
-            values = [float(row[4]) for row in rows if row[:3] == (name, attack, str(share))]
-            cells.append(f"{100 * sum(values) / len(values):.1f}" if values else "")
-        lines.append(f"| {attack} {share:.0%} | {' | '.join(cells)} |")
+    """Rows of attacks, columns of aggregations; means over seeds in per cent under each share of attackers, and the worst."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for name, attack, share in itertools.product(AGGREGATIONS, ("none", *ATTACKS), (0.0, *SHARES)):
+        values = [float(row[4]) for row in rows if row[:3] == (name, attack, str(share))]
+        if values:
+            found.setdefault((name, attack), []).append(100 * sum(values) / len(values))
+    for name in AGGREGATIONS:
+        each = [found[name, attack] for attack in ATTACKS if len(found.get((name, attack), [])) == len(SHARES)]
+        found[name, "the worst"] = [min(values) for values in zip(*each, strict=True)]
+    lines = [f"| attack | {' | '.join(f'`{name}`' for name in AGGREGATIONS)} |", f"| --- {'| --: ' * len(AGGREGATIONS)}|"]
+    for attack in ("none", *ATTACKS, "the worst"):
+        cells = [" / ".join(f"{value:.1f}" for value in found.get((name, attack), [])) for name in AGGREGATIONS]
+        lines.append(f"| {f'`{attack}`' if attack in ATTACKS else attack} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -320,11 +320,12 @@ class FederatedStrategy(Strategy):
             raise UserError(f"strategy.server: the nodes' half expects {min(missing)}, which {rule} does not send")
 
     def _answers(self, replies: Iterable[Message], judging: bool) -> Iterator[tuple[int, Message]]:
-        """Yield the answers to what was asked, each with its node's partition id; count by cause what is none."""
+        """Yield the answers to what was asked by partition id, each with it; count by cause what is none."""
         failed, late, what = ("evaluation failed",) * 2 + (", evaluation",) if judging else ("failed", "no answer", "")
         # Ids exist once the Grid has taken the messages. Errors that Flower itself makes come "from node 1".
         asked = {message.metadata.message_id: node for message, node in self._sent}
-        for message in replies:
+        # In an order of our own: Flower's is who was first, and the first node that fails is the one that is named.
+        for message in sorted(replies, key=lambda reply: asked.get(reply.metadata.reply_to_message_id, -1)):
             node = asked.pop(message.metadata.reply_to_message_id, None)
             if node is None:
                 self.round.rejected["not asked for"] += 1

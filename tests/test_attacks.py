@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from rig import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings
 from safetensors.torch import load_file
 from tiny import TINY
 from wire import rows_of
 
+from clients.node.app import app
 from contrafed.experiment import run
 from contrafed.prepare import deployed
 from contrafed.settings import resolve
@@ -20,6 +22,7 @@ from partitions.images import ImageData
 from partitions.partition import Partition
 from simulation.attacks.alie import z_max
 from simulation.attacks.base import Attack, attacked, moments
+from simulation.worker import identify
 
 UPDATES = ("sign_flip", "scale", "noise", "alie", "ipm")
 
@@ -221,6 +224,16 @@ def test_an_attacked_run_goes_on_bit_for_bit(tmp_path):
     rest, again, _ = made(tmp_path / "rest", *how, f"resume={tmp_path}/whole/checkpoints/000002")
     assert same(whole, rest)
     assert metrics == again
+
+
+def test_nodes_that_are_asked_say_their_true_classes():
+    """Flower's nodes are asked what they hold, and who takes part must not depend on who attacks."""
+    identify()
+    settings = resolve(config_of(*TINY, "attack=label_flip", "attack.nodes=[1]")).node.to_json()
+    query = Message(RecordDict({"config": ConfigRecord({"settings": settings})}), 10, MessageType.QUERY)
+    answer = app(query, Context(1, 10, {"partition-id": 1}, RecordDict(), {})).content["metrics"]
+    true = load_federation(resolve(config_of(*TINY)).node).partition.class_counts()[1]
+    assert answer["class-counts"] == true.tolist() != true[::-1].tolist()
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from core.errors import RunStopped
 from simulation.grid import LocalGrid
 from simulation.worker import FIRST_NODE_ID
 
+ROOT = Path(__file__).resolve().parent.parent
 WILD = (*TINY, "engine=local", "strategy=fedavg", "participation=full", "strategy.local.lr=1e30")
 
 
@@ -82,6 +86,44 @@ def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, called):
     # What was written of the rounds that there were is what the other run has of them.
     rows = (tmp_path / "off" / "metrics.csv").read_bytes()
     assert (tmp_path / "on" / "metrics.csv").read_bytes().startswith(rows)
+
+
+class LastFirst:
+    """A grid whose replies come in the other order; Flower's come as they are ready."""
+
+    def __init__(self, grid):
+        self.grid = grid
+
+    def __getattr__(self, name):
+        return getattr(self.grid, name)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return list(self.grid.send_and_receive(messages, timeout=timeout))[::-1]
+
+
+def test_nodes_are_named_by_their_numbers_whoever_was_first():
+    workspace, rounds = sized_workspace("fedavg", [20] * 3, local={"epochs": None, "iterations": 3, "lr": 1e200}), []
+    settings = config_of("strategy=fedavg", "num_nodes=3", "participation=full")
+    run_strategy(workspace, settings, Schedule([range(3)]), 1, wrap=LastFirst, may_fail=True, after_round=rounds.append)
+    assert [line.split(",")[0] for line in rounds[1].diverged] == ["node 0", "node 1", "node 2"]
+    assert rounds[1].failures == rounds[1].diverged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_engines_stop_alike(tmp_path, engine):
+    """As processes of their own, which must end: one line, exit status 1, all that there was written."""
+    command = [sys.executable, "main.py", *WILD, "on_divergence=stop"]
+    said = {}
+    for name in ("local", engine):
+        wanted = [*command, f"engine={name}", f"output_dir={tmp_path}/{name}"]
+        done = subprocess.run(wanted, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 1
+        said[name] = done.stderr, (tmp_path / name / "metrics.csv").read_bytes()
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert (summary["status"], summary["rounds"]) == ("diverged", 1)
+    assert said[engine] == said["local"]
+    assert said[engine][0].startswith("error: on_divergence=stop: node 0, round 1, step ")
 
 
 def test_flowers_own_interface_says_it_too():

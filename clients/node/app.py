@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -77,13 +76,12 @@ def query(message: Message, context: Context) -> Message:
     except (UserError, OSError) as error:
         return Message(RecordDict({codec.CONFIG: ConfigRecord({"refused": " ".join(str(error).split())})}), reply_to=message)
     partition, data = workspace.federation.partition, own_data(context)
-    labels = workspace.federation.data.y.numpy()[partition.train(node)]
     answer = MetricRecord(
         {
             "partition-id": node,
             "num-examples": len(partition.train(node)),
             "num-test-examples": len(partition.test(node)),
-            "class-counts": np.bincount(labels, minlength=workspace.federation.data.num_classes).tolist(),
+            "class-counts": partition.class_counts()[node].tolist(),
         }
     )
     about = ConfigRecord({"own-data": data is not None, "classes": class_names(data[1]) if data else []})
