@@ -42,12 +42,13 @@ class DeviceGrid:
         self.registry: Registry | None = None
         self.run, self.past = self.run_id, list[str]()
         self.checkpoint: int | None = None
+        self.before: list[list[Any]] = []  # what nodes said in the sitting before
         self.known: dict[int, int] = {}  # by partition, the last round after which a node said that it remembers something
 
     def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
         """Take up a run where a checkpoint left it; from now on messages say so."""
         self.run, self.past = own.get("run", self.run_id), list(own.get("past", []))
-        self.known = dict(own.get("known", []))
+        self.known, self.before = dict(own.get("known", [])), own.get("nodes", [])
         self.checkpoint = int(own.get("round", 0)) if checkpoints else None
 
     def limit_replies(self, size: int) -> None:
@@ -69,7 +70,7 @@ class DeviceGrid:
     def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Ask every device which partition it holds; they are told what images the run's model takes."""
         settings = replace(run, images=facts_of(federation.data)).to_json()
-        self.registry = Registry(self, federation, settings, places, self.patience)
+        self.registry = Registry(self, federation, settings, places, self.patience, self.before)
         return self.registry.wait()
 
     def newcomers(self) -> list[str]:
@@ -99,9 +100,10 @@ class DeviceGrid:
         """Do nothing: they go back by themselves."""
 
     def own(self, server_round: int) -> dict[str, Any]:
-        """Return what the run is filed under, its sittings with the round each is left at, and whose memories are known of."""
-        past = [*self.past, f"{self.run_id}@{server_round}"]
-        return {"run": self.run, "round": server_round, "past": past, "known": [list(pair) for pair in self.known.items()]}
+        """Return what the run is filed under, its sittings with the round each is left at, and what is known of its nodes."""
+        past, known = [*self.past, f"{self.run_id}@{server_round}"], [list(pair) for pair in self.known.items()]
+        nodes = [] if self.registry is None else self.registry.stored()
+        return {"run": self.run, "round": server_round, "past": past, "known": known, "nodes": nodes}
 
     def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
         """Wait for it: from the next message on, nodes may forget what they remembered at the one before."""

@@ -18,6 +18,8 @@ from partitions.partition import Partition
 POLL = 1.0
 # Of partitions without a node, so many are named.
 NAMED = 20
+# Ids from here on stand for partitions whose node is away: Flower's are random of 64 bits, but for 0 (none) and 1 (the server).
+AWAY = 2
 
 
 @dataclass
@@ -89,14 +91,34 @@ class _Answer:
             raise UserError(f"node {node_id} (partition {partition}) has counts of {len(counts)} classes, not {num_classes}")
         return answer
 
+    def to_json(self) -> list[Any]:
+        """Return what a run that goes on must know of a node that is not back."""
+        return [self.partition, self.class_counts.tolist(), self.num_test, self.own_data, self.classes]
+
+    @staticmethod
+    def away(stored: list[Any]) -> "_Answer":
+        """Return what ``to_json`` made, of a node that is away."""
+        partition, counts, num_test, own_data, classes = stored
+        return _Answer(AWAY + partition, partition, np.array(counts, dtype=np.int64), num_test, own_data, classes)
+
 
 class Registry:
     """The nodes that answered, by partition. Nodes are asked once, and again where they come back under other ids."""
 
     def __init__(
-        self, grid: Asked, federation: Federation, settings: str, places: Mapping[str, str], patience: float | None = None
+        self,
+        grid: Asked,
+        federation: Federation,
+        settings: str,
+        places: Mapping[str, str],
+        patience: float | None = None,
+        before: Iterable[list[Any]] = (),
     ) -> None:
-        """``settings`` is the JSON that nodes receive, ``places`` where they save and load, ``patience`` seconds of waiting."""
+        """``settings`` is the JSON that nodes receive, ``places`` where they save and load, ``patience`` seconds of waiting.
+
+        ``before``: what nodes answered in an earlier sitting (``stored``); those that are not back in time are away.
+        """
+        self.before = {answer.partition: answer for answer in map(_Answer.away, before)}
         self.grid, self.federation, self.settings, self.patience = grid, federation, settings, patience
         self.content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings, **places})})
         self.answers: dict[int, _Answer] = {}  # by partition
@@ -114,12 +136,17 @@ class Registry:
             if len(self.answers) == wanted:
                 break
             if ends is not None and time.monotonic() >= ends:
-                raise UserError(self._missing())
+                self._go_on_without()
+                break
             if len(self.answers) != shown:
                 shown = len(self.answers)
                 print(f"waiting for nodes: {shown} of {wanted} are here", flush=True)
             time.sleep(POLL)
         return self._members()
+
+    def stored(self) -> list[list[Any]]:
+        """Return what the nodes answered, as a checkpoint keeps it."""
+        return [answer.to_json() for answer in self.answers.values()]
 
     def newcomers(self) -> list[str]:
         """Ask nodes that are new: one without a key comes back under another id. Returns a line on each.
@@ -174,15 +201,16 @@ class Registry:
                 raise UserError(f"{who} has classes {answer.classes}, node {earlier.node_id} has {earlier.classes}")
         self.answers[k] = answer
 
-    def _missing(self) -> str:
-        wanted = self.federation.num_nodes
-        missing = [str(k) for k in range(wanted) if k not in self.answers]
-        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        names = ", ".join(missing[:NAMED]) + more
-        return (
-            f"after {self.patience:g} s {len(self.answers)} of {wanted} nodes are here; missing: partition {names}. "
-            "Start them, or set num_nodes or wait_for_nodes"
-        )
+    def _go_on_without(self) -> None:
+        """Take nodes of the sitting before for away; raises ``UserError`` where a node is missing that never was there."""
+        wanted, here = self.federation.num_nodes, len(self.answers)
+        missing = [k for k in range(wanted) if k not in self.answers]
+        names = ", ".join(map(str, missing[:NAMED])) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+        found = f"after {self.patience:g} s {here} of {wanted} nodes are here; missing: partition {names}. "
+        if not here or not self.before.keys() >= set(missing):
+            raise UserError(f"{found}Start them, or set num_nodes or wait_for_nodes")
+        self.answers |= {k: self.before[k] for k in missing}
+        print(f"{found}They count as absent until they are back", flush=True)
 
     def _members(self) -> Members:
         rows = [self.answers[k] for k in range(self.federation.num_nodes)]

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from rig import config_of, same
 from safetensors.torch import load_file
 from wire import RUN, Wire, plain, rows_of, run_devices
@@ -144,6 +145,32 @@ def test_a_node_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, da
     assert "round 3: node 1 begins with an empty memory: " in capsys.readouterr().out
     assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(3)] == [5, 3, 5]
     assert summary["failures"] == 0
+
+
+def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, capsys):
+    """Nodes 1 and 2 are away when the run goes on; 1 is back after round 3 under another id, 2 never."""
+    stopped(tmp_path, "strategy=pmfl")
+    wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}), run_id=AGAIN)
+    wire.contexts.append(Context(AGAIN, 13, dict(wire.contexts[1].node_config), RecordDict(), {}))
+    wire.offline = {1, 2, 3}
+
+    def back(k, message, reply):
+        wire.offline = {1, 2} if message.metadata.group_id == "3" else wire.offline
+        return reply
+
+    wire.change = back
+    how = (*LONG, "strategy=pmfl", "resume=latest", "wait_for_nodes=0.2")
+    _, metrics, _, summary = run_devices(tmp_path / "run", wire, *how)
+    said = capsys.readouterr().out
+    assert "after 0.2 s 1 of 3 nodes are here; missing: partition 1, 2. They count as absent until they are back" in said
+    assert "partition 1 is back as node 13" in said
+    assert {n: c for n, c in rows_of(metrics, "failures").items() if n > 2} == {3: 2, 4: 1, 5: 1}
+    assert not any(rows_of(metrics, "memory_lost").values())
+    assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(2)] == [5, 4]
+    assert (summary["status"], summary["rounds"]) == ("finished", 5)
+    # Nor is it for ever where nobody is there at all.
+    with pytest.raises(UserError, match=r"after 0.2 s 0 of 3 nodes are here; missing: partition 0, 1, 2. Start them, or"):
+        run_devices(tmp_path / "run", Wire(run_id=AGAIN + 1), *how)
 
 
 def test_two_runs_that_go_on_from_the_same_checkpoint_do_not_mix(tmp_path, capsys):
