@@ -13,6 +13,7 @@ from rig import config_of, same
 from safetensors.torch import load_file
 from test_deployment import Federation, app_folder, finished, wait_for
 from test_flwr_run import processes_of
+from wire import rows_of
 
 from contrafed.experiment import run
 
@@ -153,3 +154,55 @@ def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
     trained = [int(federation.memory(k)[1]["rounds"]) for k in range(NODES)]
     assert SOAK * NODES - summary["failures"] <= sum(trained) <= SOAK * NODES
     assert summary["accuracy_final"] > 0.5
+
+
+def peaks(federation):
+    """The most memory so far, in MB, of the SuperLink and of every process of a ServerApp, by what it is called."""
+    found = {}
+    for process in processes_of(federation.folder / "server-home"):
+        peak = [int(line.split()[1]) for line in read(process, "status").decode().splitlines() if line.startswith("VmHWM")]
+        name = b" ".join(read(process, "cmdline").split(b"\0")[1:2]).decode().rpartition("/")[2]
+        found[f"{name} {process}"] = peak[0] // 1024 if peak else 0
+    return found
+
+
+HONEST = "    return _reply(message, up, count, metrics, _said(node.client.diverged, report))\n"
+LARGE = """\
+    reply = _reply(message, up, count, metrics, _said(node.client.diverged, report))
+    if message.metadata.group_id == "2" and _node(context) == 1:
+        from flwr.app import Array, ArrayRecord
+        import numpy as np
+        reply.content[codec.ARRAYS] = ArrayRecord({**codec.to_record(up), next(iter(up)): ARRAY})
+    return reply
+"""
+ARRAYS = {
+    "sent": ("Array(np.random.default_rng(0).random(2**29, np.float32))", {1: 0, 2: 1}, {1: 0, 2: 0}),
+    "claimed": ("Array('float32', (2**29,), 'numpy.ndarray', b'x' * 64)", {1: 0, 2: 0}, {1: 0, 2: 1}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_two_gigabytes_cost_that_reply_alone(tmp_path, federation, kind):
+    """Node 1 puts 2 GiB into its reply of round 2, or says so: that reply alone is lost, and no ServerApp grows by them."""
+    path, out, highest = federation.folder / "app" / "clients" / "node" / "app.py", tmp_path / "run", {}
+    array, failed, rejected = ARRAYS[kind]
+    text = path.read_text()
+    assert text.count(HONEST) == 1
+    path.write_text(text.replace(HONEST, LARGE.replace("ARRAY}", f"{array}}}")))
+
+    def look():
+        for name, peak in peaks(federation).items():
+            highest[name] = max(highest.get(name, 0), peak)
+        revive(federation)
+        return (out / "summary.json").exists()
+
+    small = [o for o in SMALL if not o.startswith("strategy")]
+    with federation.running(f"strategy=fedavg {' '.join(small)} num_rounds=3 output_dir={out}"):
+        wait_for("the summary", look, 1200)
+    print(f"peaks in MB: {highest}\n{(federation.folder / 'run.log').read_text()}")
+    metrics = (out / "metrics.csv").read_bytes()
+    assert finished(out)["status"] == "finished"
+    for name, expected in (("failures", failed), ("replies_rejected", rejected)):
+        assert {n: c for n, c in rows_of(metrics, name).items() if n < 3} == expected
+    assert all(peak < 1500 for name, peak in highest.items() if "serverapp" in name)
