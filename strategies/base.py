@@ -320,7 +320,7 @@ class FederatedStrategy(Strategy):
             raise UserError(f"strategy.server: the nodes' half expects {min(missing)}, which {rule} does not send")
 
     def _answers(self, replies: Iterable[Message], judging: bool) -> Iterator[tuple[int, Message]]:
-        """Yield the answers to what was asked by partition id, each with it; count by cause what is none."""
+        """Yield (partition id, answer) of what was asked, by partition id; count by cause what is none."""
         failed, late, what = ("evaluation failed",) * 2 + (", evaluation",) if judging else ("failed", "no answer", "")
         # Ids exist once the Grid has taken the messages. Errors that Flower itself makes come "from node 1".
         asked = {message.metadata.message_id: node for message, node in self._sent}
