@@ -159,10 +159,10 @@ def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, caps
         return reply
 
     wire.change = back
-    how = (*LONG, "strategy=pmfl", "resume=latest", "wait_for_nodes=0.2")
+    how = (*LONG, "strategy=pmfl", "resume=latest", "wait_for_nodes=2")
     _, metrics, _, summary = run_devices(tmp_path / "run", wire, *how)
     said = capsys.readouterr().out
-    assert "after 0.2 s 1 of 3 nodes are here; missing: partition 1, 2. They count as absent until they are back" in said
+    assert "after 2 s 1 of 3 nodes are here; missing: partition 1, 2. They count as absent until they are back" in said
     assert "partition 1 is back as node 13" in said
     assert {n: c for n, c in rows_of(metrics, "failures").items() if n > 2} == {3: 2, 4: 1, 5: 1}
     assert not any(rows_of(metrics, "memory_lost").values())
@@ -170,7 +170,7 @@ def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, caps
     assert (summary["status"], summary["rounds"]) == ("finished", 5)
     # Nor is it for ever where nobody is there at all.
     with pytest.raises(UserError, match=r"after 0.2 s 0 of 3 nodes are here; missing: partition 0, 1, 2. Start them, or"):
-        run_devices(tmp_path / "run", Wire(run_id=AGAIN + 1), *how)
+        run_devices(tmp_path / "run", Wire(run_id=AGAIN + 1), *how, "wait_for_nodes=0.2")
 
 
 def test_two_runs_that_go_on_from_the_same_checkpoint_do_not_mix(tmp_path, capsys):

@@ -48,8 +48,8 @@ def test_nodes_that_cannot_take_part_are_named_in_one_line(tmp_path, configs, sa
 
 def test_a_run_waits_for_its_nodes_only_so_long_and_names_those_that_are_missing(tmp_path, capsys):
     configs = [{"partition-id": 0}, {"partition-id": 2}]
-    with pytest.raises(UserError, match=r"after 0.2 s 2 of 3 nodes are here; missing: partition 1. Start them, or"):
-        run_devices(tmp_path / "run", Wire(*configs), "strategy=fedavg", "wait_for_nodes=0.2")
+    with pytest.raises(UserError, match=r"after 2 s 2 of 3 nodes are here; missing: partition 1. Start them, or"):
+        run_devices(tmp_path / "run", Wire(*configs), "strategy=fedavg", "wait_for_nodes=2")
     assert "waiting for nodes: 2 of 3 are here" in capsys.readouterr().out
     many = load_federation(node_run(config_of("num_nodes=30", "partition.min_node_size=1")))
     registry = Registry(Wire(), many, "", {}, patience=0.1)
