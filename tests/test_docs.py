@@ -259,7 +259,8 @@ def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_noth
     table = made_of.readme_table(tmp_path)
     assert "| digits | full: global | full: nodes' own |" in table
     assert "| fedavg | 70.0 |  |\n| pmfl | 80.0 |  |\n\nAccuracy in % after " in table
-    assert " over 1 seeds: " in table and table.endswith("\n<!-- end of results -->\n")
+    assert " over 1 seeds: " in table
+    assert table.endswith("\n<!-- end of results -->\n")
     assert made_of.TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
     ((file, png), _) = made_of.pictures("pmfl", tmp_path)
     assert f"](../{file})" in "\n".join(made_of.section("pmfl", tmp_path))
