@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import struct
+import time
 from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
@@ -120,6 +121,10 @@ def test_wandb_keeps_a_run_offline(tmp_path, capsys):
     (kept,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert f"to follow it: wandb sync {kept}\n" in capsys.readouterr().out
     assert kept.name.endswith((tmp_path / "run" / "wandb.id").read_text())
+    # wandb's own process writes the end of the file a moment after the run is finished.
+    end = time.monotonic() + 20
+    while "all finished" not in (kept / "logs" / "debug-internal.log").read_text() and time.monotonic() < end:
+        time.sleep(0.1)
     (file,) = kept.glob("*.wandb")
     found = {}
     for data in records_of(file.read_bytes()):
