@@ -54,5 +54,5 @@ def test_a_run_outside_the_clone(installed, tmp_path):
     small = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
     done = contrafed(installed, tmp_path, *small, "output_dir=here")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"everything is in {tmp_path}/here\n")
+    assert done.stdout.endswith("everything is in here\n")
     assert (tmp_path / "here" / "summary.json").is_file()
