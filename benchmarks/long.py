@@ -91,7 +91,8 @@ def watch(
             now, reads = last_round(folder / "metrics.csv"), reads + 1
             for process, name in processes(run.pid).items():
                 with suppress(OSError, StopIteration):
-                    samples[process, name].append(look(process, now))
+                    found = look(process, now)
+                    samples[process, name].append(found)
     assert run.returncode in (0, INTERRUPTED), folder.with_suffix(".log").read_text()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["failures"] == 0, summary

@@ -9,7 +9,9 @@ when the store is full, and any worker can take a node over.
 
 import logging
 import pickle
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -91,10 +93,14 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     if address is None:  # a cluster that runs already has its own
         options |= {"include_dashboard": False, "object_store_memory": memory_bytes, "object_spilling_directory": folder}
+    ending = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
+    # Ray puts a handler of its own in the place of the command's, and a polite kill would end the process in mid-sentence.
+    if callable(ending) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ending)
 
 
 _store: tuple[int | None, str | None] = (None, None)  # of the Ray that runs: its size in bytes, and where it spills

@@ -107,8 +107,16 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
 # -------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
-@pytest.mark.parametrize("engine", ["local", "ray", "flower"])
-def test_ctrl_c_leaves_everything_written(tmp_path, engine):
+@pytest.mark.parametrize(
+    ("engine", "how"),
+    [
+        ("local", signal.SIGINT),
+        ("ray", signal.SIGINT),
+        ("flower", signal.SIGINT),
+        pytest.param("ray", signal.SIGTERM, marks=pytest.mark.slow),  # Ray takes this signal's handler
+    ],
+)
+def test_ctrl_c_leaves_everything_written(tmp_path, engine, how):
     command = [
         sys.executable,
         "main.py",
@@ -132,7 +140,7 @@ def test_ctrl_c_leaves_everything_written(tmp_path, engine):
     ends = time.monotonic() + 240
     while time.monotonic() < ends and not (metrics.exists() and metrics.read_text().count("\n") > 60):
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
+    (os.killpg if how == signal.SIGINT else os.kill)(process.pid, how)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
