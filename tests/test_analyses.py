@@ -221,3 +221,15 @@ def test_an_embedding_of_a_run(logged):
         assert set(found["node"].tolist()) <= set(range(6))
     assert (folder / "embedding.png").stat().st_size > 1000
     assert embedding.main([str(folder), "--personal"]) == 2
+
+
+def test_an_embedding_of_personal_models(tmp_path, capsys):
+    tiny = (*TINY, "strategy=fedper", "engine=local", "num_rounds=1", "save_personal=true")
+    for name, more in (("own", ("partition.test_fraction=0.3",)), ("none", ("partition.test_fraction=0",))):
+        run(config_of(*tiny, *more, f"output_dir={tmp_path / name}"))
+    assert embedding.main([str(tmp_path / "own"), "--personal"]) == 0
+    with np.load(tmp_path / "own" / "embedding.npz") as found:
+        assert set(found["node"].tolist()) == set(range(6))
+    capsys.readouterr()
+    assert embedding.main([str(tmp_path / "none"), "--personal"]) == 2
+    assert "nodes have no test images of their own" in capsys.readouterr().err

@@ -65,6 +65,8 @@ def of_run(folder: str | Path, *, personal: bool = False, limit: int = POINTS) -
     parts = [partition.test(node) for node in range(run.num_nodes)]
     nodes, index = np.repeat(np.arange(run.num_nodes), [len(part) for part in parts]), np.concatenate(parts)
     if not len(index):
+        if personal:
+            raise UserError("nodes have no test images of their own; partition.test_fraction=0.2 gives them some")
         index = workspace.federation.central_test
         nodes = np.full(len(index), -1)
     labels = workspace.federation.data.y.numpy()[index]
