@@ -312,11 +312,16 @@ def test_every_published_row_has_a_job(paper, table):
     assert filled(experiment, *seed) == wanted
 
 
+# At the last cell's rates, 0.3 on nodes and 2 on the server, or its twenty steps, drawn images diverge.
+LARGEST_LAST = {"pmfl/figure10", "pmfl/figure14"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_cell_of_every_experiment_runs_at_a_small_scale(experiment, tmp_path):
     """Each on drawn images of its data set's shape and classes, the digits on themselves."""
-    (*_, job) = expand([f"experiment={experiment}", "scale=small", "engine=local"])
+    jobs = expand([f"experiment={experiment}", "scale=small", "engine=local"])
+    job = jobs[0 if experiment in LARGEST_LAST else -1]
     paths = [] if "digits" in experiment else ["dataset.download=false", f"dataset.root={tmp_path}"]
     began = time.monotonic()
     (wanted,) = check_jobs([*job.overrides, *paths, f"output_dir={tmp_path}/run"], False)
