@@ -69,8 +69,8 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str,
         try:
             session.train()
             status = "finished"
-        except RunStopped:
-            status = "diverged"
+        except RunStopped as stopped:
+            status = stopped.status
             raise
         except KeyboardInterrupt:
             status = "interrupted"

@@ -103,10 +103,13 @@ class Session:
                     progress.note(line)
                 if ends:
                     progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
+                elif done.server_round == self.rounds and 0 < log.participants == log.failed:
+                    # Before the last checkpoint: a sweep that is run again would take such a run for a finished one.
+                    raise RunStopped(f"every node failed in every round; the first: {log.first_failure}")
                 else:
                     self._save(done.server_round)
                 if done.diverged and run.on_divergence == "stop":
-                    raise RunStopped(f"on_divergence=stop: {done.diverged[0]}")
+                    raise RunStopped(f"on_divergence=stop: {done.diverged[0]}", "diverged")
                 return ends
 
             strategy.start(
@@ -124,11 +127,16 @@ class Session:
                 self.grid.send_and_receive(
                     strategy.configure_evaluate(self.rounds, record, scored, self.grid)  # type: ignore[arg-type]
                 )
-            if self.resumed is None and self.rounds and not log.participants:
-                progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
-            elif self.resumed is None and log.participants < log.rounds:
-                mean = log.participants / log.rounds
-                progress.note(f"{mean:.1f} nodes took part in a round, on average: so few nodes may want participation=full")
+            if self.resumed is None:
+                self._advise(log, progress)
+
+    def _advise(self, log: RoundLog, progress: Progress) -> None:
+        """Say what is to be done where few or none took part."""
+        if self.rounds and not log.participants:
+            progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
+        elif log.participants < log.rounds:
+            mean = log.participants / log.rounds
+            progress.note(f"{mean:.1f} nodes took part in a round, on average: so few nodes may want participation=full")
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Score the global model, where it is time to."""

@@ -12,7 +12,12 @@ class UserError(Exception):
 
 
 class RunStopped(Exception):
-    """A run that ended itself as it was asked to, said in one line. What there is has been written; the exit status is 1."""
+    """A run that ended itself, said in one line. What there is has been written; the exit status is 1."""
+
+    def __init__(self, line: str, status: str = "failed") -> None:
+        """``status``: what the run's summary says."""
+        super().__init__(line)
+        self.status = status
 
 
 class DiskError(RunStopped):

@@ -331,7 +331,9 @@ class FederatedStrategy(Strategy):
                 self.round.rejected["not asked for"] += 1
             elif message.has_error():
                 self.round.rejected[failed] += 1
-                self.round.failures.append(f"node {node}{what}: {message.error.reason}")
+                said = message.error.reason
+                # What failed in a node's work names the node itself.
+                self.round.failures.append(said if said.startswith(f"node {node}, ") else f"node {node}{what}: {said}")
             else:
                 yield node, message
         if asked:

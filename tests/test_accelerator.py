@@ -190,9 +190,7 @@ def test_a_stack_that_raises_is_halved_until_the_faulty_node_fails_alone(monkeyp
     monkeypatch.setattr(PMFLClient, "_compared", broken)
     _, strategy = digits_run("pmfl", 1, nodes=8, stack_size=8, may_fail=True)
     (said,) = strategy.round.failures
-    assert re.fullmatch(
-        r"node 2: node 2, round 1, step 0: RuntimeError: broken sensor \(tests/test_accelerator\.py, line \d+\)", said
-    )
+    assert re.fullmatch(r"node 2, round 1, step 0: RuntimeError: broken sensor \(tests/test_accelerator\.py, line \d+\)", said)
     assert [len(nodes) for nodes in tried if 2 in nodes] == [8, 4, 2, 1]
     assert sorted(len(nodes) for nodes in tried if 2 not in nodes) == [1, 2, 4]
 
@@ -262,7 +260,7 @@ def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
 
     monkeypatch.setattr(PMFLClient, "_compared", small)
     _, strategy = digits_run("pmfl", 2, nodes=4, stack_size=4, may_fail=True)
-    assert strategy.round.failures == ["node 2: node 2, round 2, step 1: OutOfMemoryError: CUDA out of memory"]
+    assert strategy.round.failures == ["node 2, round 2, step 1: OutOfMemoryError: CUDA out of memory"]
     assert strategy.round.rejected == {"failed": 1}
 
 

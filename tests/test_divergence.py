@@ -109,6 +109,25 @@ def test_nodes_are_named_by_their_numbers_whoever_was_first():
     assert rounds[1].failures == rounds[1].diverged
 
 
+def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, called, monkeypatch):
+    """And goes on where its author has mended it."""
+
+    def broken(self, stack):
+        raise ValueError("a slip of its author's")
+
+    overrides = ("strategy=fedper", *TINY, "engine=local", "participation=full", "checkpoint_every=2", "resume=latest")
+    with monkeypatch.context() as patch:
+        patch.setattr(FedPerClient, "local_work", broken)
+        failed = called(*overrides, f"output_dir={tmp_path}/run")
+    assert (failed.returncode, len(failed.stderr.splitlines())) == (1, 1)
+    said = "error: every node failed in every round; the first: node 0, round 1, step 0: ValueError: a slip of its author's ("
+    assert failed.stderr.startswith(said)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    assert called(*overrides, f"output_dir={tmp_path}/run").returncode == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["failures"] > 0) == ("finished", True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_engines_stop_alike(tmp_path, engine):

@@ -94,7 +94,7 @@ def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
     _, strategy = run_strategy(workspace, config, Schedule([range(4)] * 2), 2, grid=grid, wrap=lambda g: Spy(), may_fail=True)
     assert strategy.round.rejected["failed"] == 1
     (said,) = strategy.round.failures
-    assert re.fullmatch(r"node 2: node 2, round 2, step 0: RuntimeError: broken sensor \(tests/test_grid\.py, line \d+\)", said)
+    assert re.fullmatch(r"node 2, round 2, step 0: RuntimeError: broken sensor \(tests/test_grid\.py, line \d+\)", said)
     first, second = held
     assert same(first[1002], second[1002])
     assert not same(first[1001], second[1001])

@@ -152,7 +152,7 @@ def test_folders(tmp_path):
     with pytest.raises(UserError, match="has a folder train alone"):
         load_images(settings_of("folder", path=str(tmp_path / "e")))
     (tmp_path / "b" / "cat" / "broken.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match="an image cannot be read"):
+    with pytest.raises(UserError, match="broken.png: an image cannot be read"):
         load_images(settings_of("folder", path=str(tmp_path / "b")))
     images_in(tmp_path / "d" / "train", {"cat": 10, "dog": 1})
     images_in(tmp_path / "d" / "test", {"emu": 200})

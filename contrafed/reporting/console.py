@@ -58,7 +58,7 @@ class Progress:
             self._bar.start()
             self._task = self._bar.add_task("", total=self.total, numbers="")
         else:
-            print(f"{self.title}: {self.total} rounds", flush=True)
+            print(f"{self.title}: {counted(self.total, 'round')}", flush=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -164,6 +164,11 @@ def quiet_libraries(verbose: bool) -> None:
         warnings.filterwarnings("ignore", module=r"(ray|flwr|tensorboard|google)\b")
 
 
+def counted(number: int, word: str, words: str = "") -> str:
+    """Return a number with its noun, whose plural is ``words`` where an s is not enough."""
+    return f"{number} {word if number == 1 else words or f'{word}s'}"
+
+
 def print_summary(summary: Mapping[str, Any], folder: str) -> None:
     """Print the end of a run in a few lines."""
 
@@ -188,14 +193,15 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         lines.append(f"scored what {summary['evaluate_only']} had saved in {summary['seconds']:.1f} s")
     else:
         lines.append(
-            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s ({summary['seconds_per_round']:.3f} s a round), "
+            f"{counted(summary['rounds'], 'round')} in {summary['seconds']:.1f} s "
+            f"({summary['seconds_per_round']:.3f} s a round), "
             f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down"
         )
     if (target := summary.get("target_accuracy")) is not None:
         reached = "was not reached"
         if summary["rounds_to_target"] is not None:
             moved = (summary["bytes_up_to_target"] + summary["bytes_down_to_target"]) * mega
-            reached = f"was reached after {summary['rounds_to_target']} rounds and {moved:.1f} MiB up and down"
+            reached = f"was reached after {counted(summary['rounds_to_target'], 'round')} and {moved:.1f} MiB up and down"
         lines.append(f"target_accuracy={target:g} {reached}")
     if summary["failures"] or summary["replies_rejected"]:
         lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")

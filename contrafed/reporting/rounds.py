@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from contrafed.reporting.console import Progress
+from contrafed.reporting.console import Progress, counted
 from contrafed.reporting.recorder import RunRecorder
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
@@ -41,8 +41,8 @@ class RoundLog:
         self.memory_cost, self.every_failure, self.follow = memory_cost, every_failure, follow
         self.recorder, self.progress, self.strategy = recorder, progress, strategy
         self.num_nodes = strategy.population.num_nodes
-        self.warned = False
-        self.rounds = self.participants = 0  # so far, and over all of them
+        self.first_failure = ""  # what the first reply that did not count had to say
+        self.rounds = self.participants = self.failed = 0  # so far, and over all of them; failed while they trained
 
     def write(self, done: "Round") -> None:
         """Record one round and flush."""
@@ -59,6 +59,7 @@ class RoundLog:
                 put(t, "global", "fit", name, value)
             self.rounds += 1
             self.participants += len(done.participants)
+            self.failed += done.rejected["failed"]
             self.recorder.participants(t, done.participants, self.num_nodes)
             failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
             put(t, "global", "system", "bytes_down", done.bytes_down)
@@ -76,6 +77,7 @@ class RoundLog:
         self.progress.update(t, len(done.participants), scores.get("accuracy"), scores.get("loss"))
         for line in done.notes:
             self.progress.note(f"round {t}: {line}")
-        if done.failures and (self.every_failure or not self.warned):
-            self.warned = True
-            self.progress.note(f"round {t}: {len(done.failures)} replies did not count; the first: {done.failures[0]}")
+        if done.failures and (self.every_failure or not self.first_failure):
+            self.first_failure = self.first_failure or done.failures[0]
+            replies = counted(len(done.failures), "reply", "replies")
+            self.progress.note(f"round {t}: {replies} did not count; the first: {done.failures[0]}")

@@ -55,10 +55,12 @@ def _read(root: Path, config: Config, allow_empty: bool) -> tuple[np.ndarray, np
     except OSError as error:
         raise UserError(f"{root} is no folder of class folders with images: {' '.join(str(error).split())}") from error
     size, mode = config.image_size, "L" if config.grayscale else "RGB"
-    try:
-        images = [np.asarray(image.convert(mode).resize((size, size))) for image, _ in found]
-    except Exception as error:  # decoders raise whatever a damaged image brings about
-        raise UserError(f"{root}: an image cannot be read ({' '.join(str(error).split())})") from error
+    images = []
+    for path, _ in found.samples:
+        try:
+            images.append(np.asarray(found.loader(path).convert(mode).resize((size, size))))
+        except Exception as error:  # decoders raise whatever a damaged image brings about
+            raise UserError(f"{path}: an image cannot be read ({type(error).__name__})") from error
     if not images:
         raise UserError(f"{root} holds no image")
     return np.stack(images), np.array(found.targets, dtype=np.int64), list(found.classes)
