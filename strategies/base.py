@@ -331,7 +331,7 @@ class FederatedStrategy(Strategy):
                 self.round.rejected["not asked for"] += 1
             elif message.has_error():
                 self.round.rejected[failed] += 1
-                said = message.error.reason
+                said = str(message.error.reason)
                 # What failed in a node's work names the node itself.
                 self.round.failures.append(said if said.startswith(f"node {node}, ") else f"node {node}{what}: {said}")
             else:

@@ -175,7 +175,7 @@ def test_a_faulty_node_is_absent_and_keeps_the_memory_it_had(config, alone):
 
     broken = watch(config, stack_size=STACK, trouble=trouble)
     assert [dict(done.rejected) for done in broken.rounds] == [{}, {}, {"failed": 1}, {}, {"not finite": 1} if bad else {}]
-    said = rf"node {broken_one}: node {broken_one}, round 2, step \d+: RuntimeError: broken sensor"
+    said = rf"node {broken_one}, round 2, step \d+: RuntimeError: broken sensor"
     assert re.match(said, broken.rounds[2].failures[0])
     identical(broken.memories[2].get(broken_one, {}), broken.memories[1].get(broken_one, {}))
     for node in here - {broken_one}:

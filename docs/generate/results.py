@@ -42,13 +42,19 @@ def mine(name: str, runs: list[FinishedRun]) -> list[Group]:
     return [group for group in groups(runs) if is_of(group.method, name)]
 
 
+def beside_fedavg(own: list[Group], runs: list[FinishedRun]) -> list[Group]:
+    """Return a method's groups, and FedAvg's of the same settings: what they have in common is what they are compared by."""
+    settings = {group.setting for group in own}
+    return [g for g in groups(runs) if g in own or (g.method == "fedavg" and g.setting in settings)]
+
+
 def section(name: str, home: Path = ROOT) -> list[str]:
     """Return the section of a method's page: ours, the papers' numbers beside it, and the curve; nothing without numbers."""
     lines = []
     for stem, (title, runs) in stored(home).items():
         if not (own := mine(name, runs)):
             continue
-        said, points = accuracy_of(runs)
+        said, points = accuracy_of([run for group in beside_fedavg(own, runs) for run in group.runs])
         lines += [f"### {title}", "", f"| setting | {said}, last (%) | seeds |", "| --- | ---: | ---: |"]
         for group in own:
             last = over_seeds([100 * points(run)[-1][1] for run in group.runs if points(run)])
@@ -79,9 +85,8 @@ def pictures(name: str, home: Path = ROOT) -> Iterator[tuple[str, bytes]]:
         own = mine(name, runs)
         if not own:
             continue
-        settings = {group.setting for group in own}
-        shown = [g for g in groups(runs) if g in own or (g.method == "fedavg" and g.setting in settings)]
-        said, points = accuracy_of(runs)
+        shown = beside_fedavg(own, runs)
+        said, points = accuracy_of([run for group in shown for run in group.runs])
         file = io.BytesIO()
         figures.accuracy(shown, title, said, points).savefig(file, format="png", dpi=130)
         yield f"figures/method-{name}-{stem}.png", file.getvalue()
