@@ -37,24 +37,25 @@ def is_of(method: str, name: str) -> bool:
     return method.split("/")[0].split("+")[0] == name
 
 
-def mine(name: str, runs: list[FinishedRun]) -> list[Group]:
-    """Return a method's groups of runs that differ in their seeds alone, with what else was varied among all runs."""
-    return [group for group in groups(runs) if is_of(group.method, name)]
+def beside_fedavg(name: str, runs: list[FinishedRun]) -> tuple[list[Group], list[Group]]:
+    """Return a method's groups of runs that differ in their seeds alone, and these with FedAvg's of the same settings.
 
-
-def beside_fedavg(own: list[Group], runs: list[FinishedRun]) -> list[Group]:
-    """Return a method's groups, and FedAvg's of the same settings: what they have in common is what they are compared by."""
+    What the latter have in common is what they are compared by.
+    """
+    every = groups(runs)
+    own = [group for group in every if is_of(group.method, name)]
     settings = {group.setting for group in own}
-    return [g for g in groups(runs) if g in own or (g.method == "fedavg" and g.setting in settings)]
+    return own, [g for g in every if g in own or (g.method == "fedavg" and g.setting in settings)]
 
 
 def section(name: str, home: Path = ROOT) -> list[str]:
     """Return the section of a method's page: ours, the papers' numbers beside it, and the curve; nothing without numbers."""
     lines = []
     for stem, (title, runs) in stored(home).items():
-        if not (own := mine(name, runs)):
+        own, compared = beside_fedavg(name, runs)
+        if not own:
             continue
-        said, points = accuracy_of([run for group in beside_fedavg(own, runs) for run in group.runs])
+        said, points = accuracy_of([run for group in compared for run in group.runs])
         lines += [f"### {title}", "", f"| setting | {said}, last (%) | seeds |", "| --- | ---: | ---: |"]
         for group in own:
             last = over_seeds([100 * points(run)[-1][1] for run in group.runs if points(run)])
@@ -82,10 +83,9 @@ def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
 def pictures(name: str, home: Path = ROOT) -> Iterator[tuple[str, bytes]]:
     """Yield (file, PNG) of a method's curves, beside FedAvg's where they are of the same setting."""
     for stem, (title, runs) in stored(home).items():
-        own = mine(name, runs)
+        own, shown = beside_fedavg(name, runs)
         if not own:
             continue
-        shown = beside_fedavg(own, runs)
         said, points = accuracy_of([run for group in shown for run in group.runs])
         file = io.BytesIO()
         figures.accuracy(shown, title, said, points).savefig(file, format="png", dpi=130)
