@@ -3,8 +3,8 @@
     python benchmarks/long.py --engine local --rounds 5000
     python benchmarks/long.py --engine ray --rounds 5000
 
-Tells, per process, megabytes of memory of its own (PSS) and open files after a tenth of the run and at its end, and the slope
-of a straight line through the samples between, per 1,000 rounds. ``--seconds`` ends it early, as Ctrl-C would. Linux only.
+Tells, per process, megabytes of anonymous memory (what no other process and no file shares) and open files after a tenth of
+the run and at its end, and the slope of a straight line through the samples between, per 1,000 rounds. ``--seconds`` ends it early, as Ctrl-C would. Linux only.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def processes(session: int) -> dict[int, str]:
 def look(process: int, server_round: int) -> Sample:
     """Return what a process has now. Raises ``OSError`` where it is gone."""
     rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
-    kilobytes = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    kilobytes = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Anonymous:"))
     return Sample(server_round, kilobytes / 1024, len(os.listdir(f"/proc/{process}/fd")))
 
 

@@ -93,6 +93,8 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     if address is None:  # a cluster that runs already has its own
         options |= {"include_dashboard": False, "object_store_memory": memory_bytes, "object_spilling_directory": folder}
+        # Else Ray's control store keeps a record of every batch: 6.5 MB per 1,000 rounds (docs/RELIABILITY.md).
+        options["_system_config"] = {"task_events_report_interval_ms": 0}
     ending = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **options)

@@ -347,19 +347,25 @@ def left_of(session):
     return found
 
 
+def rows_of(log):
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
 def killed_until_done(folder, overrides, kills, rng):
     """Run the command again and again, killing its main process alone ``kills`` times at random moments."""
     command = [sys.executable, "main.py", *overrides, "checkpoint_every=1", "resume=latest", f"output_dir={folder}"]
     log, sessions = folder / "metrics.csv", []
     for _ in range(kills):
-        before = log.stat().st_size if log.exists() else 0
+        before = rows_of(log)
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         ends = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < ends and (not log.exists() or log.stat().st_size in (0, before)):
+        # Past what the last sitting left, so that the kill falls among rounds and not into the start.
+        while process.poll() is None and time.monotonic() < ends and rows_of(log) <= before:
             time.sleep(0.005)
-        time.sleep(rng.random() * 0.3)
+        time.sleep(rng.random() * 0.1)
+        assert process.poll() is None, f"over before it could be killed, at {rows_of(log)} rows"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         sessions.append(process.pid)
@@ -372,11 +378,11 @@ def killed_until_done(folder, overrides, kills, rng):
 
 
 @pytest.mark.parametrize(
-    ("engine", "kills"),
-    [("local", 3), pytest.param("local", 20, marks=pytest.mark.slow), pytest.param("ray", 20, marks=pytest.mark.slow)],
+    ("engine", "kills", "rounds"),
+    [("local", 3, 40), pytest.param("local", 20, 250, marks=pytest.mark.slow), pytest.param("ray", 20, 250, marks=pytest.mark.slow)],
 )
-def test_sigkill_at_random_moments(tmp_path, engine, kills):
-    overrides = ["strategy=pmfl", *SMALL, f"engine={engine}", "num_rounds=40", "partition.min_node_size=5", LOGGED]
+def test_sigkill_at_random_moments(tmp_path, engine, kills, rounds):
+    overrides = ["strategy=pmfl", *SMALL, f"engine={engine}", f"num_rounds={rounds}", "partition.min_node_size=5", LOGGED]
     run(config_of(*overrides, f"output_dir={tmp_path}/whole"))
     killed_until_done(tmp_path / "run", overrides, kills, random.Random(kills))
     assert equal(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
