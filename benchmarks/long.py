@@ -3,8 +3,9 @@
     python benchmarks/long.py --engine local --rounds 5000
     python benchmarks/long.py --engine ray --rounds 5000
 
-Tells, per process, megabytes of anonymous memory (what no other process and no file shares) and open files after a tenth of
-the run and at its end, and the slope of a straight line through the samples between, per 1,000 rounds. ``--seconds`` ends it early, as Ctrl-C would. Linux only.
+Tells, per process, megabytes of anonymous memory (what no other process and no file shares) and open files after a tenth of the
+run and at its end, and the slope of a straight line through the samples between, per 1,000 rounds. ``--seconds`` ends it early,
+as Ctrl-C would. Linux only.
 """
 
 import argparse

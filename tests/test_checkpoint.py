@@ -379,7 +379,7 @@ def killed_until_done(folder, overrides, kills, rng):
 
 @pytest.mark.parametrize(
     ("engine", "kills", "rounds"),
-    [("local", 3, 40), pytest.param("local", 20, 250, marks=pytest.mark.slow), pytest.param("ray", 20, 250, marks=pytest.mark.slow)],
+    [("local", 3, 40), *(pytest.param(engine, 20, 250, marks=pytest.mark.slow) for engine in ("local", "ray"))],
 )
 def test_sigkill_at_random_moments(tmp_path, engine, kills, rounds):
     overrides = ["strategy=pmfl", *SMALL, f"engine={engine}", f"num_rounds={rounds}", "partition.min_node_size=5", LOGGED]

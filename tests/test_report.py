@@ -241,6 +241,16 @@ def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, 
     assert stored.last_of_nodes("weight") == {0: 5.0}
 
 
+def test_what_is_kept_names_no_place_on_a_disk(tmp_path):
+    place = "/home/somebody/cifar10.npz"
+    write_run(tmp_path / "a", dataset={"name": "cifar10", "path": place}, changed=[f"dataset.path={place}", "seed=1"])
+    results.keep([read(tmp_path / "a", "a")], tmp_path / "results", "a")
+    assert "somebody" not in (tmp_path / "results" / "a.csv").read_text()
+    (stored,) = results.load(tmp_path / "results" / "a.csv")
+    assert stored.config["dataset"]["path"] == "cifar10.npz"
+    assert stored.config["changed"] == ["dataset.path=cifar10.npz", "seed=1"]
+
+
 def test_a_sweep_leaves_a_table_and_a_figure(sweep, capsys):
     leave(sweep, sorted(path for path in sweep.iterdir()))
     assert "sweep.md, sweep.png" in capsys.readouterr().out

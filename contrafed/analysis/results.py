@@ -1,9 +1,10 @@
 """What is kept of runs in the repository: ``results/NAME.csv``, a row a run, and beside it their curves and nodes.
 
 Folders of runs are not committed; from these files alone the same tables and figures are made. A row has the run's numbers,
-versions, hardware and commit, and its whole configuration as JSON. ``results/curves/NAME.csv`` has what was evaluated, of long
-curves evenly chosen points with every one that is the highest so far, so that the round in which a target is reached stays the
-same; bytes are summed up to each point. ``results/nodes/NAME.csv`` has each node's last values.
+versions, hardware and commit, and its whole configuration as JSON; of places on a disk only their last part is kept.
+``results/curves/NAME.csv`` has what was evaluated, of long curves evenly chosen points with every one that is the highest so
+far, so that the round in which a target is reached stays the same; bytes are summed up to each point.
+``results/nodes/NAME.csv`` has each node's last values.
 """
 
 import json
@@ -92,13 +93,23 @@ def _value(key: str, cell: str) -> Any:
 
 def _row(run: FinishedRun) -> dict[str, Any]:
     row: dict[str, Any] = {"run": run.name, "method": run.method}
-    for key, value in run.summary.items():
+    for key, value in _placeless(run.summary).items():
         if isinstance(value, Mapping):
             row |= {f"{key}.{inner}": text for inner, text in value.items()}
         elif value is not None and key not in row:
             row[key] = json.dumps(value) if isinstance(value, list) else value
     config = {key: value for key, value in run.config.items() if key not in ("output_dir", "verbose", "wait_for_nodes")}
-    return {**row, "configuration": json.dumps(config, separators=(",", ":"))}
+    return {**row, "configuration": json.dumps(_placeless(config), separators=(",", ":"))}
+
+
+def _placeless(value: Any) -> Any:
+    """Return ``value`` with the last part of every absolute path in it, and of those that an override KEY=PATH names."""
+    if isinstance(value, Mapping):
+        return {key: _placeless(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_placeless(inner) for inner in value]
+    key, equals, text = value.rpartition("=") if isinstance(value, str) else ("", "", "")
+    return f"{key}{equals}{Path(text).name}" if text.startswith("~") or Path(text).is_absolute() else value
 
 
 def _curves(run: FinishedRun) -> pd.DataFrame:
