@@ -55,6 +55,18 @@ def test_fedavg_trains_with_the_experiments_recipe():
     assert (local["epochs"], local["iterations"], local["batch_size"], local["clip_norm"]) == (5, None, 0.1, 10.0)
 
 
+def test_who_fine_tunes_at_the_end_alone_stands_beside_mpfedcons_table_with_that():
+    cells = {
+        name: config_of("experiment=mpfedcon/table1", "column=cifar10_2", f"strategy={name}")["published"]["cells"][0]["value"]
+        for name in ("fedavg", "fedavg_ft", "fedrep")
+    }
+    assert cells == {
+        "fedavg": "nodes_accuracy_last10_mean",
+        "fedavg_ft": "personal_accuracy_mean",
+        "fedrep": "personal_accuracy_last10_mean",
+    }
+
+
 def test_fedcrls_experiment_goes_with_its_other_partition():
     for partition, classes in (("pathological", 2), ("practical", None)):
         run = resolve(config_of("experiment=fedcrl/base", f"partition={partition}"))
