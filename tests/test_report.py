@@ -11,7 +11,7 @@ from matplotlib import image
 from reported import method, write_run
 
 import report
-from contrafed.analysis import leave, pages, results, tables
+from contrafed.analysis import figures, leave, pages, results, tables
 from contrafed.analysis.runs import find, groups, read, usable, varied
 
 ROOT = Path(report.__file__).resolve().parent
@@ -49,6 +49,19 @@ def test_a_key_of_another_choice_is_not_varied(tmp_path):
     write_run(tmp_path / "c", participation={"name": "markovian", "beta": 0.5})
     assert varied(find([tmp_path])) == ["participation.name", "participation.beta"]
     assert varied(find([tmp_path / "a", tmp_path / "b"])) == ["participation.name"]
+
+
+def test_what_one_method_alone_varies_is_no_panel_of_its_own(tmp_path, monkeypatch):
+    write_run(tmp_path / "a")
+    for weight in (1, 10):
+        write_run(tmp_path / f"m{weight}", strategy={**method("moon")["strategy"], "contrast_weight": weight})
+    found, drawn = groups(find([tmp_path])), []
+    monkeypatch.setattr(figures.plots, "draw", lambda kind, panels, *rest: drawn.append(panels))
+    figures.accuracy(found, "t", "accuracy", lambda run: run.points("global", "test", "accuracy"))
+    (panels,) = drawn
+    assert {panel: set(lines) for panel, lines in panels.items()} == {
+        "": {"fedavg", "moon contrast_weight=1", "moon contrast_weight=10"}
+    }
 
 
 def test_methods_are_named_with_another_server_rule(tmp_path):

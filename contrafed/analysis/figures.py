@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from contrafed.analysis import plots
 from contrafed.analysis.published import load
 from contrafed.analysis.runs import (
+    NOTHING,
     FinishedRun,
     Group,
     Points,
@@ -85,12 +87,16 @@ def accuracy(found: Sequence[Group], title: str, said: str, points: Callable[[Fi
 def _curves(
     found: Sequence[Group], title: str, ylabel: str, points: Callable[[FinishedRun], Points], unit: float = 100
 ) -> Figure | None:
-    """Return curves with a panel a setting, or, where one method varies alone, all in one; None where they are too many."""
-    methods = {group.method for group in found}
+    """Return curves with a panel a setting; None where they are too many.
+
+    What not every method has is no panel but said with the curve, and so is all that varies where there is one method.
+    """
+    one = len({group.method for group in found}) == 1 and len(found) <= LINES
+    apart = {key for group in found for key, value in group.setting if one or value == NOTHING}
     panels: dict[str, dict[str, list[Points]]] = {}
     for group in found:
-        alone = len(methods) == 1 and len(found) <= LINES
-        panel, label = ("", group.label) if alone else (_setting(group), group.method)
+        panel = _setting(replace(group, setting=tuple(pair for pair in group.setting if pair[0] not in apart)))
+        label = replace(group, setting=tuple(pair for pair in group.setting if pair[0] in apart)).label
         panels.setdefault(panel, {})[label] = [[(t, unit * value) for t, value in points(run)] for run in group.runs]
     if len(panels) > PANELS or max(map(len, panels.values())) > LINES:
         return None

@@ -289,6 +289,10 @@ def _identity(run: FinishedRun) -> str:
     return json.dumps([run.method, table], sort_keys=True, default=str)
 
 
+# The cell of a setting that a run's method does not have, or has as null.
+NOTHING = "-"
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs that differ in their seeds alone."""
@@ -299,8 +303,8 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The method and what else was varied: ``pmfl participation=markovian``."""
-        return " ".join([self.method, *(f"{short(key)}={shown(value)}" for key, value in self.setting)])
+        """The method and what else was varied, where it has that: ``pmfl participation=markovian``."""
+        return " ".join([self.method, *(f"{short(key)}={value}" for key, value in self.setting if value != NOTHING)])
 
     def numbers(self, key: str) -> list[float]:
         """Return one number of each seed's summary, NaN where there is none."""
@@ -326,7 +330,7 @@ def short(key: str) -> str:
 def shown(value: Any) -> str:
     """Return a configuration's value as a cell."""
     if value is None:
-        return "-"
+        return NOTHING
     if isinstance(value, list | tuple | np.ndarray):
         return "[" + ", ".join(map(str, value)) + "]"
     return str(value)
