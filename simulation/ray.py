@@ -97,7 +97,8 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
         options["_system_config"] = {"task_events_report_interval_ms": 0}
     ending = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, **options)
+        # "local": with none Ray would join one that runs on this machine, which refuses these options.
+        ray.init(address=address or "local", **options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
     # Ray puts a handler of its own in the place of the command's, and a polite kill would end the process in mid-sentence.

@@ -42,6 +42,13 @@ def test_workers_that_share_no_memory_with_the_driver_get_everything_through_ray
     assert (metrics, nodes) == local_runs("pmfl")[2:]
 
 
+def test_without_an_address_no_other_cluster_is_joined(tmp_path, monkeypatch):
+    """One that runs on this machine already, or that RAY_ADDRESS names, has its own store and refuses ours."""
+    simulation.ray.stop_ray()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    run_tiny(tmp_path / "run", "strategy=fedavg", "engine=ray", "engine.workers=1", "num_rounds=1")
+
+
 @pytest.mark.slow
 def test_two_ray_nodes_equal_one(tmp_path, local_runs):
     """A cluster of two Ray nodes on this machine, one worker on each."""
