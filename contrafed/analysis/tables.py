@@ -224,13 +224,14 @@ def comparison_table(comparison: Comparison) -> Table:
         cells = []
         for _, part in columns:
             chosen = part[part["method"] == method]
-            cells.append("" if chosen.empty else _beside(chosen.iloc[0]))
+            cells.append("" if chosen.empty else beside(chosen.iloc[0]))
         rows.append((method, *cells))
     heads = ("method", *(" ".join(filter(None, (dataset, setting, metric))) for (dataset, setting, metric), _ in columns))
     return Table(f"{comparison.title}: ours (paper)", heads, tuple(rows), comparison.cells)
 
 
-def _beside(cell: pd.Series) -> str:
+def beside(cell: pd.Series) -> str:
+    """Return ``66.21 (89.35)`` of a comparison's cell: ours, and the paper's, whichever there are."""
     ours, paper = figure_of(cell["ours"], cell["ours_std"]), figure_of(cell["paper"])
     return f"{ours} ({paper})" if ours and paper else ours or (f"({paper})" if paper else "")
 

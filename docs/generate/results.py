@@ -1,6 +1,6 @@
 """What results/ says of a method, by the functions that reports are made with: nothing where it has no numbers.
 
-``python docs/generate/results.py`` writes the README's table anew from ``results/digits.csv``.
+``python docs/generate/results.py`` writes the README's table of the papers' numbers anew.
 """
 
 import io
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 from blocks import ROOT
 
 sys.path.insert(0, str(ROOT))
@@ -92,30 +93,32 @@ def pictures(name: str, home: Path = ROOT) -> Iterator[tuple[str, bytes]]:
         yield f"figures/method-{name}-{stem}.png", file.getvalue()
 
 
-# Of the README's table, in its order: one global model, then personal ones.
-ROWS = ("fedavg", "fedau", "pmfl", "moon", "fedrcl", "scaffold", "fedcrl", "mpfedcon", "ditto", "fedrep", "fedproto", "local")
 TABLE = re.compile(r"<!-- results -->\n.*?<!-- end of results -->\n", re.DOTALL)
 
 
 def readme_table(home: Path = ROOT) -> str:
-    """Return the README's table: accuracy of the global model on the test set, and of nodes on their own test parts, in %."""
-    title, runs = stored(home)["digits"]
-    kinds = sorted({str(run.config["participation"]["name"]) for run in runs})
-    heads = [f"{kind}: {what}" for kind in kinds for what in ("global", "nodes' own")]
-    lines = [f"| {title} | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
-    for name in ROWS:
-        cells = []
-        for kind in kinds:
-            own = [run for run in runs if run.method == name and run.config["participation"]["name"] == kind]
-            for curves in ([run.points("global", "test", "accuracy") for run in own], [run.own_points() for run in own]):
-                cells.append(tables.figure_of(*over_seeds([100 * points[-1][1] for points in curves if points]), digits=1))
-        if any(cells):
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    shape, seeds = runs[0].config, len({run.config["seed"] for run in runs})
+    """Return the README's table: the papers' columns that our runs fill, in %, ours and in brackets the paper's.
+
+    Of runs of one table that changed different things the most complete ones count.
+    """
+    columns: list[tuple[str, pd.DataFrame, str]] = []
+    for _, runs in stored(home).values():
+        compared = published.compare(runs)
+        if not compared:
+            continue
+        fullest = max(compared, key=lambda comparison: len(comparison.both))
+        for (place, part), (_, rho, count) in zip(fullest.columns(), fullest.correlations(), strict=True):
+            paper = published.load(fullest.paper)["paper"].iloc[0]
+            name = f"{paper}, Table {fullest.table}: {', '.join(filter(None, place)).replace('_', ' ')}"
+            columns.append((name, part.set_index("method"), f"{rho:.2f} of {count}" if count > 1 else ""))
+    lines = [f"| | {' | '.join(name for name, _, _ in columns)} |", "| --- |" + " ---: |" * len(columns)]
+    for method in dict.fromkeys(method for _, part, _ in columns for method in part.index[part["ours"].notna()]):
+        cells = [tables.beside(part.loc[method]) if method in part.index else "" for _, part, _ in columns]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    lines.append(f"| *Spearman's correlation, and of how many* | {' | '.join(rho for _, _, rho in columns)} |")
     said = (
-        f"Accuracy in % after {shape['num_rounds']} rounds of {shape['num_nodes']} nodes, mean ± standard deviation over "
-        f"{seeds} seeds: of the global model on the test\nset, and of each node's own model, or the global "
-        "one where it has none, on its own test part. Empty: there is no global model.\n[All methods](docs/RESULTS.md)."
+        "In %, ours and in brackets the paper's; ours are shorter runs on two cores. [Results](docs/RESULTS.md) says of each\n"
+        "how short, what deviates and why, and has every method on the digits under three participation patterns."
     )
     return "\n".join(["<!-- results -->", *lines, "", said, "<!-- end of results -->", ""])
 
