@@ -234,6 +234,21 @@ def test_results_are_added_to(sweep, monkeypatch, capsys):
     assert "![What moon does: accuracy](figures/sweep-accuracy.png)" in page
 
 
+def test_a_paper_s_table_with_one_number_of_ours_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
+    cell = {"setting": "bernoulli", "metric": "test_accuracy", "value": "accuracy_final"}
+    row = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "cells": [cell]}
+    for name, changed in (("pmfl", []), ("fedau", []), ("mifa", ["strategy.server_lr=2"])):
+        write_run(tmp_path / "runs" / name, **method(name, published={**row, "method": name}, changed=changed))
+    results.keep(find([tmp_path / "runs"]), tmp_path / "results", "tried")
+    pages.results_page(tmp_path)
+    page = Path("docs/RESULTS.md").read_text()
+    assert "### PMFL, Table I\n" in page
+    assert "\n* PMFL, Table I (strategy.server_lr=2), mifa: 70.00 (" in page
+    assert "### PMFL, Table I (strategy" not in page
+
+
 def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "POINTS", 5)
     accuracies = [0.1, 0.2, 0.1, 0.6, 0.3, 0.2, 0.25, 0.61, 0.3, 0.4, 0.5]

@@ -99,8 +99,15 @@ def _section(path: Path, drawn: Path) -> tuple[str, list[Path]]:
     prose = words.read_text(encoding="utf-8").strip() if words.exists() else path.stem
     title, _, prose = prose.removeprefix("# ").partition("\n")
     parts = [f"## {title}\n", prose.strip() + "\n" if prose.strip() else "", facts(runs) + "\n"]
+    lone = []
     for comparison in published.compare(runs):
-        parts += [f"### {comparison.title}\n", tables.comparison_text(comparison)]
+        ours = comparison.cells.dropna(subset=["ours"])
+        if len(ours) > 1:
+            parts += [f"### {comparison.title}\n", tables.comparison_text(comparison)]
+        else:  # a whole table for one number would bury it
+            lone += [f"* {comparison.title}, {cell['method']}: {tables.beside(cell)}" for _, cell in ours.iterrows()]
+    if lone:
+        parts.append("One number each, ours (the paper's):\n\n" + "\n".join(lone) + "\n")
     parts += ["### All runs\n", tables.runs_table(runs, title, tables.target_of(runs)).markdown]
     if aside:
         parts.append("Left out: " + "; ".join(aside) + ".\n")
