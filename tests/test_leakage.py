@@ -103,7 +103,14 @@ def test_a_batch_is_compared_in_the_order_that_fits_best():
     assert labels == [4, 7]
 
 
-@pytest.mark.parametrize(("method", "parts"), [("fedavg", {"encoder", "classifier"}), ("fedper", {"encoder"})])
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    [
+        ("fedavg", {"encoder", "classifier"}),
+        ("fedper", {"encoder"}),
+        ("fedproc", {"encoder", "classifier"}),  # whose first round is cross-entropy alone, as the server says
+    ],
+)
 def test_one_step_sends_the_gradient_of_what_travels(method, parts, digit):
     x, labels, model = digit
     sent = sent_by(method, model, x, labels)
@@ -131,6 +138,10 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
     assert (tmp_path / "leakage.md").read_text(encoding="utf-8") == markdown(rows)
     assert "no gradient to attack" in markdown(rows)
     assert (tmp_path / "leakage.png").stat().st_size > 1000
+    two = [*arguments, "--images", "2", "--batch", "2", "--cases", "all_shared"]
+    assert leakage.main(two) == leakage.main(two) == 0  # two pictures behind one gradient are another case, once
+    rows, _ = leakage.read(tmp_path)
+    assert [(row["case"], row["image"]) for row in rows[3:]] == [("all_shared/batch2", "0"), ("all_shared/batch2", "1")]
     capsys.readouterr()
     for wrong, said in (("--cases=all_shard", "did you mean 'all_shared'"), ("--steps=0", "must be at least 1")):
         assert leakage.main([*arguments, wrong]) == 2

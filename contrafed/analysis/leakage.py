@@ -107,15 +107,17 @@ def run(options: argparse.Namespace) -> None:
     about = {"batch": options.batch, "steps": how.steps, "starts": how.starts, "seed": how.seed, "dataset": name}
     about |= {"torch": versions()["torch"], "hardware": f"{hardware('cpu')}, one thread"}
     rows, pictures = read(options.out)
-    done = {(row["case"].removesuffix(ROUND_1), int(row["image"])) for row in rows}
+    together = f"/batch{options.batch}" if options.batch > 1 else ""
+    done = {(row["case"].partition("/")[0], int(row["image"]), int(row["batch"])) for row in rows}
     pictures |= {f"true/{options.first + k}": picture for k, picture in enumerate(x.numpy())}
     for case in (*options.cases, *(f"method:{method}" for method in options.methods)):
         for start in range(0, len(x), options.batch):
             first = options.first + start
-            if (case, first) in done:
+            if (case, first, options.batch) in done:
                 continue
             part, truth = x[start : start + options.batch], labels[start : start + options.batch]
-            for label, note, tried in tries(case, part, truth, classes, how, first):
+            for named, note, tried in tries(case, part, truth, classes, how, first):
+                label = named + together
                 found = [{"label": right} for right in truth] if tried is None else rows_of(tried, part, truth)
                 rows += [{"case": label, "image": first + k, **row, "note": note, **about} for k, row in enumerate(found)]
                 if tried is not None:

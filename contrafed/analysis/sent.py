@@ -13,12 +13,13 @@ from clients.training.workspace import Workspace
 from contrafed.analysis.inversion import gradient, weights_of
 from contrafed.composition import compose_job
 from contrafed.prepare import checked
-from core import codec
+from contrafed.session import make_strategy
 from core.tensors import Tensors, flat, group
 from models.base import SplitModel
 from partitions.federation import Federation
 from partitions.images import ImageData
 from partitions.partition import Partition
+from simulation.members import Members
 
 # Rate of the step: what a float32 upload loses of the gradient by rounding falls with it.
 RATE = 0.1
@@ -49,13 +50,13 @@ class Sent:
 def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int], overrides: Sequence[str] = ()) -> Sent:
     """Return what a node of ``method`` sends that holds the images x (b, C, H, W) in [0, 1] and takes one step of SGD on them.
 
-    The node receives ``model`` and empty tables. The other settings are the method's own, then ``overrides`` as on the command
-    line. Raises ``UserError``.
+    The node receives ``model`` and what the server half sends beside it in its first round. The other settings are the
+    method's own, then ``overrides`` as on the command line. Raises ``UserError``.
     """
     one_step = {"epochs": "null", "iterations": 1, "batch_size": len(labels), "optimizer": "sgd", "lr": RATE}
     plain = {"momentum": 0, "weight_decay": 0, "augment": "[]", "clip_norm": "null"}
     local = [f"strategy.local.{key}={value}" for key, value in (one_step | plain).items()]
-    run = checked(compose_job([f"strategy={method}", "num_nodes=1", *local, *overrides])).node
+    run = checked(compose_job([f"strategy={method}", "num_nodes=1", *local, *overrides]))
     raw = (x * 255).round().to(torch.uint8)
     nothing = np.zeros(0, dtype=np.int64)
     channels, y = x.shape[1], torch.tensor(labels)
@@ -63,10 +64,11 @@ def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int], ov
         raw, y, torch.zeros(len(y), dtype=torch.bool), (0.0,) * channels, (1.0,) * channels, model.num_classes, None
     )
     partition = Partition([np.arange(len(y))], [nothing], y.numpy(), model.num_classes)
-    workspace = Workspace(run, federation=Federation(data, partition), model=copy.deepcopy(model))
-    client = workspace.client_class(workspace, [0])
-    received = codec.from_list(client.names("down"), client.get_parameters({}))
-    (update,) = client.update([received], 1)
+    workspace = Workspace(run.node, federation=Federation(data, partition), model=copy.deepcopy(model))
+    members = Members(np.arange(1), workspace.federation, partition.class_counts(), run.node.to_json())
+    rule = make_strategy(run, workspace, members, rounds=1)
+    received = rule.broadcast(workspace.initial) | (rule.download(workspace.initial, 0, judging=False) or {})
+    (update,) = workspace.client_class(workspace, [0]).update([received], 1)
     before, after = group(received, "model"), group(update.tensors, "model")
     change = {name: value - before[name] for name, value in after.items()} or group(update.tensors, "delta")
     counts = update.tensors.get("proto/count")
