@@ -36,7 +36,6 @@ from models.base import SplitModel
 from partitions.images import load_images
 
 CSV, MARKDOWN, PICTURE, PICTURES = "leakage.csv", "leakage.md", "leakage.png", "pictures.npz"
-ROUND_1 = "/round1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,7 +153,7 @@ def tries(
         return
     stays = tuple(layer for layer, prefix in LAYERS.items() if not any(name.startswith(prefix) for name in sent.gradient))
     stays = tuple(layer for layer in stays if layer != "linear")
-    for label, hidden in ((case, stays), *(((f"{case}{ROUND_1}", ()),) if stays else ())):
+    for label, hidden in ((case, stays), *(((f"{case}/round1", ()),) if stays else ())):
         yield label, note, once(Case(hidden=hidden), model, sent.gradient, x, labels, how)
 
 

@@ -52,11 +52,15 @@ class Comparison:
     cells: pd.DataFrame
 
     @property
+    def name(self) -> str:
+        """The paper's name and table: ``PMFL, Table I``."""
+        return f"{load(self.paper)['paper'].iloc[0]}, Table {self.table}"
+
+    @property
     def title(self) -> str:
-        """The paper's name and table, and what our runs changed."""
-        name = str(load(self.paper)["paper"].iloc[0])
+        """``name``, and what our runs changed."""
         aside = [*([f"scale={self.scale}"] if self.scale else []), *self.changed]
-        return f"{name}, Table {self.table}" + (f" ({', '.join(aside)})" if aside else "")
+        return self.name + (f" ({', '.join(aside)})" if aside else "")
 
     @property
     def stem(self) -> str:

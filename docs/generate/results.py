@@ -4,6 +4,7 @@
 """
 
 import io
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -108,9 +109,8 @@ def readme_table(home: Path = ROOT) -> str:
             continue
         fullest = max(compared, key=lambda comparison: len(comparison.both))
         for (place, part), (_, rho, count) in zip(fullest.columns(), fullest.correlations(), strict=True):
-            paper = published.load(fullest.paper)["paper"].iloc[0]
-            name = f"{paper}, Table {fullest.table}: {', '.join(filter(None, place)).replace('_', ' ')}"
-            columns.append((name, part.set_index("method"), f"{rho:.2f} of {count}" if count > 1 else ""))
+            name = f"{fullest.name}: {', '.join(filter(None, place)).replace('_', ' ')}"
+            columns.append((name, part.set_index("method"), "" if math.isnan(rho) else f"{rho:.2f} of {count}"))
     lines = [f"| | {' | '.join(name for name, _, _ in columns)} |", "| --- |" + " ---: |" * len(columns)]
     for method in dict.fromkeys(method for _, part, _ in columns for method in part.index[part["ours"].notna()]):
         cells = [tables.beside(part.loc[method]) if method in part.index else "" for _, part, _ in columns]
