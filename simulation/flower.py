@@ -1,12 +1,15 @@
 """engine=flower: Flower's own simulation runtime, unmodified; the proof that nothing depends on our Grid."""
 
+import contextlib
 import logging
+import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, Any
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
@@ -93,32 +96,53 @@ def run(config: Config, job: Job) -> None:
     """Run a job in Flower's simulation runtime, one CPU per ClientApp by default."""
     from flwr.simulation import run_simulation
 
-    from simulation.ray import stop_ray
+    from simulation.ray import start_ray, stop_ray
 
-    stop_ray()  # Flower starts its own with its own resources
+    stop_ray()  # it may have joined a cluster
+    start_ray(None, job.verbose, None, None)  # else Flower does, and a polite kill aborts the process in mid-sentence
     install(job.node.to_json(), Workspace(job.node, device=default_device(), federation=job.federation))
     stop, done = threading.Event(), threading.Event()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet_when_interrupted(job.verbose):
             warnings.simplefilter("ignore", DeprecationWarning)
             run_simulation(
                 server_app=_in_thread(job, stop, done),
                 client_app=app,
                 num_supernodes=job.num_nodes,
-                backend_config={
-                    "client_resources": {"num_cpus": config.cpus_per_node, "num_gpus": config.gpus_per_node},
-                    "init_args": {"include_dashboard": False, "log_to_driver": job.verbose},
-                },
+                backend_config={"client_resources": {"num_cpus": config.cpus_per_node, "num_gpus": config.gpus_per_node}},
                 verbose_logging=job.verbose,
             )
     except KeyboardInterrupt:
-        if not job.verbose:  # Flower's threads complain about the workers that go away
-            logging.getLogger("flwr").setLevel(logging.CRITICAL)
         stop.set()
         done.wait(LAST_WRITES)
         raise
     finally:
         uninstall()
+
+
+@contextlib.contextmanager
+def _quiet_when_interrupted(verbose: bool) -> Iterator[None]:
+    """Silence Flower's log from Ctrl-C or a polite kill on: its threads complain about the workers that go away.
+
+    Flower ends its workers before ``KeyboardInterrupt`` gets here, so that this must be the first thing that a signal does.
+    """
+    before: dict[int, Any] = {}
+    if not verbose and threading.current_thread() is threading.main_thread():  # no other thread has signals
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        # One that is ignored, or that ends the process at once, stays so.
+        before = {number: handler for number, handler in before.items() if callable(handler)}
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        before[number](number, frame)
+
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _in_thread(job: Job, stop: threading.Event, done: threading.Event) -> ServerApp:

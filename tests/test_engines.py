@@ -114,6 +114,7 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
         ("ray", signal.SIGINT),
         ("flower", signal.SIGINT),
         pytest.param("ray", signal.SIGTERM, marks=pytest.mark.slow),  # Ray takes this signal's handler
+        pytest.param("flower", signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c_leaves_everything_written(tmp_path, engine, how):
