@@ -86,7 +86,7 @@ def _whole(path: Path, name: str, column: Any) -> np.ndarray:
             f"{path}: column '{name}' has empty cells, the first in row {int(column.isna().to_numpy().argmax()) + 1}"
         )
     values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64)
-    wrong = ~np.isfinite(values) | (values != np.floor(values))
+    wrong = ~(np.abs(values) < 2**53) | (values != np.floor(values))  # above, float64 skips whole numbers
     if wrong.any():
         raise UserError(f"{path}: {name} must be whole numbers, found {column.iloc[int(wrong.argmax())]}")
     return values.astype(np.int64)
