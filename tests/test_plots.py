@@ -47,6 +47,9 @@ def test_labels_of_one_method_share_its_colour():
     assert len({look[label].marker for label in ("pmfl", "pmfl/no_mct", "pmfl beta=0.1")}) == 3
     assert look["fedau"] == style_of("fedau")
     assert look["fedrcl+fedadam"] == style_of("fedrcl")
+    look = styles(["fedavg", "fedavg lr=0.1", "fedper"])  # black both
+    assert look["fedper"] == style_of("fedper")
+    assert len(set(look.values())) == 3
     assert method_of("mpfedcon/mu=0.5 classes=2") == "mpfedcon"
 
 

@@ -64,6 +64,21 @@ def test_what_one_method_alone_varies_is_no_panel_of_its_own(tmp_path, monkeypat
     }
 
 
+def test_a_key_that_only_one_method_has_otherwise_is_said_with_it(sweep):
+    """Moon alone has another rate as well: that is no panel, while participation still is."""
+    runs = find([sweep])
+    for pattern in ("full", "cyclic"):
+        strategy = {"name": "moon", "server": "fedavg", "local": {"lr": 0.3}}
+        write_run(sweep / f"fast-{pattern}", (0.1, 0.9), strategy=strategy, participation={"name": pattern})
+    found, title = figures.quiet(groups(find([sweep])), "sweep")
+    assert title == "sweep (local.lr=0.1 unless said)"
+    assert {group.label for group in found} == {
+        *(f"{name} participation={p}" for name in ("moon", "fedavg") for p in ("full", "cyclic")),
+        *(f"moon local.lr=0.3 participation={p}" for p in ("full", "cyclic")),
+    }
+    assert figures.quiet(groups(runs), "sweep") == (groups(runs), "sweep")
+
+
 def test_methods_are_named_with_another_server_rule(tmp_path):
     rule = {"strategy": {"name": "fedrcl", "server": "fedadam"}}
     write_run(tmp_path / "a", **rule)

@@ -58,7 +58,7 @@ SAID = {
 
 def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
     """Return {name: figure} of any runs: accuracy over rounds or at the end, nodes, weights, swept keys, repetitions."""
-    found = groups(runs)
+    found, title = quiet(groups(runs), title)
     said, points = accuracy_of(runs)
     out = {"accuracy": accuracy(found, title, said, points)}
     for name, curve, ylabel, unit in OVER_ROUNDS:
@@ -70,6 +70,25 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
         values = {group.label: _last(group, points) for group in found}
         out["box"] = plots.draw("box", {"": values}, title, "", f"{said}, last round (%)")
     return out
+
+
+def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
+    """Return groups and title in which a key that but for single methods is the same everywhere is said with these alone."""
+    lone = {}
+    for key in dict(found[0].setting):
+        of: dict[Any, set[str]] = {}
+        for group in found:
+            of.setdefault(dict(group.setting)[key], set()).add(group.method)
+        usual = max(of, key=lambda value: len(of[value]))
+        if len(of[usual]) > 1 and all(len(methods) == 1 for value, methods in of.items() if value != usual):
+            lone[key] = usual
+    out = []
+    for group in found:
+        said = tuple(pair for pair in group.setting if pair[0] in lone and pair[1] != lone[pair[0]])
+        rest = tuple(pair for pair in group.setting if pair[0] not in lone)
+        out.append(replace(group, method=replace(group, setting=said).label, setting=rest))
+    usually = ", ".join(f"{short(key)}={value}" for key, value in lone.items() if value != NOTHING)
+    return out, f"{title} ({usually} unless said)" if usually else title
 
 
 def accuracy(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> Figure:

@@ -55,7 +55,7 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
         table = tables.runs_table(found, folder.name)
         (folder / "sweep.md").write_text(f"# {folder.name}\n\n{table.markdown}{tables.READ}", encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
-        plots.save(figures.accuracy(groups(found), folder.name, *accuracy_of(found)), folder / "sweep")
+        plots.save(figures.accuracy(*figures.quiet(groups(found), folder.name), *accuracy_of(found)), folder / "sweep")
     except (UserError, OSError) as error:
         print(f"no table of the sweep: {error}", flush=True)
     else:

@@ -56,15 +56,20 @@ def styles(labels: Sequence[str], methods: Sequence[str] | None = None) -> dict[
     """Return the style of each label of one figure.
 
     ``methods``: the method behind each label; without them a label such as ``pmfl/no_mct``, ``fedrcl+fedadam`` or
-    ``pmfl beta=0.1`` names it first. Several labels of one method share its colour and differ in line, marker and hatch.
+    ``pmfl beta=0.1`` names it first. Several labels of one method share its colour and differ in line, marker
+    and hatch, also from other methods of that colour.
     """
+    methods = methods or [method_of(label) for label in labels]
     found: dict[str, Style] = {}
     times: dict[str, int] = {}
-    for label, method in zip(labels, methods or [method_of(label) for label in labels], strict=True):
+    taken = set(map(style_of, methods))
+    for label, method in zip(labels, methods, strict=True):
         first, again = style_of(method), times.get(method, 0)
         times[method] = again + 1
-        start = next((i for i, row in enumerate(ROWS) if row[0] == first.line), 0)
-        found[label] = Style(first.colour, *ROWS[(start + again) % len(ROWS)]) if again else first
+        start = next((i for i, row in enumerate(ROWS) if row[0] == first.line), 0) + again
+        others = [Style(first.colour, *ROWS[(start + i) % len(ROWS)]) for i in range(len(ROWS))]
+        found[label] = next((look for look in others if look not in taken), others[0]) if again else first
+        taken.add(found[label])
     return found
 
 
