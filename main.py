@@ -23,7 +23,7 @@ from contrafed.cli import check_jobs, help_text, take_config_dir
 from contrafed.composition import as_choices, compose_job, own_folder
 from contrafed.reporting import print_summary, quiet_libraries
 from contrafed.settings import Run
-from contrafed.sweep import Sweep, expand, make_folder, part, take_shard
+from contrafed.sweep import Sweep, expand, held, part, take_shard
 from core.errors import RunStopped, UserError
 
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -82,10 +82,11 @@ def run_one(run: Run, unique: bool) -> int:
     """Run one job and return the exit status. Raises ``UserError``."""
     from contrafed.experiment import run as run_experiment
 
-    folder = Path(run.output_dir)
-    new = make_folder(folder)
     try:
-        summary = run_experiment(run.composed, unique=unique)
+        with held(Path(run.output_dir)) as free:
+            if not free and not unique:
+                raise UserError(f"output_dir: another process writes in {run.output_dir}")
+            summary = run_experiment(run.composed, unique=unique)
     except UserError:
         raise
     except RunStopped as stopped:
@@ -94,10 +95,6 @@ def run_one(run: Run, unique: bool) -> int:
     except Exception:
         traceback.print_exc()
         return 1
-    finally:
-        if new:
-            with contextlib.suppress(OSError):  # empty after a mistake in the data
-                folder.rmdir()
     print_summary(summary, summary["folder"])
     return 0
 

@@ -62,6 +62,7 @@ def _report(asked: argparse.Namespace) -> None:
     from contrafed.analysis import pages, tables
     from contrafed.analysis.runs import find
 
+    _refuse_unused(asked)
     if asked.target is not None and not 0 < asked.target <= 100:
         raise UserError(f"--target {asked.target:g} is no percentage above 0 and up to 100")
     if asked.compare:
@@ -83,6 +84,16 @@ def _report(asked: argparse.Namespace) -> None:
         files = pages.write(runs, folder, title, None if asked.target is None else asked.target / 100)
         print((folder / "runs.md").read_text(encoding="utf-8"))
         print(f"{len(files)} files of {len(runs)} runs are in {folder}: {', '.join(path.name for path in files)}")
+
+
+def _refuse_unused(asked: argparse.Namespace) -> None:
+    kind = next((name for name in ("list", "compare", "results") if getattr(asked, name)), None)
+    unused = [name for name in ("out", "title", "target") if kind is not None and getattr(asked, name) is not None]
+    unused += [name for name in ("name",) if kind != "results" and getattr(asked, name) is not None]
+    if unused:
+        raise UserError(f"--{unused[0]} does not go with " + (f"--{kind}" if kind else "a report: it is for --results"))
+    if kind == "compare" and asked.folders:
+        raise UserError(f"--compare takes two runs, and nothing beside them: {asked.folders[0]}")
 
 
 def _results(asked: argparse.Namespace) -> None:

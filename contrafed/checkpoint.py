@@ -79,7 +79,7 @@ class Checkpoints:
         self._writing: Future[None] | None = None
         self._spare: list[Path] = []  # files of nodes that no kept checkpoint needs
         self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the node files of each
-        for path in _numbered(self.folder):
+        for path in numbered(self.folder):
             found = _read(path) if own and resumed is not None and int(path.name) <= resumed.server_round else None
             if found is not None:
                 self.kept.append((path, set(found.nodes.values())))
@@ -179,7 +179,7 @@ def find(where: str | Path) -> Checkpoint | None:
     where = Path(where).expanduser()
     if (where / STATE).is_file():
         return _read(where)
-    return next((found for path in reversed(_numbered(where / FOLDER)) if (found := _read(path)) is not None), None)
+    return next((found for path in reversed(numbered(where / FOLDER)) if (found := _read(path)) is not None), None)
 
 
 def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -255,7 +255,7 @@ def _key(key: Any, place: str) -> str | int:
     raise TypeError(f"a strategy's state has dictionaries whose keys are text or whole numbers, not {key!r} ({place})")
 
 
-def _numbered(folder: Path) -> list[Path]:
+def numbered(folder: Path) -> list[Path]:
     """Return the checkpoints in ``folder``, whole or not, oldest first."""
     return sorted(path for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
 

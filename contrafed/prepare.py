@@ -76,6 +76,8 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
     if not latest:
         raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}")
     folder = Path(wanted.output_dir)
+    if there := checkpoint.numbered(folder / checkpoint.FOLDER):
+        raise UserError(f"resume: {there[-1]} and {len(there) - 1} before it cannot be read; delete the folder to begin anew")
     if (folder / "config.yaml").exists():  # a run that stopped before its first checkpoint is begun anew, no other
         if (folder / "summary.json").exists() and '"finished"' in (folder / "summary.json").read_text(encoding="utf-8"):
             raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")

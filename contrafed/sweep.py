@@ -262,19 +262,21 @@ def runs_in(home: Path, pattern: str = "*") -> dict[str, Path]:
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[bool]:
     """Hold a run's folder for this process; False where another process has it."""
-    make_folder(folder)
+    new, free = make_folder(folder), True
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
+        except BlockingIOError:
+            free = False
+        except OSError:  # a file system without locks
+            pass
+        yield free
     finally:
         os.close(handle)
-        with contextlib.suppress(OSError):  # empty after a mistake in the data
-            folder.rmdir()
+        if new and free:
+            with contextlib.suppress(OSError):  # empty after a mistake in the data
+                folder.rmdir()
 
 
 def make_folder(folder: Path) -> bool:

@@ -240,6 +240,17 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, whole, damage):
     assert equal(outcome(folder), whole)
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stopped):
+    folder = stopped()
+    for path in folder.glob("checkpoints/0*/state.json"):
+        path.write_text(path.read_text()[:99])
+    before = (folder / "metrics.csv").read_bytes()
+    with pytest.raises(UserError, match=r"000004 and 1 before it cannot be read; delete the folder to begin anew$"):
+        run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
+    assert (folder / "metrics.csv").read_bytes() == before
+    assert len(list(folder.glob("checkpoints/0*"))) == 2
+
+
 def test_another_configuration_is_refused_by_its_keys(stopped):
     folder = stopped()
     with pytest.raises(UserError, match=r"num_rounds=9 \(there: 7\); strategy.local.lr=0.2 \(there: 0.1\)$") as error:

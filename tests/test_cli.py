@@ -1,6 +1,7 @@
 """The command line: one clear line for every mistake, sweeps, help, and what a run leaves."""
 
 import csv
+import fcntl
 import json
 import os
 import subprocess
@@ -270,6 +271,19 @@ def test_a_named_folder_is_never_overwritten(finished, called):
     done = called(*QUICK, f"output_dir={folder}")
     assert done.returncode == 2
     assert "already holds a run" in done.stderr
+    assert (folder / "metrics.csv").read_bytes() == before
+
+
+def test_two_processes_do_not_write_in_one_folder(finished, called):
+    folder, _ = finished
+    before = (folder / "metrics.csv").read_bytes()
+    elsewhere = os.open(folder, os.O_RDONLY)
+    fcntl.flock(elsewhere, fcntl.LOCK_EX)
+    try:
+        done = called(*QUICK, "resume=latest", f"output_dir={folder}")
+    finally:
+        os.close(elsewhere)
+    assert (done.returncode, done.stderr) == (2, f"error: output_dir: another process writes in {folder}\n")
     assert (folder / "metrics.csv").read_bytes() == before
 
 

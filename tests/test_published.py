@@ -76,6 +76,21 @@ def test_what_is_changed_or_small_stands_apart(tmp_path):
     assert len({c.stem for c in found}) == 3
 
 
+def test_the_order_of_what_is_changed_makes_no_other_table(tmp_path):
+    for seed, changed in enumerate((["num_rounds=50", "model=mlp"], ["model=mlp", "num_rounds=50"])):
+        write_run(tmp_path / str(seed), **pmfl("pmfl") | {"changed": changed, "seed": seed})
+    (comparison,) = published.compare(find([tmp_path]))
+    assert comparison.title == "PMFL, Table I (model=mlp, num_rounds=50)"
+
+
+def test_a_run_that_did_not_end_fills_no_cell(tmp_path):
+    write_run(tmp_path / "half", **pmfl("pmfl"), summary={"status": "interrupted"})
+    assert published.compare(find([tmp_path])) == []
+    write_run(tmp_path / "whole", **pmfl("scaffold"))
+    (comparison,) = published.compare(find([tmp_path]))
+    assert comparison.cells.dropna(subset="ours")["method"].tolist() == ["scaffold"]
+
+
 def test_a_method_that_the_paper_lacks_has_no_paper_value(tmp_path):
     write_run(tmp_path / "a", **pmfl("scaffold"))
     (comparison,) = published.compare(find([tmp_path]))

@@ -168,6 +168,10 @@ def test_two_runs_side_by_side(sweep, capsys):
         (["headless"], "cannot read headless/metrics.csv: it has no column value"),
         (["foreign"], "foreign/config.yaml is no run's configuration"),
         (["summary"], "cannot read summary/summary.json"),
+        (["--results", "--target", "50"], "--target does not go with --results"),
+        (["sweep", "--list", "--title", "a"], "--title does not go with --list"),
+        (["sweep", "--name", "a"], "--name does not go with a report: it is for --results"),
+        (["--compare", "killed", "killed", "sweep"], "--compare takes two runs, and nothing beside them: sweep"),
     ],
 )
 def test_mistakes_are_one_line(sweep, monkeypatch, capsys, arguments, said):
@@ -178,7 +182,7 @@ def test_mistakes_are_one_line(sweep, monkeypatch, capsys, arguments, said):
     for name in ("torn", "headless", "foreign", "summary"):
         write_run(Path(name))
     with Path("torn/metrics.csv").open("a") as file:
-        file.write("40,global,te")
+        file.write("40,global,te\n")
     Path("headless/metrics.csv").write_text("round,scope,split,metric\n1,a,b,c\n")
     Path("foreign/config.yaml").write_text("a: 1\n")
     Path("summary/summary.json").write_text("{")
@@ -207,6 +211,40 @@ def test_what_is_left_out_is_named(tmp_path):
     kept, _ = usable(find([tmp_path]), unfinished=True)
     assert [run.name for run in kept] == ["killed", "second"]
     assert kept[0].number("accuracy_best") == 0.8
+
+
+def test_a_run_that_did_not_end_says_how_far_it_came(tmp_path):
+    """Of one configuration and seed the furthest counts; another seed that came less far is no mean with it."""
+    write_run(tmp_path / "long", (0.1, 0.5, 0.8), summary=False)
+    write_run(tmp_path / "short", (0.1, 0.4), summary=False)
+    write_run(tmp_path / "other", (0.1, 0.3), summary=False, seed=1)
+    write_run(tmp_path / "moon", **method("moon"))
+    kept, aside = usable(find([tmp_path]), unfinished=True)
+    assert aside == ["short: long is the same configuration and seed"]
+    assert {group.label for group in groups(kept)} == {"fedavg to round 20", "fedavg to round 10", "moon"}
+    assert tables.target_of(kept) is None
+    write_run(tmp_path / "whole", (0.1, 0.2, 0.2, 0.2))
+    kept, _ = usable(find([tmp_path]), unfinished=True)
+    assert {group.label for group in groups(kept)} == {"fedavg", "fedavg to round 10", "moon"}
+    assert tables.target_of(kept) == 0.2
+
+
+def test_a_line_that_was_cut_off_is_no_line(tmp_path):
+    write_run(tmp_path / "a", (0.1, 0.5), nodes=[(10, 0, "accuracy", 0.5)])
+    for name, line in {"metrics": "20,global,test,accuracy,0.", "nodes": "20,0,acc"}.items():
+        with (tmp_path / "a" / f"{name}.csv").open("a") as file:
+            file.write(line)
+    (run,) = find([tmp_path])
+    assert run.points("global", "test", "accuracy") == [(10, 0.5)]
+    assert run.last_of_nodes("accuracy") == {0: 0.5}
+
+
+def test_one_run_stands_in_every_table_that_names_it_and_counts_once(tmp_path):
+    for table in ("1", "2"):
+        write_run(tmp_path / table, published={"table": table})
+    kept, aside = usable(find([tmp_path]))
+    assert (len(kept), aside) == (2, [])
+    assert [len(group.runs) for group in groups(kept)] == [1]
 
 
 def test_a_run_that_has_not_begun_is_no_run(tmp_path):

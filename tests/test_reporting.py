@@ -126,6 +126,20 @@ def test_files_hold_what_was_recorded_at_every_flush(tmp_path):
     assert (tmp_path / "run" / "times.csv").read_text().splitlines()[1] == "1,0.250000,,,,"
 
 
+def test_a_run_that_goes_on_has_the_seconds_of_all_sittings_and_no_summary_of_the_last(tmp_path):
+    first = record(tmp_path / "run")
+    first.finish("interrupted", {"seconds": 9.0})
+    sizes = first.sizes()
+    first.close()
+    again = RunRecorder(tmp_path / "run", "seed: 0\n", logs=sizes)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    again.participants(4, np.array([0]), 6)
+    summary = again.finish("finished", {"seconds": 1.0})
+    again.close()
+    assert (summary["seconds"], summary["seconds_per_round"]) == (1.75, 1.75 / 4)  # three rounds of a quarter second
+    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")) == []
+
+
 def test_summary_by_hand(tmp_path):
     recorder = record(tmp_path / "run")
     recorder.metric(3, "personal", "test", "accuracy", 0.7)

@@ -86,7 +86,7 @@ def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
     for group in found:
         said = tuple(pair for pair in group.setting if pair[0] in lone and pair[1] != lone[pair[0]])
         rest = tuple(pair for pair in group.setting if pair[0] not in lone)
-        out.append(replace(group, method=replace(group, setting=said).label, setting=rest))
+        out.append(replace(group, method=replace(group, setting=said, until=None).label, setting=rest))
     usually = ", ".join(f"{short(key)}={value}" for key, value in lone.items() if value != NOTHING)
     return out, f"{title} ({usually} unless said)" if usually else title
 
@@ -98,7 +98,7 @@ def accuracy(found: Sequence[Group], title: str, said: str, points: Callable[[Fi
         return drawn
     table: dict[str, dict[str, list[float]]] = {}
     for group in found:
-        table.setdefault(group.method, {})[_setting(group)] = _last(group, points)
+        table.setdefault(replace(group, setting=()).label, {})[_setting(group)] = _last(group, points)
     best = sorted(table, key=lambda method: -max(over_seeds(values)[0] for values in table[method].values()))
     return plots.dots({method: table[method] for method in best}, title, f"{said}, last round (%)")
 
@@ -158,7 +158,9 @@ def _nodes(found: Sequence[Group], title: str) -> dict[str, Figure]:
 
 
 def _swept(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> dict[str, Figure]:
-    """Return lines over one swept number, a heat map of two; nothing for other sweeps."""
+    """Return lines over one swept number, a heat map of two; nothing for other sweeps, or where a run did not end."""
+    if any(group.until is not None for group in found):
+        return {}
     keys = [key for key, _ in found[0].setting]
     if not 1 <= len(keys) <= 2 or not all(_is_number(value) for group in found for _, value in group.setting):
         return {}
@@ -186,15 +188,15 @@ def _is_number(value: str) -> bool:
 
 
 def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
-    """Return {name: figure} for every figure of a paper that runs name, apart by ``scale`` and by what was ``changed``.
+    """Return {name: figure} for every figure of a paper that finished runs name, apart by ``scale`` and what was ``changed``.
 
     Kinds that show something else than runs' numbers (t-SNE, a partition, availability) are not drawn here.
     """
     found: dict[tuple, list[FinishedRun]] = {}
     for run in runs:
         published = run.config.get("published") or {}
-        if published.get("figure") and published.get("plot"):
-            changed = tuple(map(str, run.config.get("changed") or ()))
+        if run.finished and published.get("figure") and published.get("plot"):
+            changed = tuple(sorted(map(str, run.config.get("changed") or ())))
             key = (str(published["paper"]), str(published["figure"]), str(run.config.get("scale") or ""), changed)
             found.setdefault(key, []).append(run)
     out = {}

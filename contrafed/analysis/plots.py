@@ -48,6 +48,9 @@ def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method
     labels = list(dict.fromkeys(label for data in panels.values() for label in data))
     look = styles(labels, None if method is None else [method] * len(labels)) if kind != "heatmap" else {}
     one = partial(heat_map, cells_of_all=panels.values()) if kind == "heatmap" else KINDS[kind]
+    smooth = kind == "curves" and any(len(band(seeds)[0]) >= MANY_POINTS for data in panels.values() for seeds in data.values())
+    if smooth:
+        one = partial(curves, smooth=True)
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)
     width, height = _size(kind, labels, panels) if len(panels) == 1 else (across * ONE_OF_SEVERAL[0], down * ONE_OF_SEVERAL[1])
@@ -61,7 +64,7 @@ def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method
     for axes in every[len(panels) :]:
         axes.set_visible(False)
     figure.supxlabel(xlabel, fontsize=10)
-    figure.supylabel(ylabel + (f", mean of {WINDOW} points" if kind == "curves" and _smoothed(panels) else ""), fontsize=10)
+    figure.supylabel(ylabel + (f", mean of {WINDOW} points" if smooth else ""), fontsize=10)
     if kind in ("curves", "lines", "cdf") and len(labels) > 1:
         columns = math.ceil(len(labels) / ONE_COLUMN)
         handles = {label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -88,21 +91,17 @@ def _size(kind: str, labels: Sequence[str], panels: Panels) -> tuple[float, floa
     return ALONE
 
 
-def _smoothed(panels: Panels) -> bool:
-    return any(len(band(seeds)[0]) >= MANY_POINTS for data in panels.values() for seeds in data.values())
-
-
-def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look) -> None:
+def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look, smooth: bool = False) -> None:
     """Draw {label: points (round, value) of each seed}: the mean over seeds, its deviation as a band.
 
-    From 100 points on a curve is its moving average over 20.
+    ``smooth``: moving averages over 20 points, as in figures where any curve has 100.
     """
     for label, seeds in series.items():
         rounds, mean, deviation = band(seeds)
         if not len(rounds):
             continue
         style = look[label]
-        if len(rounds) >= MANY_POINTS:
+        if smooth:
             mean, deviation = (np.array(moving_average(part.tolist(), WINDOW)) for part in (mean, deviation))
         axes.plot(
             rounds, mean, color=style.colour, linestyle=style.line, marker=style.marker, markevery=max(1, len(rounds) // MARKS),

@@ -97,12 +97,15 @@ class Comparison:
 
 
 def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
-    """Return a comparison for every table of a paper that a run names, apart by ``scale`` and by what was ``changed``."""
+    """Return a comparison for every table of a paper that a run names, apart by ``scale`` and by what was ``changed``.
+
+    A run that did not end has no number that could stand beside a paper's.
+    """
     found: dict[tuple[str, str, str, tuple[str, ...]], list[FinishedRun]] = {}
     for run in runs:
         published = run.config.get("published") or {}
-        if published.get("table") and published.get("cells"):
-            changed = tuple(str(line) for line in run.config.get("changed") or ())
+        if run.finished and published.get("table") and published.get("cells"):
+            changed = tuple(sorted(str(line) for line in run.config.get("changed") or ()))
             scale = str(run.config.get("scale") or "")
             found.setdefault((str(published["paper"]), str(published["table"]), scale, changed), []).append(run)
     return [Comparison(*key, _cells(key[0], key[1], members)) for key, members in found.items()]

@@ -1,5 +1,6 @@
 """Finished runs as a report takes them: read from their folders, and told apart by what their configurations differ in."""
 
+import io
 import json
 import math
 import os
@@ -147,13 +148,20 @@ def _read_summary(folder: Path) -> dict[str, Any]:
 def read_table(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     """Return a CSV of just these columns and types. Raises ``UserError`` naming the file and what is wrong with it."""
     try:
-        table = pd.read_csv(path, dtype={name: kind for name, kind in columns.items() if kind == "str"}, keep_default_na=False)
+        kinds = {name: kind for name, kind in columns.items() if kind == "str"}
+        table = pd.read_csv(_whole_lines(path), dtype=kinds, keep_default_na=False)
         missing = [name for name in columns if name not in table]
         if missing:
             raise UserError(f"cannot read {path}: it has no column {missing[0]}")
         return table[list(columns)].astype(dict(columns))
-    except (OSError, ValueError, pd.errors.ParserError) as error:  # also a half-written last line
+    except (OSError, ValueError, pd.errors.ParserError) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+
+
+def _whole_lines(path: Path) -> io.BytesIO:
+    """Return a file without a last line that was cut off while it was written."""
+    content = path.read_bytes()
+    return io.BytesIO(content[: content.rfind(b"\n") + 1])
 
 
 def curves_of(metrics: pd.DataFrame) -> dict[tuple[str, str, str], Points]:
@@ -253,19 +261,23 @@ def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[li
     """Return the runs that tables and figures take, and a line on each that is left out.
 
     Left out are those without an evaluation, those that only scored what another run had saved, those that did not end (taken
-    with ``unfinished``), and repetitions of the same configuration and seed but for the last.
+    with ``unfinished``), and repetitions of the same configuration and seed but for the one that came furthest, the last of
+    several.
     """
-    last = {_identity(run): run for run in runs}
+    best: dict[str, FinishedRun] = {}
+    for run in runs:
+        if _evaluated(run):
+            best[_identity(run)] = max(run, best.get(_identity(run), run), key=_reached)
     kept, aside = [], []
     for run in runs:
-        if not any(metric == "accuracy" for _, _, metric in run.curves):
+        if not _evaluated(run):
             aside.append(f"{run.name}: nothing was evaluated")
         elif run.config.get("evaluate_only"):
             aside.append(f"{run.name}: it scored what another run had saved")
         elif not run.finished and not unfinished:
             aside.append(f"{run.name}: {run.summary['status']} in round {run.summary['rounds']} of {run.config['num_rounds']}")
-        elif last[_identity(run)] is not run:
-            aside.append(f"{run.name}: {last[_identity(run)].name} is the same configuration and seed")
+        elif best[_identity(run)] is not run:
+            aside.append(f"{run.name}: {best[_identity(run)].name} is the same configuration and seed")
         else:
             kept.append(run)
     return kept, aside
@@ -285,8 +297,17 @@ def accuracy_of(runs: Sequence[FinishedRun]) -> tuple[str, Callable[[FinishedRun
 
 
 def _identity(run: FinishedRun) -> str:
-    table = flat(run.config) | {"seed": run.config.get("seed"), "finished": run.finished}
+    """Return what two runs of the same number in the same table of a paper have in common."""
+    table = flat(run.config) | {key: run.config.get(key) for key in ("seed", "published")}
     return json.dumps([run.method, table], sort_keys=True, default=str)
+
+
+def _evaluated(run: FinishedRun) -> bool:
+    return any(metric == "accuracy" for _, _, metric in run.curves)
+
+
+def _reached(run: FinishedRun) -> tuple[bool, int]:
+    return run.finished, int(run.summary["rounds"])
 
 
 # The cell of a setting that a run's method does not have, or has as null.
@@ -300,11 +321,13 @@ class Group:
     method: str
     setting: tuple[tuple[str, Any], ...]  # (varied key, value)
     runs: tuple[FinishedRun, ...]
+    until: int | None = None  # the last round of runs that did not end
 
     @property
     def label(self) -> str:
-        """The method and what else was varied, where it has that: ``pmfl participation=markovian``."""
-        return " ".join([self.method, *(f"{short(key)}={value}" for key, value in self.setting if value != NOTHING)])
+        """The method and what else was varied, where it has that: ``pmfl participation=markovian``, ``pmfl to round 800``."""
+        varied = [f"{short(key)}={value}" for key, value in self.setting if value != NOTHING]
+        return " ".join([self.method, *varied, *([] if self.until is None else [f"to round {self.until}"])])
 
     def numbers(self, key: str) -> list[float]:
         """Return one number of each seed's summary, NaN where there is none."""
@@ -312,14 +335,18 @@ class Group:
 
 
 def groups(runs: Sequence[FinishedRun]) -> list[Group]:
-    """Return the runs grouped over seeds, in the order in which each group first appears."""
+    """Return the runs grouped over seeds, in the order in which each group first appears.
+
+    Runs that did not end are together where they came equally far. The same run for two tables of a paper counts once.
+    """
     keys = varied(runs)
-    found: dict[tuple, list[FinishedRun]] = {}
+    found: dict[tuple, dict[Any, FinishedRun]] = {}
     for run in runs:
         table = flat(run.config)
         setting = tuple((key, shown(table.get(key))) for key in keys)
-        found.setdefault((run.method, setting), []).append(run)
-    return [Group(method, setting, tuple(members)) for (method, setting), members in found.items()]
+        until = None if run.finished else int(run.summary["rounds"])
+        found.setdefault((run.method, setting, until), {})[run.config.get("seed")] = run
+    return [Group(method, setting, tuple(of.values()), until) for (method, setting, until), of in found.items()]
 
 
 def short(key: str) -> str:

@@ -98,9 +98,9 @@ COLUMNS = (
 
 
 def target_of(runs: Sequence[FinishedRun]) -> float | None:
-    """Return the accuracy that FedAvg's runs have at their end, the mean over seeds and settings; None without FedAvg."""
+    """Return the accuracy that FedAvg's finished runs end with, the mean over seeds and settings; None without any."""
     _, points = accuracy_of(runs)
-    last = [points(run)[-1][1] for run in runs if run.method == "fedavg" and points(run)]
+    last = [points(run)[-1][1] for run in runs if run.method == "fedavg" and run.finished and points(run)]
     return over_seeds(last)[0] if last else None
 
 

@@ -47,6 +47,7 @@ class RunRecorder:
         self.first_round = first_round
         self.note = ""  # what every figure says of the run
         self.began = time.perf_counter()
+        (folder / "summary.json").unlink(missing_ok=True)  # of the sitting before, which this one outdates
         (folder / "config.yaml").write_text(config_text, encoding="utf-8")
         self._files = {}
         for name in LOGS:
@@ -67,9 +68,9 @@ class RunRecorder:
         self._class_counts: np.ndarray | None = None
         self._latest: dict[str, float] = {}  # what was recorded since ``latest`` was last asked for
         self.rounds = 0
+        self._earlier = 0.0  # seconds of the rounds of earlier sittings
         if logs is not None:
             self._read_back()
-        self._begun = self.rounds  # rounds of earlier sittings
         self.flush()
 
     def _read_back(self) -> None:
@@ -82,6 +83,8 @@ class RunRecorder:
                     self._sums[row["metric"]] += value
                 else:
                     self._curves[row["scope"], row["split"], row["metric"]].append((t, value))
+        with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
+            self._earlier = sum(float(row["seconds"]) for row in csv.DictReader(file))
 
     def sizes(self) -> dict[str, int]:
         """Return how many bytes each log has."""
@@ -177,18 +180,21 @@ class RunRecorder:
 
         ``status`` is finished, interrupted, diverged (``on_divergence=stop``) or failed. What is returned is what the file
         holds: None stands for a number that does not exist. Accuracies and their standard deviations are fractions, not
-        percentages. The initial model's evaluation (round 0) is in no number, unless there was nothing else to do.
+        percentages. The initial model's evaluation (round 0) is in no number, unless there was nothing else to do. Seconds are
+        this sitting's and, of earlier ones, those of the rounds that were kept.
         """
         self.flush()
         summary: dict[str, Any] = {"status": status, **extra, "rounds": self.rounds}
         summary |= summary_of_curves(self._curves, self.first_round)
-        seconds = float(extra.get("seconds", time.perf_counter() - self.began))
-        summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self.rounds - self._begun, 1)
+        seconds = self._earlier + float(extra.get("seconds", time.perf_counter() - self.began))
+        summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self.rounds, 1)
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
             summary[name] = int(self._sums[name])
         summary = _strict(summary)
         text = json.dumps(summary, indent=2, allow_nan=False)
-        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        part = self.folder / ".summary.part"
+        part.write_text(text + "\n", encoding="utf-8")
+        os.replace(part, self.folder / "summary.json")
         self._draw()
         return summary
 

@@ -14,7 +14,7 @@ from contrafed.trackers import Tracked, Tracker
 NAME_FILE = "mlflow.id"
 # Parameters that MLflow takes at once, and characters of one.
 AT_ONCE, LONGEST = 100, 500
-STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MLflow(Tracker):
 
     def close(self, status: str) -> None:
         """End the run."""
-        self.client.set_terminated(self.id, STATUS[status])
+        self.client.set_terminated(self.id, STATUS.get(status, "FAILED"))
 
 
 def _flat(composed: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
