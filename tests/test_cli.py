@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
 
 
-def command(*arguments, timeout=300):
+def command(*arguments, timeout=900):
     """Run the command as a process of its own."""
     return subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
@@ -341,7 +341,7 @@ def test_jobs_of_a_sweep_share_one_ray_and_leave_none_behind(tmp_path, monkeypat
     mark = f"CONTRAFED_TEST_MARK={tmp_path.name}-{os.getpid()}"
     monkeypatch.setenv(*mark.split("="))
     quick = ("engine=ray", "num_nodes=4", "num_rounds=2", "model=mlp", f"output_dir={tmp_path / 'sweep'}")
-    done = command("-m", *quick, "strategy=fedavg,pmfl", timeout=300)
+    done = command("-m", *quick, "strategy=fedavg,pmfl")
     assert done.returncode == 0, done.stderr
     ends = time.monotonic() + 20  # Ray's processes end a moment after their driver
     while processes_with(mark.encode()) and time.monotonic() < ends:

@@ -50,7 +50,7 @@ def fill(folder):
 def command(*overrides):
     """The command line on a small run, in a process of its own."""
     words = [sys.executable, "main.py", "strategy=pmfl", *SMALL, "partition.min_node_size=5", *overrides]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 
 def one_line(found, says):

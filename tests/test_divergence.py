@@ -136,7 +136,7 @@ def test_engines_stop_alike(tmp_path, engine):
     said = {}
     for name in ("local", engine):
         wanted = [*command, f"engine={name}", f"output_dir={tmp_path}/{name}"]
-        done = subprocess.run(wanted, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(wanted, cwd=ROOT, capture_output=True, text=True, timeout=900)
         assert done.returncode == 1
         said[name] = done.stderr, (tmp_path / name / "metrics.csv").read_bytes()
         summary = json.loads((tmp_path / name / "summary.json").read_text())

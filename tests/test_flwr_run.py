@@ -42,7 +42,7 @@ def flwr(tmp_path):
 
     def call(overrides):
         arguments = [command("flwr"), "run", str(app), "--stream", "--run-config", f'overrides="{overrides}"']
-        found = subprocess.run(arguments, env=os.environ | QUIET | own, cwd=app, capture_output=True, text=True, timeout=300)
+        found = subprocess.run(arguments, env=os.environ | QUIET | own, cwd=app, capture_output=True, text=True, timeout=900)
         return found.stdout + found.stderr
 
     yield call

@@ -90,7 +90,7 @@ def home(tmp_path, monkeypatch):
 
 def command(home, *arguments):
     asked = [sys.executable, str(ROOT / "main.py"), "--config-dir=yamls", *arguments]
-    return subprocess.run(asked, cwd=home, capture_output=True, text=True, timeout=300)
+    return subprocess.run(asked, cwd=home, capture_output=True, text=True, timeout=900)
 
 
 def finished(home, engine):
