@@ -65,9 +65,11 @@ def test_curves_show_mean_and_band():
 
 
 def test_long_curves_are_smoothed_and_say_so():
-    figure = plots.draw("curves", {"": {"pmfl": [[(t, float(t % 2)) for t in range(1, 201)]]}}, "", "round", "accuracy (%)")
-    assert drawn(figure).lines[0].get_ydata()[-1] == pytest.approx(0.5)
-    assert figure.get_supylabel() == "accuracy (%), mean of 20 points"
+    """All curves of a figure alike, also one that has not come so far."""
+    long, short = ([[(t, float(t % 2)) for t in range(1, end)]] for end in (201, 41))
+    figure = plots.draw("curves", {"": {"pmfl": long, "fedau": short}}, "", "round", "accuracy (%)")
+    assert [line.get_ydata()[-1] for line in drawn(figure).lines] == pytest.approx([0.5, 0.5])
+    assert figure.get_supxlabel() == "round (means of 20 points)"
 
 
 def test_other_kinds_show_what_they_are_given():

@@ -147,8 +147,8 @@ def _nodes(found: Sequence[Group], title: str) -> dict[str, Figure]:
         seeds = "" if all(len(values) == 1 for values in at_end.values()) else ", first seed"
         out["nodes"] = plots.node_bars(first, f"{title}{seeds}", "accuracy of a node (%)")
     for name, metric, ylabel in (
-        ("weights", "weight", "weight, mean over nodes that have one"),
-        ("weights_all", "weight_all", "weight, mean over all nodes"),
+        ("weights", "weight", "mean weight of nodes that have one"),
+        ("weights_all", "weight_all", "mean weight of all nodes"),
     ):
         traces = {group.label: [run.mean_over_nodes(metric) for run in group.runs] for group in found[: LINES + 1]}
         traces = {label: seeds for label, seeds in traces.items() if all(seeds)}

@@ -63,8 +63,8 @@ def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method
         axes.set_title(panel, fontsize=10)
     for axes in every[len(panels) :]:
         axes.set_visible(False)
-    figure.supxlabel(xlabel, fontsize=10)
-    figure.supylabel(ylabel + (f", mean of {WINDOW} points" if smooth else ""), fontsize=10)
+    figure.supxlabel(xlabel + (f" (means of {WINDOW} points)" if smooth else ""), fontsize=10)
+    figure.supylabel(ylabel, fontsize=10)
     if kind in ("curves", "lines", "cdf") and len(labels) > 1:
         columns = math.ceil(len(labels) / ONE_COLUMN)
         handles = {label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
