@@ -4,6 +4,7 @@ A method has one colour, line style and marker in all of them; every figure is w
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ Panels = Mapping[str, Mapping[Any, Any]]
 
 # Inches: of one panel, which a page takes whole, and of one of several.
 ALONE, ONE_OF_SEVERAL = (7.2, 4.2), (3.9, 3.3)
+# Letters of a title to an inch.
+LETTERS = 13
 # Panels beside each other, labels of a legend below each other, markers on a curve, about.
 ACROSS, ONE_COLUMN, MARKS = 3, 18, 8
 GRID: dict[str, Any] = {"color": "#dddddd", "linewidth": 0.6}
@@ -55,7 +58,7 @@ def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method
     down = math.ceil(len(panels) / across)
     width, height = _size(kind, labels, panels) if len(panels) == 1 else (across * ONE_OF_SEVERAL[0], down * ONE_OF_SEVERAL[1])
     figure = Figure(figsize=(width, height + 0.2), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    _head(figure, title)
     every = list(figure.subplots(down, across, squeeze=False, sharey=kind in ("curves", "lines", "bars", "box")).flat)
     for axes, (panel, data) in zip(every, panels.items(), strict=False):
         one(axes, data, look)
@@ -79,6 +82,12 @@ def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method
         )
         figure.set_figwidth(width + (0.9 + 0.075 * max(map(len, labels))) * columns)
     return figure
+
+
+def _head(figure: Figure, title: str) -> None:
+    """Write the title in lines that end where the panels do; called before a legend widens the figure."""
+    lines = textwrap.wrap(title, int(LETTERS * figure.get_figwidth()), break_long_words=False, break_on_hyphens=False)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10)
 
 
 def _size(kind: str, labels: Sequence[str], panels: Panels) -> tuple[float, float]:
@@ -207,7 +216,7 @@ def node_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: str
     first = values[labels[0]]
     nodes = sorted(set().union(*values.values()), key=lambda node: (-first.get(node, -math.inf), node))
     figure = Figure(figsize=(ALONE[0], 0.8 + 1.25 * len(labels)), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    _head(figure, title)
     rows = figure.subplots(len(labels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, label in zip(rows, labels, strict=True):
         heights = [values[label].get(node, math.nan) for node in nodes]
@@ -257,7 +266,7 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(**GRID)
     axes.set_axisbelow(True)
-    axes.set_title(title, loc="left", fontsize=10)
+    _head(figure, title)
     if len(settings) > 1:
         for number, setting in enumerate(settings):
             axes.plot([], [], linestyle="", marker=MARKERS[number % len(MARKERS)], color="#555555", label=setting)

@@ -100,17 +100,16 @@ TABLE = re.compile(r"<!-- results -->\n.*?<!-- end of results -->\n", re.DOTALL)
 def readme_table(home: Path = ROOT) -> str:
     """Return the README's table: the papers' columns that our runs fill, in %, ours and in brackets the paper's.
 
-    Of runs of one table that changed different things the most complete ones count.
+    Of runs for one column that changed different things, in whichever file, the most complete ones count.
     """
-    columns: list[tuple[str, pd.DataFrame, str]] = []
+    found: dict[str, tuple[pd.DataFrame, str]] = {}
     for _, runs in stored(home).values():
-        compared = published.compare(runs)
-        if not compared:
-            continue
-        fullest = max(compared, key=lambda comparison: len(comparison.both))
-        for (place, part), (_, rho, count) in zip(fullest.columns(), fullest.correlations(), strict=True):
-            name = f"{fullest.name}: {', '.join(filter(None, place)).replace('_', ' ')}"
-            columns.append((name, part.set_index("method"), "" if math.isnan(rho) else f"{rho:.2f} of {count}"))
+        for comparison in published.compare(runs):
+            for (place, part), (_, rho, count) in zip(comparison.columns(), comparison.correlations(), strict=True):
+                name = f"{comparison.name}: {', '.join(filter(None, place)).replace('_', ' ')}"
+                if name not in found or part["ours"].count() > found[name][0]["ours"].count():
+                    found[name] = (part.set_index("method"), "" if math.isnan(rho) else f"{rho:.2f} of {count}")
+    columns = [(name, *column) for name, column in found.items()]
     lines = [f"| | {' | '.join(name for name, _, _ in columns)} |", "| --- |" + " ---: |" * len(columns)]
     for method in dict.fromkeys(method for _, part, _ in columns for method in part.index[part["ours"].notna()]):
         cells = [tables.beside(part.loc[method]) if method in part.index else "" for _, part, _ in columns]
