@@ -119,6 +119,12 @@ class Client(NumPyClient):
         """Return the scores (b, C) by which one node predicts; by default the logits."""
         return features.logits
 
+    @classmethod
+    def solver(cls, config: Any) -> LocalWork:
+        """Return the recipe that trains what is sent, for rules that divide by its length."""
+        recipe: LocalWork = config.local
+        return recipe
+
     def work_of(self, examples: int) -> int:
         """Return how many steps a node with so many examples takes in a round: what scheduling goes by."""
         return int(self.config.local.steps(examples))

@@ -52,6 +52,7 @@ class FedPACClient(Client):
     def local_work(self, stack: Stack) -> Tensors:
         """Take the mixed head, measure, train head and then body, remember, send (Algorithm 1)."""
         stack.params |= self._mixed_head(stack)
+        stack.received["head/valid"] = torch.zeros_like(stack.received["head/valid"])  # from here on the head is the node's
         means, statistics = self._statistics(stack)
         self.train(stack, work=self._head_work, parts=("classifier",), loss=partial(Client.loss, self), purpose="head batches")
         self.train(stack, parts=self.shared, constants=prototype_table(stack) | {"own": means})
@@ -91,7 +92,7 @@ class FedPACClient(Client):
         return {"loss": task + self.config.align_weight * distance, "task": task, "distance": distance}
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """Received body and mixed head; body and head as trained."""
+        """Received body and mixed head, after local work what it left; body and head as trained."""
         return {"model": stack.params | self._mixed_head(stack), "trained": stack.params | group(stack.memory, "trained")}
 
     @property

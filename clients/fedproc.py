@@ -22,9 +22,10 @@ class Config:
 class FedProcClient(Client):
     """a_t CE + (1 - a_t) L_p, L_p = -log( e^(z.P_y) / sum_c e^(z.P_c) ) over the classes that have a prototype.
 
-    z and P are taken at length 1, and there is no temperature. An example whose class has no prototype has L_p = 0. a_t comes
-    from the server. Source: Mu et al. 2023. Deviation: the paper's network normalises z before its classifier too; here the
-    contrast alone does, and the classifier reads z as the model has it. Prototypes are taken in evaluation mode.
+    z and P are taken at length 1, and there is no temperature; P is the mean of z as it is, in evaluation mode. An example
+    whose class has no prototype has L_p = 0. a_t comes from the server. Source: Mu et al. 2023. Deviations: the paper's network
+    has a projector of 256, here the model's choice, and normalises z before its classifier too, so that prototypes are means
+    of z at length 1; here the contrast alone normalises.
     """
 
     @classmethod
@@ -45,6 +46,6 @@ class FedProcClient(Client):
         task = self.task_loss(features, batch)
         each = prototype_contrast(features.z, batch.y, constants["means"], constants["valid"])
         contrast = masked_mean(each, batch.mask)
-        # Exactly cross-entropy where the mix is 1: a gradient that is not finite must not come in times 0.
+        # Where the mix is 1 exactly cross-entropy, whatever the contrast.
         loss = torch.where(mix < 1, mix * task + (1 - mix) * contrast, task)
         return {"loss": loss, "task": task, "contrast": contrast}

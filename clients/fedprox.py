@@ -1,7 +1,7 @@
 """FedProx, the node half: FedAvg's loss plus a pull towards the received model (METHODS section 9)."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -23,6 +23,11 @@ class FedProxClient(Client):
 
     Source: Li et al. 2020, Equation 2. Deviation: the gamma-inexact stopping rule for stragglers is left out.
     """
+
+    @classmethod
+    def solver(cls, config: Any) -> LocalWork:
+        """Both pulls go to W."""
+        return replace(config.local, proximal_weight=config.local.proximal_weight + config.proximal_weight)
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train beside the received model."""

@@ -34,7 +34,7 @@ def squared_distance(params: Tensors, others: Tensors) -> Tensor:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine along the last axis; a zero vector has cosine 0, with zero gradient, with everything."""
+    """Cosine along the last axis; a zero vector has cosine 0 with everything, and a finite gradient."""
     return (unit(a) * unit(b)).sum(-1)
 
 

@@ -1,7 +1,7 @@
 """Per-FedAvg, the node half: a model that is good one step of its node later (METHODS section 14)."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,16 +28,20 @@ class PerFedAvgClient(Client):
 
     Source: Fallah et al. 2020, Algorithm 1. ``first_order`` (FO) leaves out the Hessian H, ``hessian_free`` (HF) takes its
     product from two gradients, a difference delta to either side, ``exact`` differentiates through the first step, B'' being B.
-    Deviation: B, B' and B'' are the examples of one batch of two or three times the size, dealt out in turn; a node with fewer
-    examples has all of them in each.
+    Deviation: B, B' and B'' are the examples of one batch of two or three times the size, dealt out in turn; a batch of fewer
+    than two or three examples is whole in each.
     """
 
     own_model = True
 
+    @classmethod
+    def solver(cls, config: Any) -> LocalWork:
+        """Batches are several."""
+        return replace(config.local, batch_size=BATCHES[config.gradient] * config.local.batch_size)
+
     def local_work(self, stack: Stack) -> Tensors:
-        """FedAvg's, in batches that are several."""
-        local = self.config.local
-        self.train(stack, work=replace(local, batch_size=BATCHES[self.config.gradient] * local.batch_size))
+        """FedAvg's, in these batches."""
+        self.train(stack, work=self.solver(self.config))
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
@@ -66,7 +70,7 @@ class PerFedAvgClient(Client):
 
     def work_of(self, examples: int) -> int:
         """Return the steps, each of several gradients."""
-        return BATCHES[self.config.gradient] * super().work_of(examples)
+        return BATCHES[self.config.gradient] * self.solver(self.config).steps(examples)
 
 
 def dealt(batch: Batch, count: int) -> list[Batch]:

@@ -23,7 +23,7 @@ class Common:
 
     merge_splits: bool
     fraction: Annotated[float, Range(gt=0, le=1)]
-    normalize: Literal["moments", "half"]
+    normalize: Literal["moments", "half", "image_deviations"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,12 @@ def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(means), tuple(stds)
 
 
+def image_deviations(x: Tensor) -> tuple[float, ...]:
+    """Return, per channel, the mean over images ``x`` (N, C, H, W) uint8 of an image's standard deviation, of x/255."""
+    parts = [part.flatten(2).double().std(2, correction=0) for part in x.split(1024)]
+    return tuple(max(value, 1e-3) for value in (torch.cat(parts).mean(0) / 255).tolist())
+
+
 def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarray:
     """Return (N,) bool, True for about ``test_fraction`` of each class, drawn from ``seed`` alone.
 
@@ -115,11 +121,14 @@ def load_images(dataset: Choice) -> ImageData:
     """Load the data set that was chosen; ``merge_splits`` leaves no central test split (FedCRL's protocol).
 
     ``normalize: half`` maps pixels to [-1, 1] whatever their distribution. Else mean and standard deviation stay those of
-    the published training part: the merged images are the nodes' tests too.
+    the published training part: the merged images are the nodes' tests too. ``image_deviations`` divides by the mean over
+    images of each one's own deviation, as FedAU's and FedRCL's code does for CIFAR-10 (METHODS section 47.2).
     Raises ``UserError`` for data that are missing or damaged.
     """
     _check_path(dataset)
     data: ImageData = dataset.module.load(dataset.config, dataset.name)
+    if dataset.config.normalize == "image_deviations":
+        data = replace(data, std=image_deviations(data.x[~data.test]))
     if dataset.config.fraction < 1 and data.stand_in != GENERATED:  # of which there are few
         data = thinned(data, dataset.config.fraction)
     if dataset.config.merge_splits:

@@ -42,8 +42,9 @@ class FederatedStrategy(Strategy):
     round lives in ``self.state``: tensors, arrays and numbers, in lists and in dictionaries whose keys are text or whole
     numbers (``dict[int, Tensors]``: tables by partition id or round). A checkpoint brings it back as it was.
 
-    A rule may read ``config``, ``node_config`` and ``rate`` (of the node half), ``seed``, ``num_rounds`` (planned), ``state``,
-    ``round``, ``population``, ``participation``, ``down`` and ``up`` (names and shapes of what travels) and ``travelling``.
+    A rule may read ``config``, ``client_class``, ``node_config`` and ``rate`` (of the node half), ``seed``, ``num_rounds``
+    (planned), ``state``, ``round``, ``population``, ``participation``, ``down`` and ``up`` (names and shapes of what travels)
+    and ``travelling``.
     ``averages = True`` says that means are all that a rule makes of replies, so that an aggregation may stand in for them.
     """
 
@@ -77,7 +78,7 @@ class FederatedStrategy(Strategy):
         local work, of which nothing is kept. ``privacy``: replies are clipped and their sums have noise. ``aggregation``: what
         stands in for a mean of replies.
         """
-        self.config, self.node_config = config, node_config
+        self.config, self.node_config, self.client_class = config, node_config, client_class
         self.down, self.up = client_class.messages(model, node_config)
         # The model's tensors that travel, by name.
         self.travelling = [name.removeprefix("model/") for name in self.down if name.startswith("model/")]

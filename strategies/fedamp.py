@@ -46,7 +46,7 @@ class FedAMP(FederatedStrategy):
 
     def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
         """Return u_k, for a node that trains."""
-        if judging:
+        if judging and not self.post_train:
             return None
         known: dict[int, Tensors] = self.state["known"]
         own, others = known.get(node, model), [known[other] for other in sorted(known) if other != node]

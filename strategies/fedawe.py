@@ -35,9 +35,9 @@ class FedAWE(FedAvg):
         self.state["models"] = {}  # the W that active nodes left with, by round
 
     def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
-        """Return x_k for training; None where it is W, which everybody receives."""
+        """Return x_k for training; None where it is W, which everybody receives, and for a node that never trains."""
         active = self.state["active"]
-        if (judging and not self.post_train) or active[node] == active.max():
+        if (judging and not self.post_train) or active[node] == active.max() or not self.population.sizes[node]:
             return None
         return named("model", self.state["models"][int(active[node])])
 

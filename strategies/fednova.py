@@ -35,7 +35,7 @@ class FedNova(FedAvg):
         """The mean update a step, times the mean number of steps."""
         if not len(replies):
             return model
-        shares, local, now = self.shares(replies), self.node_config.local, self.round.server_round
+        shares, now, local = self.shares(replies), self.round.server_round, self.client_class.solver(self.node_config)
         lengths = np.array([path_length(local, now, int(examples)) for examples in replies.num_examples])  # a_k
         total = shares @ lengths / shares.sum()
         self.round.metrics["effective_steps"] = float(total)

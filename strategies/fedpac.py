@@ -25,8 +25,8 @@ class FedPAC(FederatedStrategy):
     """phi = sum_k (n_k / n) phi_k; P_c by class count; head_i = sum_j a_ij pi_j over this round's participants.
 
     a_i minimises a' (diag(v) + G_i) a on the simplex, G_i[j, l] = <h_i - h_j, h_i - h_l> over all classes; shares below ``cut``
-    are dropped and the rest divided by its sum, as in the authors' code. Source: Xu et al. 2023, Equation 9. Where the matrix
-    is zero or not finite the node keeps its own head, counted as ``own_head``. Nodes that are away keep the last mixture.
+    are dropped and the rest divided by its sum, as in the authors' code. Source: Xu et al. 2023, Equation 9. Where that has no
+    solution or leaves no share the node keeps its own head, counted as ``own_head``. Nodes that are away keep the last mixture.
     """
 
     @classmethod
@@ -74,6 +74,6 @@ class FedPAC(FederatedStrategy):
             share = simplex_minimum(np.diag(v) + apart @ apart.T)
             if share is not None:
                 share = np.where(share < self.config.cut, 0.0, share)
-                share = share / share.sum()
+                share = share / share.sum() if share.any() else None
             shares.append(share)
         return shares

@@ -20,7 +20,7 @@ from rig import config_of
 from core.errors import UserError
 from core.run import choose
 from partitions.datasets import hub_sets, network, torchvision_sets
-from partitions.images import check, load_images, make_images, stratified_split
+from partitions.images import check, image_deviations, load_images, make_images, stratified_split
 
 
 def settings_of(name, **changes):
@@ -49,6 +49,25 @@ def test_merged_splits_leave_no_central_test_set():
     assert load_images(settings_of("digits")).mean != (0.5,)
     half = load_images(settings_of("digits", normalize="half"))
     assert (half.mean, half.std) == ((0.5,), (0.5,))
+
+
+def test_the_papers_deviation_is_the_mean_of_single_images(tmp_path):
+    """Of training images (0, 102) and (0, 204), deviations 0.2 and 0.4; of all pixels together it is 0.33."""
+    assert image_deviations(images(102, 204)) == pytest.approx((0.3,), rel=1e-12)
+    every, own = (load_images(settings_of("digits", normalize=way)) for way in ("moments", "image_deviations"))
+    assert own.mean == every.mean
+    assert own.std == image_deviations(own.x[~own.test])
+    assert own.std < every.std
+    with pytest.raises(UserError, match="dataset.normalize=image_deviations needs images, which dataset=own has none of"):
+        load_images(settings_of("own", normalize="image_deviations", num_classes=3))
+
+
+def images(*highest):
+    """Grey images (N, 1, 8, 8) half of whose pixels are 0, and the others so bright."""
+    x = torch.zeros(len(highest), 1, 8, 8, dtype=torch.uint8)
+    for image, value in zip(x, highest, strict=True):
+        image[:, ::2] = value
+    return x
 
 
 def idx(path, array):

@@ -41,6 +41,23 @@ class InWeights(Diverging):
     in_loss = False
 
 
+def test_a_node_whose_own_model_alone_diverges_keeps_the_one_it_had():
+    """Ditto's v, in the last step: nothing that is sent shows it, and its next loss would be NaN for ever."""
+    workspace = sized_workspace("ditto", [20, 24], local={"epochs": None, "iterations": 2})
+
+    class Own(workspace.client_class):
+        def local_work(self, stack):
+            sent = super().local_work(stack)
+            stack.memory["own/classifier.bias"][0, 0] = torch.inf
+            return sent
+
+    workspace.client_class = Own
+    client = Own(workspace, [0])
+    (update,) = client.update([{f"model/{n}": v for n, v in workspace.initial.items()}], 1)
+    assert update.diverged.endswith("its weights are not finite")
+    assert all(value.isfinite().all() for value in update.tensors.values())
+
+
 @pytest.mark.parametrize("stack_size", [1, 4])
 @pytest.mark.parametrize("client_class", [Diverging, InWeights])
 def test_a_node_that_diverges_is_named_and_keeps_what_it_remembered(client_class, stack_size):

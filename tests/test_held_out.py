@@ -53,6 +53,14 @@ def test_they_are_judged_but_never_train(method, place, tmp_path):
         assert found[2, "global", "test", "accuracy"] == pytest.approx(found[2, "global", "nodes", "accuracy"])
 
 
+def test_after_local_work_they_are_judged_too(tmp_path):
+    """A rule that keeps a model for each node has none for those that never train: they begin at W."""
+    after = ("dataset.merge_splits=true", "judge=post_train")
+    for method in ("fedawe", "fedamp"):
+        summary = run(config_of(*FULL, *after, f"strategy={method}", f"output_dir={tmp_path / method}"))
+        assert 0 <= values(summary["folder"])[2, "personal", "test", "held_out/accuracy_mean"] <= 1
+
+
 def test_a_personal_part_that_never_trained_is_the_initial_one(tmp_path):
     summary = run(config_of(*FULL, "strategy=fedper", "save_personal=true", f"output_dir={tmp_path / 'a'}"))
     models = [load_file(f"{summary['folder']}/personal/{node}.safetensors") for node in range(6)]

@@ -47,7 +47,9 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         stacks.append(stack)
         stack.deadline = deadline
         work = _private(client, stack, client.local_work(stack))
-        diverged = divergence(client.losses, stack.params | {n: v for n, v in work.items() if n[:6] != "model/"}, len(stack))
+        own = {n: v for n, v in stack.memory.opened.items() if n.startswith("own/")}
+        left = stack.params | own | {n: v for n, v in work.items() if not n.startswith("model/")}
+        diverged = divergence(client.losses, left, len(stack))
         sent = unstacked(work, len(stack))
         stack.memory |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.travels(n)}
         opened = taken_apart({n: v.detach() for n, v in stack.memory.opened.items()}, len(stack))

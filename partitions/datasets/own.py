@@ -29,6 +29,8 @@ def check(config: Config, name: str) -> None:
         raise UserError("dataset=own needs dataset.num_classes: no node alone knows how many classes there are")
     if config.channels == 2:
         raise UserError("dataset.channels must be 1 or 3, got 2")
+    if config.normalize == "image_deviations":
+        raise UserError("dataset.normalize=image_deviations needs images, which dataset=own has none of; set dataset.std")
     for key, values in (("mean", config.mean), ("std", config.std)):
         if len(values) not in (1, config.channels):
             raise UserError(f"dataset.{key} needs one number, or one for each of {config.channels} channels, got {len(values)}")

@@ -13,12 +13,13 @@ from rig import (
     scalar_workspace,
     strategy_settings,
     with_images,
-    work_of,
     workspace_of,
 )
 
 from clients.base import Batch, Stack
+from clients.training.workspace import client_class_of
 from contrafed.settings import server_of
+from core.run import node_half
 from models.base import Features
 from partitions.federation import Federation
 from partitions.partition import Partition
@@ -141,11 +142,13 @@ def rule_of(name, sizes=(1,), down=None, **changes):
     settings = strategy_settings(name, **changes)
     server = server_of(settings)
     down = {"model/w": (1,)} | (down or {})
+    node = node_half(settings)
     client = SimpleNamespace(messages=lambda model, config: (down, down), is_personal=lambda config: False)
+    client.solver = client_class_of(node).solver
     return strategy_class_of(server)(
         server.config,
         client_class=client,
-        node_config=SimpleNamespace(local=work_of(**settings["local"])),
+        node_config=node.config,
         model=torch.nn.Module(),
         population=Population(np.array(sizes), np.arange(1000, 1000 + len(sizes))),
         participation=Schedule([]),

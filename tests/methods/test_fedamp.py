@@ -33,7 +33,7 @@ def server(models, **changes):
     nodes = changes.pop("nodes", range(len(models)))
     rule = FedAMP.__new__(FedAMP)
     rule.config = Config(**{"cloud_lr": 1.0, "sigma": 1.0, "relative": False, "cap": True} | changes)
-    rule.state, rule.round = {}, Round(1, np.zeros(0, dtype=np.int64))
+    rule.state, rule.post_train, rule.round = {}, False, Round(1, np.zeros(0, dtype=np.int64))
     rule.setup()
     rule.own_weights = dict.fromkeys(range(9), 1.0)
     parts = [Reply(k, {"model/w": torch.tensor(m, dtype=torch.float64)}, 1, {}) for k, m in zip(nodes, models, strict=True)]
@@ -51,6 +51,8 @@ def test_a_mixture_by_hand():
     assert (cloud(rule, 0), cloud(rule, 1)) == ([pytest.approx(0.367879, abs=1e-6)], [pytest.approx(0.632121, abs=1e-6)])
     assert rule.own_weights[0] == pytest.approx(1 - math.exp(-1))
     assert rule.download(INITIAL, 0, judging=True) is None
+    rule.post_train = True  # a judged node trains first
+    assert rule.download(INITIAL, 0, judging=True)["model/w"].tolist() == cloud(rule, 0)
 
 
 def test_a_node_never_heard_of_holds_the_initial_model_and_is_in_nobodys_mixture():

@@ -53,6 +53,21 @@ def test_the_length_of_a_path_is_how_far_torchs_sgd_goes_on_a_constant_gradient(
     assert path_length(work_of(iterations=9, lr=0.05, momentum=0.8), 1, 40) == pytest.approx(-w.item() / 0.05, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "local", "expected"),
+    [
+        ("fedprox", {"iterations": 6, "epochs": None, "lr": 0.1}, [(1 - 0.95**6) / 0.05] * 2),  # pulled by its own weight, 0.5
+        ("perfedavg", {"iterations": None, "epochs": 1, "batch_size": 10}, [1, 3]),  # in batches of twice the size
+    ],
+)
+def test_a_method_says_by_which_recipe_it_trains(name, local, expected):
+    rule = rule_of(name, (20, 60), server="fednova", local=local, **({"proximal_weight": 0.5} if name == "fedprox" else {}))
+    model = {"w": torch.zeros(1, dtype=torch.float64)}
+    sent = rule.broadcast(model)
+    rule.aggregate(model, Replies([Reply(k, {"model/w": torch.zeros(1)}, n, {}, sent) for k, n in enumerate((20, 60))]))
+    assert rule.round.metrics["effective_steps"] == pytest.approx((expected[0] + 3 * expected[1]) / 4, rel=1e-12)
+
+
 def test_with_equal_steps_it_is_fedavg():
     for weights in ("uniform", "samples"):
         local = WORK | {"epochs": None, "iterations": 3}

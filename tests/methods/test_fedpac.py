@@ -44,6 +44,7 @@ def test_a_duplicate_shares_its_weight_and_small_shares_are_cut():
     assert far.tolist() == [1.0, 0.0]
     kept = shares([[[0.0]], [[60.0]]], [1.0, 1.0], cut=0.0)[0]
     assert kept[1] == pytest.approx(1 / 3602, rel=1e-4)
+    assert shares([[[1.0]]] * 3, [0.5] * 3, cut=0.4) == [None] * 3  # a third each, so that nothing is left
 
 
 def test_the_simplex_minimum_is_that_of_a_general_solver():
@@ -110,6 +111,9 @@ def test_the_mixed_head_is_taken_where_there_is_one_and_judged():
     (given,) = client.judge([received | mixed | {"head/valid": torch.ones(())}], 1)
     assert torch.equal(given.model["classifier.weight"], mixed["head/classifier.weight"])
     assert set(given.metrics) == {"loss", "accuracy", "trained/loss", "trained/accuracy"}
+    (after,) = client.judge([received | mixed | {"head/valid": torch.ones(())}], 1, post_train=True)
+    assert after.metrics["accuracy"] == after.metrics["trained/accuracy"]
+    assert not torch.equal(after.model["classifier.weight"], mixed["head/classifier.weight"])  # it was trained on
 
 
 def test_stacked_equals_alone_and_heads_stay_where_a_node_is_away():
