@@ -67,6 +67,12 @@ def test_collapsed_classes_and_no_classes():
     assert covariance.spread(points, np.array([0, 0, 1, 1, 2])).within == 0
 
 
+def test_constant_features_have_no_spread():
+    """Means of 0.1 differ from it in their last digit, so that S_B is rounding and not 0."""
+    found = covariance.spread(np.full((100, 16), 0.1), np.repeat(range(10), 10))
+    assert list(vars(found).values()) == [0, 0, 0, 1]
+
+
 def test_effective_rank_by_hand():
     rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(2, 2)))[0]
     assert covariance.effective_rank(np.eye(4)) == pytest.approx(4)
