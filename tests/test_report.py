@@ -1,5 +1,6 @@
 """The command line of reports, the tables that it writes, and what is kept of runs in the repository."""
 
+import errno
 import math
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from reported import method, write_run
 import report
 from contrafed.analysis import figures, leave, pages, results, tables
 from contrafed.analysis.runs import find, groups, read, usable, varied
+from core.errors import UserError
 
 ROOT = Path(report.__file__).resolve().parent
 
@@ -320,6 +322,23 @@ def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, 
     assert stored.number("accuracy_top5_mean") == run.number("accuracy_top5_mean")  # of the whole curve
     assert stored.mean_over_nodes("weight") == run.mean_over_nodes("weight") == [(10, 2.0), (20, 5.0)]
     assert stored.last_of_nodes("weight") == {0: 5.0}
+
+
+def test_what_is_kept_stays_whole_where_the_disk_is_full(tmp_path, monkeypatch):
+    run = read(write_run(tmp_path / "a", nodes=[(10, 0, "weight", 1)]), "a")
+    results.keep([run], tmp_path / "results", "a")
+    before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.csv")}
+    assert len(before) == 3
+    real = pd.DataFrame.to_csv
+
+    def half(self, path, **how):
+        real(self.head(len(self) // 2), path, **how)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", half)
+    with pytest.raises(UserError, match="No space left on device"):
+        results.keep([run], tmp_path / "results", "a")
+    assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()} == before
 
 
 def test_what_is_kept_names_no_place_on_a_disk(tmp_path):
