@@ -5,14 +5,20 @@ import math
 
 import numpy as np
 import pytest
-from rig import PERSONAL, Schedule, config_of, run_strategy, workspace_of
+from rig import Schedule, config_of, run_strategy, workspace_of
 
 from clients.base import PARTS
 from clients.training.workspace import client_class_of
+from contrafed.analysis.traffic import FORMULAS, formula
+from core import registry
+from core.errors import UserError
 from core.run import choose, node_run
 from models.base import build_model
 
-WIRE = ("fedavg", "moon", "fedau", "pmfl", "fedrcl", *PERSONAL)
+# What our messages carry beside the formulas, down and up: validity and counts, one number a class; FedProc's a_t, whether
+# there is a mixed head for FedPAC, the two accuracies of FedPPO.
+BESIDE = dict.fromkeys(("fedproto", "fedcrl", "fedcosr", "mpfedcon"), (10, 10))
+BESIDE |= {"fedgh": (0, 10), "fedproc": (11, 10), "fedpac": (11, 10), "fedppo": (0, 2)}
 
 
 def payload(record):
@@ -26,9 +32,9 @@ def payload(record):
     return total
 
 
-@pytest.mark.parametrize("name", WIRE)
+@pytest.mark.parametrize("name", registry.choices("strategy"))
 def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
-    """METHODS section 41.6, in scalars per node and round: both ways, beside validity and counts of prototypes."""
+    """METHODS section 41.6, in scalars per node and round: both ways, and what is sent beside them."""
     seen = {"down": 0, "up": 0}
 
     class Wire:
@@ -48,18 +54,16 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
     _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
     sizes = {part: sum(v.numel() for n, v in workspace.initial.items() if n.startswith(part)) for part in PARTS}
-    everything, table, extra = sum(sizes.values()), 10 * 9, 10
-    one_way = {
-        "local": 0,
-        "fedper": sizes["encoder"] + sizes["projector"],
-        "fedrep": sizes["encoder"] + sizes["projector"],
-        "lgfedavg": sizes["classifier"],
-        "fedproto": table + extra,
-        "mpfedcon": sizes["encoder"] + table + extra,
-        "fedcrl": sizes["encoder"] + sizes["projector"] + table + extra,
-        "fedcosr": sizes["encoder"] + sizes["projector"] + table + extra,
-    }.get(name, everything)
-    assert seen == {"down": 3 * 4 * one_way, "up": 3 * 4 * one_way}
+    one_way = [sum(pair) for pair in zip(formula(name, sizes, 10, 9), BESIDE.get(name, (0, 0)), strict=True)]
+    nodes = len(strategy.round.participants)  # three, of whom FedPPO chooses
+    assert nodes
+    assert [seen["down"], seen["up"]] == [nodes * 4 * scalars for scalars in one_way]
+
+
+def test_a_method_without_a_formula_is_named():
+    assert set(FORMULAS) == set(registry.choices("strategy"))
+    with pytest.raises(UserError, match="did you mean 'fedavg'"):
+        formula("fedavgg", dict.fromkeys(PARTS, 1), 10, 9)
 
 
 def test_the_papers_network_sends_what_the_paper_counts():

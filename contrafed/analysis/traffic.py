@@ -10,12 +10,16 @@ from core.errors import UserError, unknown
 BYTES = 4  # of a float32
 # theta: the model; phi: encoder and projector; base: the encoder; pi: the classifier; omega: class prototypes C x D;
 # h: FedPAC's class means C x D; v: its variance.
-WHOLE = ("theta", "theta")
+WHOLE = (
+    *("apfl", "ditto", "fedadam", "fedagm", "fedala", "fedamp", "fedau", "fedavg", "fedavg_fitnet", "fedavg_ft", "fedavgm"),
+    *("fedawe", "fedcl", "feddecorr", "feddyn", "fedexp", "fedhyper", "fedlc", "fedmlb", "fednova", "fedntd", "fedppo"),
+    *("fedprox", "fedrcl", "fedscl", "fedvarp", "mifa", "moon", "perfedavg", "pfedme", "pmfl"),
+)
 FORMULAS: Mapping[str, tuple[str, str]] = {  # method -> what comes down, what goes up
-    **dict.fromkeys(("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedvarp", "mifa", "fedrcl", "fedagm", "fedamp"), WHOLE),
+    **dict.fromkeys(WHOLE, ("theta", "theta")),
+    "local": ("", ""),
     "scaffold": ("theta theta", "theta theta"),
-    "fedper": ("phi", "phi"),
-    "fedrep": ("phi", "phi"),
+    **dict.fromkeys(("fedbabu", "fedper", "fedrep"), ("phi", "phi")),
     "lgfedavg": ("pi", "pi"),
     "fedproto": ("omega", "omega"),
     "fedgh": ("pi", "omega"),
