@@ -1,14 +1,21 @@
 """What crosses, in bytes: by count, as Flower serialises it, and by the papers' formulas (METHODS section 41.6)."""
 
+import csv
 import io
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
+from reported import write_run
 from rig import Schedule, config_of, run_strategy, workspace_of
+from tiny import TINY
 
 from clients.base import PARTS
 from clients.training.workspace import client_class_of
+from contrafed import run
+from contrafed.analysis import results, tables, traffic
+from contrafed.analysis.runs import find
 from contrafed.analysis.traffic import FORMULAS, formula
 from core import registry
 from core.errors import UserError
@@ -64,6 +71,36 @@ def test_a_method_without_a_formula_is_named():
     assert set(FORMULAS) == set(registry.choices("strategy"))
     with pytest.raises(UserError, match="did you mean 'fedavg'"):
         formula("fedavgg", dict.fromkeys(PARTS, 1), 10, 9)
+
+
+def test_a_node_sends_as_much_where_replies_are_lost(tmp_path):
+    """Of nodes asked, half of whose replies are lost: what one reply has, in the summary, by the log alone and in tables."""
+    lossy = ("strategy=fedcrl", "num_nodes=4", "num_rounds=4", "participation=full", "participation.loss_rate=0.5")
+    summary = run(config_of(*TINY, *lossy, "engine=local", f"output_dir={tmp_path / 'a'}"))
+    with (tmp_path / "a" / "metrics.csv").open() as file:
+        lost = [float(row["value"]) for row in csv.DictReader(file) if row["metric"] == "lost"]
+    assert sum(lost) > 0
+    assert summary["bytes_down_per_node"] == summary["bytes_up_per_node"]
+    assert summary["bytes_up_by_formula"] == summary["bytes_up_per_node"] - 4 * 10
+    assert summary["bytes_up"] == (4 * 4 - sum(lost)) * summary["bytes_up_per_node"]
+    assert traffic.measured(tmp_path / "a") == (summary["bytes_down_per_node"], summary["bytes_up_per_node"])
+
+
+def test_a_log_alone_tells_what_a_node_sends(tmp_path):
+    """Of two nodes one was lost in the second round, and rejections of an evaluation are no lost replies."""
+    write_run(tmp_path / "a", replies=(2, 1, 2), system={"replies_rejected": 3})
+    assert traffic.measured(tmp_path / "a") == (2 * 2**20, 2**20)
+    (found,) = find([tmp_path])
+    results.keep([found], tmp_path / "results", "a")
+    rows = pd.read_csv(tmp_path / "results" / "a.csv").assign(bytes_up_per_node=5 / 6 * 2**20)  # a mean over nodes asked
+    rows.to_csv(tmp_path / "results" / "a.csv", index=False)
+    (stored,) = results.load(tmp_path / "results" / "a.csv")
+    assert tables.runs_table([stored], "t").rows == tables.runs_table([found], "t").rows
+    assert "3.000" in tables.runs_table([stored], "t").rows[0]
+    with pytest.raises(UserError, match="nobody took part"):
+        traffic.measured(write_run(tmp_path / "b", (0.1,)))
+    with pytest.raises(UserError, match="cannot read"):
+        traffic.measured(tmp_path / "c")
 
 
 def test_the_papers_network_sends_what_the_paper_counts():

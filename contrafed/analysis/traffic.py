@@ -1,7 +1,6 @@
 """What a node moves in a round: by the papers' formulas, and as a run counted it (METHODS section 41.6)."""
 
-import csv
-from collections import defaultdict
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,20 +46,14 @@ def formula(method: str, parts: Mapping[str, int], num_classes: int, width: int)
 
 
 def measured(folder: str | Path) -> tuple[float, float]:
-    """Return the bytes that a node received, and that one sent, in a round of a run, in the mean over its messages.
+    """Return the bytes of a message that a node received, and of one that counted as its reply, in a round of a run.
 
-    Replies that failed, were late, lost or refused are in no mean. Raises ``UserError`` for a run without any participant.
+    Raises ``UserError`` for a folder without a run, and for a run without any participant.
     """
-    totals: dict[str, float] = defaultdict(float)
-    path = Path(folder) / "metrics.csv"
-    if not path.is_file():
-        raise UserError(f"there is no {path}; give the folder of a run")
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["split"] == "system":
-                totals[row["metric"]] += float(row["value"])
-    asked = totals["participants"]
-    answered = asked - totals["failures"] - totals["replies_rejected"] - totals["lost"]
-    if answered < 1:
-        raise UserError(f"{path}: nobody took part")
-    return totals["bytes_down"] / asked, totals["bytes_up"] / answered
+    from contrafed.analysis.runs import read
+
+    run = read(Path(folder), Path(folder).name)
+    found = run.number("bytes_down_per_node"), run.number("bytes_up_per_node")
+    if any(map(math.isnan, found)):
+        raise UserError(f"{folder}: nobody took part")
+    return found
