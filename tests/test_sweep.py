@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from rig import config_of
 
 import main
+from contrafed.analysis.published import ELSEWHERE
 from contrafed.cli import check_jobs
 from contrafed.composition import as_choices, compose_job, compose_yaml, grid_of
 from contrafed.experiment import run
@@ -289,7 +290,7 @@ PUBLISHED = {
 def rows_of(paper, table):
     """The published rows of a table, as (dataset, setting, method, metric)."""
     with (registry.CONF.parent / "contrafed" / "analysis" / "published" / f"{paper}.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] != "defended"]
+        rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] not in ELSEWHERE]
     return {tuple(row[key] for key in ("dataset", "setting", "method", "metric")) for row in rows}
 
 

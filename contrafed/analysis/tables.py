@@ -1,13 +1,13 @@
 """Tables as Markdown, CSV and LaTeX: all runs of a folder, two runs side by side, and ours beside a paper's."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from contrafed.analysis.published import Comparison
+from contrafed.analysis.published import COLUMN, ELSEWHERE, NEVER, Comparison, ranked
 from contrafed.analysis.runs import FinishedRun, Group, Points, accuracy_of, flat, groups, short, shown
 from contrafed.analysis.statistics import first_at, over_seeds
 
@@ -66,7 +66,7 @@ class Table:
 
 def _numeric(cells: Sequence[str]) -> bool:
     filled = [cell for cell in cells if cell not in ("", "-")]
-    return bool(filled) and all(cell.lstrip("+-(").replace(",", "")[:1].isdigit() for cell in filled)
+    return bool(filled) and all(cell.lstrip("+-( ").replace(",", "")[:1].isdigit() for cell in filled)
 
 
 _TEX = str.maketrans({
@@ -250,21 +250,26 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table(f"{comparison.title}: ours (paper)", heads, tuple(rows), comparison.cells)
 
 
-def beside(cell: pd.Series) -> str:
+def beside(cell: Mapping[str, Any]) -> str:
     """Return ``66.21 (89.35)`` of a comparison's cell: ours, and the paper's, whichever there are."""
-    ours, paper = figure_of(cell["ours"], cell["ours_std"]), figure_of(cell["paper"])
+    ours, paper = ours_of(cell), figure_of(cell["paper"])
     return f"{ours} ({paper})" if ours and paper else ours or (f"({paper})" if paper else "")
 
 
+def ours_of(cell: Mapping[str, Any]) -> str:
+    """Return our number of a comparison's cell, "-" where no run reached what it counts to (METHODS section 41.7)."""
+    return "-" if cell["ours"] == NEVER.get(cell["metric"]) else figure_of(cell["ours"], cell["ours_std"])
+
+
 def rank_table(comparison: Comparison) -> Table:
-    """Return a row for each cell that we and the paper have: both values, their difference, and their ranks in the column."""
+    """Return a row for each cell that we and the paper have: both values, their difference, and their ranks."""
     rows = []
     spread = comparison.both["ours_node_std"].notna().any()
     for cell in comparison.both.to_dict("records"):
         nodes = (figure_of(cell["ours_node_std"]), figure_of(cell["paper_std"])) if spread else ()
         rows.append((
-            *(str(cell[key]) for key in ("dataset", "setting", "metric", "method")), figure_of(cell["ours"], cell["ours_std"]),
-            str(cell["seeds"]), figure_of(cell["paper"]), f"{cell['difference']:+.2f}", *nodes, f"{cell['rank']:g}",
+            *(str(cell[key]) for key in ("dataset", "setting", "metric", "method")), ours_of(cell), str(cell["seeds"]),
+            figure_of(cell["paper"]), f"{cell['difference']:+.2f}" if cell["seeds"] else "", *nodes, f"{cell['rank']:g}",
             f"{cell['paper_rank']:g}",
         ))  # fmt: skip
     over_nodes = ("our deviation over nodes", "the paper's deviation") if spread else ()
@@ -295,13 +300,15 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def correlation_lines(comparison: Comparison) -> list[str]:
-    """Return Spearman's correlation with the paper: over all cells, then column by column."""
+    """Return Spearman's correlation with the paper: over all cells, then column by column, or whatever else is ranked."""
     rho, cells = comparison.correlation()
     lines = [f"* Spearman's correlation with the paper over all accuracies: {_rho(rho)} ({cells} cells)"]
     inner = comparison.correlations()
     known = [value for _, value, _ in inner if not math.isnan(value)]
     if known:
-        lines.append(f"* within a column, the mean over {len(known)} columns: {sum(known) / len(known):.2f}")
+        by_column = ranked(comparison.cells) == COLUMN
+        within = f"within a column, the mean over {len(known)} columns" if by_column else "over settings, the mean"
+        lines.append(f"* {within}: {sum(known) / len(known):.2f}")
     return lines + [f"* {' '.join(filter(None, key))}: {_rho(value)} ({count} cells)" for key, value, count in inner]
 
 
@@ -310,12 +317,15 @@ def _rho(value: float) -> str:
 
 
 def missing_line(comparison: Comparison) -> str:
-    """Name the paper's cells that no run fills, a whole column in one word."""
-    missing, parts = comparison.missing, []
-    have = {key for key, _ in comparison.columns()}
-    for key, part in missing.groupby(["dataset", "setting", "metric"], sort=False):
-        parts.append(f"{' '.join(filter(None, key))} ({', '.join(part['method']) if key in have else 'all'})")
-    total = int(comparison.cells["paper"].notna().sum())
-    if not parts:
-        return f"All {total} cells of the paper's table have a run."
-    return f"Of the paper's {total} cells {len(missing)} have no run: {'; '.join(parts)}."
+    """Name the paper's cells without a run, and those whose runs do not have the number, a whole column in one word."""
+    theirs = comparison.cells.dropna(subset=["paper"])
+    whole, said = theirs.groupby(COLUMN).size(), []
+    for what, cells in (("no run", comparison.missing), ("a run without this number", comparison.silent)):
+        named = []
+        for key, part in cells.groupby(COLUMN, sort=False):
+            methods = "all" if len(part) == whole[key] else ", ".join(part["method"])
+            named.append(f"{' '.join(filter(None, key))} ({methods})")
+        said += [f"{len(cells)} have {what}: {'; '.join(named)}."] if named else []
+    of, every = f"Of the paper's {len(theirs)} cells", f"All {len(theirs)} cells of the paper's table have a run."
+    line = f"{of} {' '.join(said)}" if said else every
+    return " ".join([line, *(f"What `{metric}` says is measured by `{ELSEWHERE[metric]}`." for metric in comparison.elsewhere)])
