@@ -1,6 +1,7 @@
 """A run under way: what its rounds need, and what is written after each of them and at its end."""
 
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
+from clients.base import PARTS
 from clients.training.workspace import Workspace, workspace_for
 from contrafed import checkpoint
+from contrafed.analysis.traffic import BYTES, FORMULAS, formula
 from contrafed.evaluation import evaluate, initial_file, initial_model
 from contrafed.logged import Logged
 from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, shown, versions
@@ -170,6 +173,17 @@ class Session:
                 found[f"{name}_to_target"] = None if reached is None else self.recorder.total(name, reached)
         return found
 
+    def _traffic(self) -> dict[str, int]:
+        """Return the bytes that a node receives and sends in a round, and the same by the formula of its method, if any."""
+        name, model = self.run.node.strategy.name, self.workspace.model
+        sizes = [sum(map(math.prod, message.values())) for message in (self.strategy.down, self.strategy.up)]
+        found = dict(zip(("bytes_down_per_node", "bytes_up_per_node"), sizes, strict=True))
+        if name in FORMULAS:
+            parts = {part: sum(p.numel() for p in getattr(model, part).parameters()) for part in PARTS}
+            by_formula = formula(name, parts, model.num_classes, model.embedding_size)
+            found |= dict(zip(("bytes_down_by_formula", "bytes_up_by_formula"), by_formula, strict=True))
+        return {key: BYTES * scalars for key, scalars in found.items()}
+
     def finish(self, status: str) -> dict[str, Any]:
         """Write the model, the summary and the figures of what there is, and close every file; returns the summary."""
         run, about = self.run, {"strategy": self.run.node.strategy.name, "seed": str(self.run.seed)}
@@ -182,7 +196,7 @@ class Session:
             self.recorder.save_model(self.strategy.judged(self.model), about)
             seconds = time.perf_counter() - self.began
             spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
-            told = {**facts(run, self.workspace), **spent, **self.grid.about(), **self._ending()}
+            told = {**facts(run, self.workspace), **self._traffic(), **spent, **self.grid.about(), **self._ending()}
             return self.recorder.finish(status, {**told, "seconds": seconds})
 
     def _places(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,11 +158,15 @@ class Sweep:
         return (2 if all(mistake for _, mistake in self.failures) else 1) if self.failures else 0
 
     def _leave(self) -> None:
-        """Leave a table and a figure of the finished runs in the sweep's folder."""
+        """Leave a table and a figure in the sweep's folder: of its finished runs, and of what other commands ran of it."""
         from contrafed.analysis import leave
 
+        experiments = {job.experiment for job, _ in self.jobs}
         for home in dict.fromkeys(folder.parent for folder in self.folders):
-            leave(home, [folder for folder in self.folders if folder.parent == home])
+            own = [folder for folder in self.folders if folder.parent == home]
+            # Jobs of no experiment are numbered.
+            theirs = runs_in(home, "[0-9]*" if experiments == {None} else "*", experiments).values()
+            leave(home, list(dict.fromkeys([*own, *(path for path in theirs if finished(path) is not None)])))
 
     def _run(self, job: Job, run: Run) -> None:
         from contrafed.checkpoint import identity
@@ -242,8 +246,11 @@ def finished(folder: Path) -> dict[str, Any] | None:
     return summary if summary.get("status") == "finished" else None
 
 
-def runs_in(home: Path, pattern: str = "*") -> dict[str, Path]:
-    """Return the runs below a folder by what identifies their configuration; of two alike the finished one."""
+def runs_in(home: Path, pattern: str = "*", of: Container[str | None] | None = None) -> dict[str, Path]:
+    """Return the runs below a folder by what identifies their configuration; of two alike the finished one.
+
+    ``of``: those of these experiments alone, None among them for runs of none.
+    """
     from contrafed.checkpoint import identity
 
     found: dict[str, Path] = {}
@@ -252,7 +259,7 @@ def runs_in(home: Path, pattern: str = "*") -> dict[str, Path]:
             config = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except (OSError, ValueError, yaml.YAMLError):
             continue
-        if isinstance(config, dict):
+        if isinstance(config, dict) and (of is None or config.get("experiment") in of):
             key = identity(config)
             if key not in found or finished(found[key]) is None:
                 found[key] = path.parent

@@ -1,6 +1,7 @@
 """Analyses by hand (METHODS sections 41.7 to 41.9), and from the folder of a run that logged what they need."""
 
 import csv
+import itertools
 
 import numpy as np
 import pytest
@@ -8,13 +9,11 @@ import torch
 from rig import config_of
 from tiny import TINY
 
-from clients.training.workspace import client_class_of
 from contrafed import UserError, run
 from contrafed.analysis import covariance, deviation, embedding, traffic, weights
 from contrafed.analysis.cdf import ecdf, gains, last_values
-from contrafed.analysis.traffic import FORMULAS, formula
-from core.run import choose, node_run
-from models.base import build_model
+from contrafed.analysis.style import CLASSES
+from core.run import node_run
 from strategies.intervals import Intervals
 
 
@@ -65,6 +64,12 @@ def test_collapsed_classes_and_no_classes():
     assert covariance.spread(points, np.array([0, 0, 1, 1, 2])).vci == pytest.approx(0)
     assert covariance.spread(points, np.zeros(5)).vci == 1
     assert covariance.spread(points, np.array([0, 0, 1, 1, 2])).within == 0
+
+
+def test_constant_features_have_no_spread():
+    """Means of 0.1 differ from it in their last digit, so that S_B is rounding and not 0."""
+    found = covariance.spread(np.full((100, 16), 0.1), np.repeat(range(10), 10))
+    assert list(vars(found).values()) == [0, 0, 0, 1]
 
 
 def test_effective_rank_by_hand():
@@ -121,21 +126,31 @@ def test_points_for_an_embedding_are_stratified():
     assert embedding.stratified(labels, 100, seed=1).tolist() != chosen.tolist()
 
 
-# What our messages carry beside the papers' formulas: counts up and validity down, one number a class, and as named.
-TABLES = {"fedproto": (10, 10), "fedcrl": (10, 10), "fedcosr": (10, 10), "mpfedcon": (10, 10), "fedproc": (11, 10)}
-EXTRA = TABLES | {"fedgh": (0, 10), "fedpac": (11, 10)}
+@pytest.mark.parametrize("classes", [10, 11])
+def test_ten_classes_of_an_embedding_differ_in_colour_and_marker(classes):
+    figure = embedding.draw(np.random.default_rng(0).normal(size=(5 * classes, 2)), np.repeat(range(classes), 5))
+    drawn = figure.axes[0].collections
+    assert len({tuple(dots.get_facecolor()[0]) for dots in drawn}) == classes
+    assert len({dots.get_paths()[0].vertices.tobytes() for dots in drawn}) == (10 if classes == 10 else 1)
 
 
-@pytest.mark.parametrize("method", sorted(FORMULAS))
-def test_messages_are_the_papers_formulas_and_counts(method):
-    composed = config_of(f"strategy={method}", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
-    strategy, model = node_run(composed).strategy, build_model(choose("model", composed["model"]), 1, (8, 8), 10, 0)
-    found = [sum(int(np.prod(s)) for s in way.values()) for way in client_class_of(strategy).messages(model, strategy.config)]
-    parts = {part: sum(p.numel() for p in getattr(model, part).parameters()) for part in ("encoder", "projector", "classifier")}
-    expected = formula(method, parts, 10, 9)
-    assert [a - b for a, b in zip(found, expected, strict=True)] == list(EXTRA.get(method, (0, 0)))
-    with pytest.raises(UserError, match="did you mean 'fedavg'"):
-        formula("fedavgg", parts, 10, 9)
+# Machado, Oliveira and Fernandes 2009: linear RGB as protanopes and deuteranopes see it.
+SEEN = {
+    "protanope": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranope": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+}
+
+
+@pytest.mark.parametrize("eye", SEEN)
+def test_colours_of_classes_are_apart_for_the_colour_blind(eye):
+    """In CIE L*a*b*, where 2.3 can just be seen and matplotlib's tab10 comes to 4.6 and 7.2."""
+    rgb = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in CLASSES])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ np.array(SEEN[eye]).T
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = linear.clip(0, 1) @ to_xyz.T / to_xyz.sum(1)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116).T
+    lab = np.stack([116 * y, 500 * (x - y), 200 * (y - z)], 1)
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(lab, 2)) > 15
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +235,7 @@ def test_an_embedding_of_a_run(logged):
         assert np.isfinite(found["x"]).all()
         assert set(found["node"].tolist()) <= set(range(6))
     assert (folder / "embedding.png").stat().st_size > 1000
+    assert (folder / "embedding.pdf").read_bytes().startswith(b"%PDF")
     assert embedding.main([str(folder), "--personal"]) == 2
 
 

@@ -138,6 +138,7 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
     assert (tmp_path / "leakage.md").read_text(encoding="utf-8") == markdown(rows)
     assert "no gradient to attack" in markdown(rows)
     assert (tmp_path / "leakage.png").stat().st_size > 1000
+    assert (tmp_path / "leakage.pdf").read_bytes().startswith(b"%PDF")
     two = [*arguments, "--images", "2", "--batch", "2", "--cases", "all_shared"]
     assert leakage.main(two) == leakage.main(two) == 0  # two pictures behind one gradient are another case, once
     rows, _ = leakage.read(tmp_path)

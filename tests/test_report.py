@@ -1,5 +1,6 @@
 """The command line of reports, the tables that it writes, and what is kept of runs in the repository."""
 
+import errno
 import math
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from reported import method, write_run
 import report
 from contrafed.analysis import figures, leave, pages, results, tables
 from contrafed.analysis.runs import find, groups, read, usable, varied
+from core.errors import UserError
 
 ROOT = Path(report.__file__).resolve().parent
 
@@ -90,9 +92,7 @@ def test_methods_are_named_with_another_server_rule(tmp_path):
 def test_table_of_runs_by_hand(sweep):
     # FedAvg's last is 55 %, which moon reaches in round 20 (80 and 60) and fedavg in round 20.
     runs = find([sweep])
-    target = tables.target_of(runs)
-    assert target == pytest.approx(0.55)
-    table = tables.runs_table(runs, "title", target)
+    table = tables.runs_table(runs, "title")
     heads = table.heads
     assert heads[:4] == ("method", "participation", "seeds", "rounds")
     row = dict(zip(heads, table.rows[0], strict=True))
@@ -101,7 +101,8 @@ def test_table_of_runs_by_hand(sweep):
     assert row["test accuracy, mean of the best five"] == "60.00 ± 7.07"  # (50 + 80) / 2 and (50 + 60) / 2
     assert row["MiB a node and round"] == "3.000 ± 0.000"
     # 2 MiB up and 4 down in rounds 10 and 20.
-    assert [row[head] for head in heads[-2:]] == ["20", "12"]
+    assert heads[-3:] == ("FedAvg's last test accuracy", "rounds to FedAvg's last", "MiB to FedAvg's last")
+    assert [row[head] for head in heads[-3:]] == ["55.00", "20", "12"]
     assert [cells[0] for cells in table.rows] == ["moon", "fedavg", "moon", "fedavg"]
     best = tables.runs_table(runs, "title", 0.7)
     assert dict(zip(best.heads, best.rows[0], strict=True))["rounds to 70 % test accuracy"] == "20"  # one seed of two
@@ -222,11 +223,11 @@ def test_a_run_that_did_not_end_says_how_far_it_came(tmp_path):
     kept, aside = usable(find([tmp_path]), unfinished=True)
     assert aside == ["short: long is the same configuration and seed"]
     assert {group.label for group in groups(kept)} == {"fedavg to round 20", "fedavg to round 10", "moon"}
-    assert tables.target_of(kept) is None
+    assert not any("FedAvg" in head for head in tables.runs_table(kept, "t").heads)
     write_run(tmp_path / "whole", (0.1, 0.2, 0.2, 0.2))
     kept, _ = usable(find([tmp_path]), unfinished=True)
     assert {group.label for group in groups(kept)} == {"fedavg", "fedavg to round 10", "moon"}
-    assert tables.target_of(kept) == 0.2
+    assert {row[-3] for row in tables.runs_table(kept, "t").rows} == {"20.00"}
 
 
 def test_a_line_that_was_cut_off_is_no_line(tmp_path):
@@ -320,6 +321,23 @@ def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, 
     assert stored.number("accuracy_top5_mean") == run.number("accuracy_top5_mean")  # of the whole curve
     assert stored.mean_over_nodes("weight") == run.mean_over_nodes("weight") == [(10, 2.0), (20, 5.0)]
     assert stored.last_of_nodes("weight") == {0: 5.0}
+
+
+def test_what_is_kept_stays_whole_where_the_disk_is_full(tmp_path, monkeypatch):
+    run = read(write_run(tmp_path / "a", nodes=[(10, 0, "weight", 1)]), "a")
+    results.keep([run], tmp_path / "results", "a")
+    before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.csv")}
+    assert len(before) == 3
+    real = pd.DataFrame.to_csv
+
+    def half(self, path, **how):
+        real(self.head(len(self) // 2), path, **how)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", half)
+    with pytest.raises(UserError, match="No space left on device"):
+        results.keep([run], tmp_path / "results", "a")
+    assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()} == before
 
 
 def test_what_is_kept_names_no_place_on_a_disk(tmp_path):

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from rig import config_of
 
 import main
+from contrafed.analysis.published import ELSEWHERE
 from contrafed.cli import check_jobs
 from contrafed.composition import as_choices, compose_job, compose_yaml, grid_of
 from contrafed.experiment import run
@@ -239,6 +240,20 @@ def test_two_processes_do_not_run_one_job(called):
     assert (empty.status, empty.err) == (2, "error: shard=2/2: the sweep has only 1 jobs\n")
 
 
+def test_parts_of_a_sweep_leave_a_table_of_all_that_is_finished(called):
+    """Whichever part ends last: also jobs of the others, but no run of something else in the folder."""
+    plain = ("-m", *QUICK, "strategy=fedavg", "output_dir=plain")
+    for sweep, home in ((DIGITS, "outputs/digits"), (plain, "plain")):
+        for shard in ("shard=1/2", "shard=2/2"):
+            done = called(*sweep, "seed=0,1,2", shard)
+        assert done.status == 0
+        assert f"of all 3 runs are in {home}" in done.out
+        assert called(*QUICK, "strategy=moon", f"output_dir={home}/moon").status == 0
+    assert "of all 3 runs" in called(*DIGITS, "seed=0,1,2", "shard=1/2").out
+    (row,) = Path("outputs/digits/sweep.csv").read_text().splitlines()[1:]
+    assert row.startswith("fedavg,3,")
+
+
 def test_a_damaged_run_is_nobodys(tmp_path):
     for name, text in (("a", ""), ("b", "{"), ("c", yaml.safe_dump(config_of("seed=3")))):
         (tmp_path / name).mkdir()
@@ -289,7 +304,7 @@ PUBLISHED = {
 def rows_of(paper, table):
     """The published rows of a table, as (dataset, setting, method, metric)."""
     with (registry.CONF.parent / "contrafed" / "analysis" / "published" / f"{paper}.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] != "defended"]
+        rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] not in ELSEWHERE]
     return {tuple(row[key] for key in ("dataset", "setting", "method", "metric")) for row in rows}
 
 

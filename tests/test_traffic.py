@@ -1,18 +1,31 @@
 """What crosses, in bytes: by count, as Flower serialises it, and by the papers' formulas (METHODS section 41.6)."""
 
+import csv
 import io
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
-from rig import PERSONAL, Schedule, config_of, run_strategy, workspace_of
+from reported import write_run
+from rig import Schedule, config_of, run_strategy, workspace_of
+from tiny import TINY
 
 from clients.base import PARTS
 from clients.training.workspace import client_class_of
+from contrafed import run
+from contrafed.analysis import results, tables, traffic
+from contrafed.analysis.runs import find
+from contrafed.analysis.traffic import FORMULAS, formula
+from core import registry
+from core.errors import UserError
 from core.run import choose, node_run
 from models.base import build_model
 
-WIRE = ("fedavg", "moon", "fedau", "pmfl", "fedrcl", *PERSONAL)
+# What our messages carry beside the formulas, down and up: validity and counts, one number a class; FedProc's a_t, whether
+# there is a mixed head for FedPAC, the two accuracies of FedPPO.
+BESIDE = dict.fromkeys(("fedproto", "fedcrl", "fedcosr", "mpfedcon"), (10, 10))
+BESIDE |= {"fedgh": (0, 10), "fedproc": (11, 10), "fedpac": (11, 10), "fedppo": (0, 2)}
 
 
 def payload(record):
@@ -26,9 +39,9 @@ def payload(record):
     return total
 
 
-@pytest.mark.parametrize("name", WIRE)
+@pytest.mark.parametrize("name", registry.choices("strategy"))
 def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
-    """METHODS section 41.6, in scalars per node and round: both ways, beside validity and counts of prototypes."""
+    """METHODS section 41.6, in scalars per node and round: both ways, and what is sent beside them."""
     seen = {"down": 0, "up": 0}
 
     class Wire:
@@ -48,18 +61,46 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
     _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
     sizes = {part: sum(v.numel() for n, v in workspace.initial.items() if n.startswith(part)) for part in PARTS}
-    everything, table, extra = sum(sizes.values()), 10 * 9, 10
-    one_way = {
-        "local": 0,
-        "fedper": sizes["encoder"] + sizes["projector"],
-        "fedrep": sizes["encoder"] + sizes["projector"],
-        "lgfedavg": sizes["classifier"],
-        "fedproto": table + extra,
-        "mpfedcon": sizes["encoder"] + table + extra,
-        "fedcrl": sizes["encoder"] + sizes["projector"] + table + extra,
-        "fedcosr": sizes["encoder"] + sizes["projector"] + table + extra,
-    }.get(name, everything)
-    assert seen == {"down": 3 * 4 * one_way, "up": 3 * 4 * one_way}
+    one_way = [sum(pair) for pair in zip(formula(name, sizes, 10, 9), BESIDE.get(name, (0, 0)), strict=True)]
+    nodes = len(strategy.round.participants)  # three, of whom FedPPO chooses
+    assert nodes
+    assert [seen["down"], seen["up"]] == [nodes * 4 * scalars for scalars in one_way]
+
+
+def test_a_method_without_a_formula_is_named():
+    assert set(FORMULAS) == set(registry.choices("strategy"))
+    with pytest.raises(UserError, match="did you mean 'fedavg'"):
+        formula("fedavgg", dict.fromkeys(PARTS, 1), 10, 9)
+
+
+def test_a_node_sends_as_much_where_replies_are_lost(tmp_path):
+    """Of nodes asked, half of whose replies are lost: what one reply has, in the summary, by the log alone and in tables."""
+    lossy = ("strategy=fedcrl", "num_nodes=4", "num_rounds=4", "participation=full", "participation.loss_rate=0.5")
+    summary = run(config_of(*TINY, *lossy, "engine=local", f"output_dir={tmp_path / 'a'}"))
+    with (tmp_path / "a" / "metrics.csv").open() as file:
+        lost = [float(row["value"]) for row in csv.DictReader(file) if row["metric"] == "lost"]
+    assert sum(lost) > 0
+    assert summary["bytes_down_per_node"] == summary["bytes_up_per_node"]
+    assert summary["bytes_up_by_formula"] == summary["bytes_up_per_node"] - 4 * 10
+    assert summary["bytes_up"] == (4 * 4 - sum(lost)) * summary["bytes_up_per_node"]
+    assert traffic.measured(tmp_path / "a") == (summary["bytes_down_per_node"], summary["bytes_up_per_node"])
+
+
+def test_a_log_alone_tells_what_a_node_sends(tmp_path):
+    """Of two nodes one was lost in the second round, and rejections of an evaluation are no lost replies."""
+    write_run(tmp_path / "a", replies=(2, 1, 2), system={"replies_rejected": 3})
+    assert traffic.measured(tmp_path / "a") == (2 * 2**20, 2**20)
+    (found,) = find([tmp_path])
+    results.keep([found], tmp_path / "results", "a")
+    rows = pd.read_csv(tmp_path / "results" / "a.csv").assign(bytes_up_per_node=5 / 6 * 2**20)  # a mean over nodes asked
+    rows.to_csv(tmp_path / "results" / "a.csv", index=False)
+    (stored,) = results.load(tmp_path / "results" / "a.csv")
+    assert tables.runs_table([stored], "t").rows == tables.runs_table([found], "t").rows
+    assert "3.000" in tables.runs_table([stored], "t").rows[0]
+    with pytest.raises(UserError, match="nobody took part"):
+        traffic.measured(write_run(tmp_path / "b", (0.1,)))
+    with pytest.raises(UserError, match="cannot read"):
+        traffic.measured(tmp_path / "c")
 
 
 def test_the_papers_network_sends_what_the_paper_counts():

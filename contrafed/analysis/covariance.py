@@ -30,7 +30,8 @@ def spread(features: np.ndarray, labels: np.ndarray, *, normalize: bool = False)
 def covariances(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return S_W = (1/n) sum_c sum_i (f_i - m_c)(f_i - m_c)' and S_B = (1/n) sum_c n_c (m_c - m)(m_c - m)', both (D, D).
 
-    They sum to the covariance of all features. Raises ``ValueError`` without any.
+    They sum to the covariance of all features. One whose trace is rounding, next to the mean square of the features, is 0.
+    Raises ``ValueError`` without any feature.
     """
     f = np.asarray(features, dtype=np.float64)
     if not len(f):
@@ -40,7 +41,10 @@ def covariances(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
     np.add.at(means, number, f)
     means /= counts[:, None]
     apart, centred = f - means[number], means - f.mean(0)
-    return apart.T @ apart / len(f), (centred * counts[:, None]).T @ centred / len(f)
+    both = apart.T @ apart / len(f), (centred * counts[:, None]).T @ centred / len(f)
+    rounding = RELATIVE**2 * np.square(f).sum(1).mean()
+    within, between = (s if s.trace() > rounding else np.zeros_like(s) for s in both)
+    return within, between
 
 
 def effective_rank(covariance: np.ndarray) -> float:

@@ -3,13 +3,14 @@
     python -m contrafed.analysis.embedding outputs/RUN              the global model
     python -m contrafed.analysis.embedding outputs/RUN --personal   each node's own (the run needs save_personal=true)
 
-Leaves ``embedding.npz`` (x, label, node) and ``embedding.png`` in the run's folder.
+Leaves ``embedding.npz`` (x, label, node), ``embedding.png`` and ``embedding.pdf`` in the run's folder.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,8 +25,10 @@ from core.randomness import generator
 from core.tensors import Tensors
 from simulation.personal import check_saved, place_in
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 POINTS, PERPLEXITY = 3000, 30.0
-FEW = 10  # classes that can be told apart by colour
 
 
 def stratified(labels: np.ndarray, limit: int, seed: int = 0) -> np.ndarray:
@@ -94,26 +97,32 @@ def _represented(workspace: Workspace, model: Tensors, index: np.ndarray) -> np.
         return torch.cat([held.represent(workspace.images(some)) for some in rows]).numpy()
 
 
-def draw(path: Path, points: np.ndarray, labels: np.ndarray) -> None:
-    """Draw points (n, 2), a colour per class."""
+def draw(points: np.ndarray, labels: np.ndarray) -> "Figure":
+    """Return a figure of points (n, 2): up to ten classes with a colour and a marker each, more on a scale of colours."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
+    from contrafed.analysis.plots import MARKERS
+    from contrafed.analysis.style import CLASSES
+
     figure = Figure(figsize=(5.2, 4.6), dpi=130, layout="constrained")
     axes = figure.subplots()
-    few = int(labels.max()) < FEW
-    palette = colormaps["tab10" if few else "viridis"].resampled(int(labels.max()) + 1)
+    few = int(labels.max()) < len(CLASSES)
+    palette = CLASSES if few else colormaps["viridis"].resampled(int(labels.max()) + 1).colors  # type: ignore[attr-defined]
     for label in np.unique(labels).tolist():
         mine = points[labels == label]
-        axes.scatter(mine[:, 0], mine[:, 1], s=5, color=palette(label), linewidths=0, label=str(label))
+        look = {"s": 9, "marker": MARKERS[label]} if few else {"s": 5}
+        axes.scatter(mine[:, 0], mine[:, 1], color=palette[label], linewidths=0, label=str(label), **look)
     axes.set_axis_off()
     if few:
         figure.legend(loc="outside right upper", frameon=False, title="class", markerscale=2)
-    figure.savefig(path)
+    return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; returns the exit status."""
+    from contrafed.analysis.plots import save
+
     parser = argparse.ArgumentParser("contrafed.analysis.embedding", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("--personal", action="store_true", help="each node's own model instead of the global one")
@@ -126,8 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     np.savez_compressed(options.run / "embedding.npz", x=points, label=labels, node=nodes)
-    draw(options.run / "embedding.png", points, labels)
-    print(f"{len(points)} points in {options.run / 'embedding.png'}")
+    png, _ = save(draw(points, labels), options.run / "embedding")
+    print(f"{len(points)} points in {png}")
     return 0
 
 

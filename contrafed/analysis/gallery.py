@@ -1,10 +1,12 @@
 """What a measurement of gradient leakage leaves to look at: Table 4's columns, and the pictures beside each other."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # MpFedcon's Table 4 calls a case defended by a tick; here where the best start's error is at least this in the median.
 DEFENDED, CLEAR = 0.01, 20.0
@@ -47,8 +49,8 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(path: Path, pictures: Mapping[str, np.ndarray], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the pictures: a line per case under the true ones, a column per image, PSNR below each."""
+def draw(pictures: Mapping[str, np.ndarray], rows: Sequence[Mapping[str, Any]]) -> "Figure":
+    """Return a figure of the pictures: a line per case under the true ones, a column per image, PSNR above each."""
     from matplotlib.figure import Figure
 
     psnr = {f"{row['case']}/{row['image']}": float(row["psnr"]) for row in rows if row.get("psnr") not in (None, "")}
@@ -66,4 +68,4 @@ def draw(path: Path, pictures: Mapping[str, np.ndarray], rows: Sequence[Mapping[
             if name in psnr:
                 axes.set_title(f"{psnr[name]:.1f} dB", fontsize=6, pad=1.5)
         line[0].text(-0.15, 0.5, case, transform=line[0].transAxes, ha="right", va="center", fontsize=7)
-    figure.savefig(path)
+    return figure

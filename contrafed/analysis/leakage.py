@@ -5,7 +5,7 @@
     python -m contrafed.analysis.leakage dataset=cifar10 --methods fedavg,fedper,fedproto --images 2
 
 Attacks DLG's LeNet on the first training images of a data set (METHODS section 41.10; MpFedcon, Table 4 and Figure 10) and
-leaves ``leakage.csv`` (a row per image and case), ``leakage.md`` and ``leakage.png`` in ``--out``.
+leaves ``leakage.csv`` (a row per image and case), ``leakage.md``, ``leakage.png`` and ``leakage.pdf`` in ``--out``.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from core.tensors import Tensors
 from models.base import SplitModel
 from partitions.images import load_images
 
-CSV, MARKDOWN, PICTURE, PICTURES = "leakage.csv", "leakage.md", "leakage.png", "pictures.npz"
+CSV, MARKDOWN, PICTURES = "leakage.csv", "leakage.md", "pictures.npz"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,6 +101,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> None:
     """Attack case after case; what was found is written after each batch, and what the folder holds already is kept."""
+    from contrafed.analysis.plots import save
+
     x, labels, classes, name = images_of(options)
     how = Settings(options.steps, options.starts, options.seed)
     about = {"batch": options.batch, "steps": how.steps, "starts": how.starts, "seed": how.seed, "dataset": name}
@@ -125,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
                 print(f"{label}, image {first}: {said}", flush=True)
             write(options.out, rows, pictures)
     (options.out / MARKDOWN).write_text(markdown(rows), encoding="utf-8")
-    draw(options.out / PICTURE, pictures, rows)
+    save(draw(pictures, rows), options.out / "leakage")
 
 
 def tries(

@@ -21,11 +21,11 @@ paper's in brackets.
 def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float | None = None) -> list[Path]:
     """Write every table (Markdown, CSV, LaTeX) and figure (PNG, PDF) of these runs; returns the files.
 
-    ``target``: the accuracy, a fraction, to which rounds and MiB are counted; without it FedAvg's last. Raises ``UserError``
-    where the folder cannot be written.
+    ``target``: the accuracy, a fraction, to which rounds and MiB are counted; without it FedAvg's last in a row's setting.
+    Raises ``UserError`` where the folder cannot be written.
     """
     found: dict[str, tuple[Table, str]] = {}
-    every = tables.runs_table(runs, title, tables.target_of(runs) if target is None else target)
+    every = tables.runs_table(runs, title, target)
     found["runs"] = (every, every.markdown + tables.READ)
     for comparison in published.compare(runs):
         found[comparison.stem] = (tables.comparison_table(comparison), tables.comparison_text(comparison))
@@ -108,7 +108,7 @@ def _section(path: Path, drawn: Path) -> tuple[str, list[Path]]:
             lone += [f"* {comparison.title}, {cell['method']}: {tables.beside(cell)}" for _, cell in ours.iterrows()]
     if lone:
         parts.append("One number each, ours (the paper's):\n\n" + "\n".join(lone) + "\n")
-    parts += ["### All runs\n", tables.runs_table(runs, title, tables.target_of(runs)).markdown]
+    parts += ["### All runs\n", tables.runs_table(runs, title).markdown]
     if aside:
         parts.append("Left out: " + "; ".join(aside) + ".\n")
     pictures = []

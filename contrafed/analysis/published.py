@@ -21,6 +21,10 @@ from core.errors import unknown
 
 FOLDER = Path(__file__).resolve().parent / "published"
 LOWER_IS_BETTER = frozenset({"rounds", "traffic_mb"})
+# What stands for a target that no run reached: the last rank.
+NEVER = {"rounds": math.inf, "speedup": 0.0, "traffic_mb": math.inf}
+# Metrics of the papers' tables that no run has, and what measures them.
+ELSEWHERE = {"defended": "python -m contrafed.analysis.leakage"}
 # A column of a table, and one of its cells.
 COLUMN = ["dataset", "setting", "metric"]
 CELL = [*COLUMN, "method"]
@@ -41,8 +45,10 @@ class Comparison:
     """One table of a paper with our runs: a row a cell that the paper or a run has.
 
     ``cells`` has the columns dataset, setting, metric, method, paper, paper_std, note, ours, ours_std (over seeds),
-    ours_node_std (mean over seeds of the deviation over nodes), seeds, difference, rank, paper_rank; ranks are within a column
-    of the table, over the methods that both have. Where runs deviate from the paper is in ``changed`` and ``scale``.
+    ours_node_std (mean over seeds of the deviation over nodes), seeds, runs, difference, rank, paper_rank. Of rounds, speed-up
+    and traffic to a target ours is the mean over the ``seeds`` that reach it, and ``NEVER`` where no run does: "-" in tables
+    (METHODS 41.7, which is silent on ranks: here they share the last). What is ranked together says ``ranked``. Where runs
+    deviate from the paper is in ``changed`` and ``scale``.
     """
 
     paper: str
@@ -75,8 +81,19 @@ class Comparison:
 
     @property
     def missing(self) -> pd.DataFrame:
-        """The paper's cells that no run fills."""
-        return self.cells[self.cells["ours"].isna() & self.cells["paper"].notna()]
+        """The paper's cells without a run."""
+        return self.cells[(self.cells["runs"] == 0) & self.cells["paper"].notna()]
+
+    @property
+    def silent(self) -> pd.DataFrame:
+        """The paper's cells whose runs do not have the number: training images not scored, no FedAvg beside them."""
+        return self.cells[(self.cells["runs"] > 0) & self.cells["ours"].isna() & self.cells["paper"].notna()]
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """Metrics of the table that no run has: keys of ``ELSEWHERE``."""
+        theirs = load(self.paper)
+        return [metric for metric in ELSEWHERE if metric in set(theirs[theirs["table"] == self.table]["metric"])]
 
     def columns(self) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
         """Return ((dataset, setting, metric), its cells) of the columns in which there is a value of ours."""
@@ -84,8 +101,10 @@ class Comparison:
         return [(key, part) for key, part in grouped if part["ours"].notna().any()]  # type: ignore[misc]
 
     def correlations(self) -> list[tuple[tuple[str, str, str], float, int]]:
-        """Return (column, Spearman's correlation of its methods' values, number of cells) for each column that has ours."""
-        return [(key, *spearman(part["ours"].tolist(), part["paper"].tolist())) for key, part in self.columns()]
+        """Return (what is ranked, Spearman's correlation of its values, number of cells) for each that has ours."""
+        grouped = self.cells.groupby(ranked(self.cells), sort=False)
+        some = [(key, part) for key, part in grouped if part["ours"].notna().any()]
+        return [(key, *spearman(part["ours"].tolist(), part["paper"].tolist())) for key, part in some]  # type: ignore[misc]
 
     def correlation(self) -> tuple[float, int]:
         """Return Spearman's correlation over all cells of the table's accuracies, and their number.
@@ -96,10 +115,19 @@ class Comparison:
         return spearman(part["ours"].tolist(), part["paper"].tolist())
 
 
+def ranked(cells: pd.DataFrame) -> list[str]:
+    """Return what cells that are ranked together have in common: a column, whose methods are compared.
+
+    Where the paper's columns have one method each, the data set, metric and method, whose settings are (PMFL, Table IV).
+    """
+    alone = cells.dropna(subset=["paper"]).groupby(COLUMN)["method"].nunique().eq(1).all()
+    return ["dataset", "metric", "method"] if alone else COLUMN
+
+
 def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
     """Return a comparison for every table of a paper that a run names, apart by ``scale`` and by what was ``changed``.
 
-    A run that did not end has no number that could stand beside a paper's.
+    A run that did not end has no number that could stand beside a paper's. What is ``ELSEWHERE`` is in no comparison.
     """
     found: dict[tuple[str, str, str, tuple[str, ...]], list[FinishedRun]] = {}
     for run in runs:
@@ -115,22 +143,32 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Return the cells of one table: the paper's, and those that only we have."""
     rows = [row for run in runs for row in _rows(run, runs)]
     ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std"])
+    never = ours["metric"].map(NEVER)
+    ours["never"] = never.where(ours["value"] == never)
+    ours["value"] = ours["value"].where(ours["never"].isna())
     means = ours.groupby(CELL, sort=False).agg(
         ours=("value", lambda values: over_seeds(list(values))[0]),
         ours_std=("value", lambda values: over_seeds(list(values))[1]),
         ours_node_std=("node_std", lambda values: over_seeds(list(values))[0]),
         seeds=("value", "count"),
+        runs=("value", "size"),
+        never=("never", "max"),
     )
+    means["ours"] = means["ours"].fillna(means.pop("never"))
     theirs = load(paper).drop(columns="paper").rename(columns={"value": "paper", "std": "paper_std"})
-    theirs = theirs[theirs["table"] == table].set_index(CELL)[["paper", "paper_std", "note"]]
+    theirs = theirs[(theirs["table"] == table) & ~theirs["metric"].isin(ELSEWHERE)].set_index(CELL)[
+        ["paper", "paper_std", "note"]
+    ]
     # The paper's order; what the paper lacks follows.
     index = pd.MultiIndex.from_tuples(list(dict.fromkeys([*theirs.index, *means.index])), names=CELL)
-    cells = theirs.reindex(index).join(means).fillna({"seeds": 0, "note": ""}).astype({"seeds": int}).reset_index()
-    cells["difference"] = cells["ours"] - cells["paper"]
+    cells = theirs.reindex(index).join(means).fillna({"seeds": 0, "runs": 0, "note": ""})
+    cells = cells.astype({"seeds": int, "runs": int}).reset_index()
+    cells["difference"] = (cells["ours"] - cells["paper"]).where(cells["seeds"] > 0)
     for rank, column in (("rank", "ours"), ("paper_rank", "paper")):
         cells[rank] = math.nan
-        for (_, _, metric), part in cells.dropna(subset=["ours", "paper"]).groupby(COLUMN):
-            cells.loc[part.index, rank] = ranks(part[column].tolist(), higher_is_better=metric not in LOWER_IS_BETTER)
+        for _, part in cells.dropna(subset=["ours", "paper"]).groupby(ranked(cells)):
+            higher = part["metric"].iloc[0] not in LOWER_IS_BETTER
+            cells.loc[part.index, rank] = ranks(part[column].tolist(), higher_is_better=higher)
     return cells
 
 
@@ -157,7 +195,7 @@ def _beside(run: FinishedRun, runs: Sequence[FinishedRun]) -> FinishedRun | None
 
 
 def rounds_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
-    """Return the first round in which nodes are as accurate as FedAvg's at its end; NaN where none is.
+    """Return the first round in which nodes are as accurate as FedAvg's at its end, infinity where none is, NaN without FedAvg.
 
     MpFedcon Table 3; of FedAvg itself its last round, which the paper's speed-up of 1 means.
     """
@@ -165,17 +203,19 @@ def rounds_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
         return math.nan
     if run is fedavg:
         return float(run.own_points()[-1][0])
+    if not run.own_points():
+        return math.nan
     reached = first_at(run.own_points(), fedavg.own_points()[-1][1])
-    return math.nan if reached is None else float(reached)
+    return math.inf if reached is None else float(reached)
 
 
 def speedup_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
-    """Return FedAvg's rounds over those of ``rounds_to_target``: 200 by 116 is 1.72."""
+    """Return FedAvg's rounds over those of ``rounds_to_target``: 200 by 116 is 1.72, and 0 where that is never."""
     return math.nan if fedavg is None else rounds_to_target(fedavg, fedavg) / rounds_to_target(run, fedavg)
 
 
 def traffic_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
-    """Return ``rounds_to_target`` times what a node sends in a round, in MiB, which is what the paper's MB are."""
+    """Return ``rounds_to_target`` times what a node sends in a round (one way), in MiB, which is what the paper's MB are."""
     return rounds_to_target(run, fedavg) * run.number("bytes_up_per_node") / 2**20
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from contrafed.analysis.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, read_table
+from contrafed.analysis.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, curves_of, message_sizes, read_table
+from core.disk import replace
 from core.errors import UserError
 
 # Points of a curve, about.
@@ -34,7 +35,8 @@ WORDS = {*FIRST[:6], "status", "commit", "hardware", "device", "engine"}
 def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
     """Write runs as ``folder/NAME.csv``, beside those that it holds already; one of the same name is replaced.
 
-    Returns the file. Raises ``UserError`` where it cannot be written, or what it holds cannot be read.
+    Each file is replaced whole, the rows last, so that none of them is of a run whose curves are missing. Returns the file.
+    Raises ``UserError`` where it cannot be written, or what it holds cannot be read.
     """
     path = folder / f"{name}.csv"
     known = {run.name: run for run in (load(path) if path.exists() else [])}
@@ -44,13 +46,22 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
     try:
         for part in ("curves", "nodes"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(rows, columns=columns).to_csv(path, index=False, lineterminator="\n")
         for part, tables in (("curves", map(_curves, every)), ("nodes", map(_nodes, every))):
-            table = pd.concat(tables, ignore_index=True)
-            table.to_csv(folder / part / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+            _write(pd.concat(tables, ignore_index=True), folder / part / path.name, "%.6g")
+        _write(pd.DataFrame(rows, columns=columns), path)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror})") from error
     return path
+
+
+def _write(table: pd.DataFrame, path: Path, numbers: str | None = None) -> None:
+    """Write a CSV that is there entire or not at all; ``numbers``: how those with a point are written."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        table.to_csv(part, index=False, float_format=numbers, lineterminator="\n")
+        replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def load(path: Path) -> list[FinishedRun]:
@@ -70,6 +81,9 @@ def load(path: Path) -> list[FinishedRun]:
         name = str(row["run"])
         mine = nodes[nodes["run"] == name].drop(columns="run")
         metrics = _long(curves[curves["run"] == name], path)
+        # Rows of before were means over the nodes asked, also of those whose replies did not count.
+        for key, size in message_sizes(curves_of(metrics[metrics["split"] == "system"])).items():
+            summary[key] = max(size, summary.get(key, 0))
         found.append(FinishedRun(name, config, summary, metrics, lambda table=mine: table))  # type: ignore[misc]
     return found
 

@@ -175,7 +175,7 @@ def complete(summary: Mapping[str, Any], config: Mapping[str, Any], metrics: pd.
 
     Of a run that did not end, everything. The global model's numbers on the nodes' own test parts are ``nodes_accuracy_best``
     and so on; where nodes have no models of their own they stand under ``personal_accuracy_best`` as well, and ``own_model``
-    is False. ``bytes_up_per_node`` and ``bytes_down_per_node`` are means over participants and rounds.
+    is False.
     """
     curves = curves_of(metrics)
     own = ("personal", "test", "accuracy") in curves
@@ -190,14 +190,21 @@ def complete(summary: Mapping[str, Any], config: Mapping[str, Any], metrics: pd.
         "own_model": own,
         **{key: value for key, value in found.items() if not math.isnan(value)},
     }
-    asked = _sum(curves, "participants")
-    for way in ("up", "down"):
-        derived[f"bytes_{way}_per_node"] = _sum(curves, f"bytes_{way}") / asked if asked else None
-    return derived | dict(summary)
+    return derived | message_sizes(curves) | dict(summary)
 
 
-def _sum(curves: Mapping[tuple[str, str, str], Points], name: str) -> float:
-    return sum(value for _, value in curves.get(("global", "system", name), []))
+def message_sizes(curves: Mapping[tuple[str, str, str], Points]) -> dict[str, float]:
+    """Return ``bytes_down_per_node`` and ``bytes_up_per_node`` of a run whose summary has none: of the fullest round.
+
+    All messages of a way are of one size, and a reply that failed, was late, lost or refused is in no byte: so it is the most
+    that a round has for each node that it asked. Too little only where something was missing in every single round.
+    """
+    asked = {t: value for t, value in curves.get(("global", "system", "participants"), []) if value}
+    found: dict[str, float] = {}
+    for way in ("down", "up"):
+        sizes = [value / asked[t] for t, value in curves.get(("global", "system", f"bytes_{way}"), []) if t in asked]
+        found |= {f"bytes_{way}_per_node": max(sizes)} if sizes else {}
+    return found
 
 
 def composition(strategy: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ COLOURS = {
     "#000000": ("fedavg", "fedper", "feddyn", "fedlc", "fedbabu"),
     "#7F5539": ("fedau", "local", "fedala", "fedagm", "fedcl", "fedavg_fitnet"),
 }
+# Of ten classes: with two of Paul Tol's colours, which protanopes and deuteranopes see apart from these.
+CLASSES = (*COLOURS, "#332288", "#DDCC77")
 # Line style, marker, hatch.
 ROWS: tuple[tuple[Any, str, str], ...] = (
     ("-", "o", ""),

@@ -1,20 +1,21 @@
 """Tables as Markdown, CSV and LaTeX: all runs of a folder, two runs side by side, and ours beside a paper's."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from contrafed.analysis.published import Comparison
+from contrafed.analysis.published import COLUMN, ELSEWHERE, NEVER, Comparison, ranked
 from contrafed.analysis.runs import FinishedRun, Group, Points, accuracy_of, flat, groups, short, shown
 from contrafed.analysis.statistics import first_at, over_seeds
 
 MIB = 2**20
 # Below a table of runs.
 READ = """
-Means ± sample standard deviations over seeds; accuracies in percent. Rounds and MiB to one: of the seeds that reach it.
+Means ± sample standard deviations over seeds; accuracies in percent. FedAvg's last is that of the row's own setting. Rounds and
+MiB to an accuracy: of the seeds that reach it, "-" where none does.
 """
 
 
@@ -65,7 +66,7 @@ class Table:
 
 def _numeric(cells: Sequence[str]) -> bool:
     filled = [cell for cell in cells if cell not in ("", "-")]
-    return bool(filled) and all(cell.lstrip("+-(").replace(",", "")[:1].isdigit() for cell in filled)
+    return bool(filled) and all(cell.lstrip("+-( ").replace(",", "")[:1].isdigit() for cell in filled)
 
 
 _TEX = str.maketrans({
@@ -97,25 +98,43 @@ COLUMNS = (
 )
 
 
-def target_of(runs: Sequence[FinishedRun]) -> float | None:
-    """Return the accuracy that FedAvg's finished runs end with, the mean over seeds and settings; None without any."""
-    _, points = accuracy_of(runs)
-    last = [points(run)[-1][1] for run in runs if run.method == "fedavg" and run.finished and points(run)]
-    return over_seeds(last)[0] if last else None
+def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> list[float | None]:
+    """Return, for each group, what FedAvg's finished runs of the same setting end with, the mean over seeds; None without any.
+
+    A setting is all that was varied but what is a method's own, its keys and by which model it is judged; these count where
+    FedAvg's runs differ in them, too (METHODS section 41.7).
+    """
+    ends: list[tuple[Group, list[float]]] = []
+    for group in found:
+        if group.method == "fedavg" and group.until is None:
+            ends.append((group, [points(run)[-1][1] for run in group.runs if points(run)]))
+    fedavgs = [dict(group.setting) for group, _ in ends]
+
+    def place(group: Group) -> list[tuple[str, str]]:
+        own = [key for key, _ in group.setting if key.startswith("strategy.") or key == "judge"]
+        alike = {key for key in own if len({setting[key] for setting in fedavgs}) < 2}
+        return [(key, value) for key, value in group.setting if key not in alike]
+
+    last = [[value for other, values in ends if place(other) == place(group) for value in values] for group in found]
+    return [over_seeds(values)[0] if values else None for values in last]
 
 
 def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = None) -> Table:
     """Return a row for each group of runs that differ in their seed alone, the best first within what else was varied.
 
-    Numbers are mean ± deviation over seeds. ``target``: a fraction; then also rounds, and MiB up and down over all nodes, until
-    a seed's accuracy reaches it, a mean over the seeds that do, "-" where none does.
+    Numbers are mean ± deviation over seeds. Rounds, and MiB up and down over all nodes, are counted until a seed's accuracy
+    reaches ``target``, a fraction, or without it FedAvg's last in the same setting (``fedavgs_last``), which then has a column;
+    means over the seeds that reach it, "-" where none does, and nothing where there is nothing to reach.
     """
     found = groups(runs)
     keys = [key for key, _ in found[0].setting]
     said, points = accuracy_of(runs)
-    wanted = () if target is None else tuple(f"{what} to {100 * target:.4g} % {said}" for what in ("rounds", "MiB"))
+    targets = fedavgs_last(found, points) if target is None else [target] * len(found)
+    goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
+    extra = [(f"{goal} {said}", 2)] if target is None else []
+    extra = [*extra, (f"rounds to {goal}", 0), (f"MiB to {goal}", 0)] if any(reach is not None for reach in targets) else []
     rows: list[dict[str, Any]] = []
-    for group in found:
+    for group, reach in zip(found, targets, strict=True):
         row: dict[str, Any] = {"method": group.method, **{short(key): value for key, value in group.setting}}
         row["seeds"] = len(group.runs)
         done = min(int(run.summary["rounds"]) for run in group.runs)
@@ -124,24 +143,25 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
         for head, key, unit, _ in COLUMNS:
             values = [_mib(run) for run in group.runs] if key == "mib_per_node" else group.numbers(key)
             row[head], row[f"{head}, std"] = over_seeds([unit * value for value in values])
-        if target is not None:
-            row |= dict(zip(wanted, _to_target(group, target, points), strict=True))
+        if reach is not None:
+            values = [100 * reach, *_to_target(group, reach, points)]
+            row |= {head: value for (head, _), value in zip(extra, values[-len(extra) :], strict=True)}
         rows.append(row)
     best = [head for head, *_ in COLUMNS[:4:3]]
     rows.sort(key=lambda row: ([_order(row[short(key)]) for key in keys], [-_or_zero(row[head]) for head in best]))
-    return _table(title, rows, [short(key) for key in keys], wanted)
+    return _table(title, rows, [short(key) for key in keys], extra)
 
 
-def _table(title: str, rows: list[dict[str, Any]], keys: list[str], wanted: tuple[str, ...]) -> Table:
+def _table(title: str, rows: list[dict[str, Any]], keys: list[str], extra: list[tuple[str, int]]) -> Table:
+    """``extra``: further columns and their digits, in which a row without the column has nothing to reach."""
     numbers = pd.DataFrame(rows).dropna(axis=1, how="all")
-    extra = [(head, 0) for head in wanted]
     heads = [(head, digits) for head, _, _, digits in COLUMNS if head in numbers] + extra
     texts = []
     for row in rows:
         cells = [row["method"], *(row[key] for key in keys), str(row["seeds"]), row["rounds"]]
         for head, digits in heads:
-            text = figure_of(row[head], row.get(f"{head}, std", math.nan), digits)
-            cells.append(text or ("-" if (head, digits) in extra else ""))
+            text = figure_of(row.get(head, math.nan), row.get(f"{head}, std", math.nan), digits)
+            cells.append(text or ("-" if head in row and (head, digits) in extra else ""))
         texts.append(tuple(map(str, cells)))
     return Table(title, ("method", *keys, "seeds", "rounds", *(head for head, _ in heads)), tuple(texts), numbers)
 
@@ -230,21 +250,26 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table(f"{comparison.title}: ours (paper)", heads, tuple(rows), comparison.cells)
 
 
-def beside(cell: pd.Series) -> str:
+def beside(cell: Mapping[str, Any]) -> str:
     """Return ``66.21 (89.35)`` of a comparison's cell: ours, and the paper's, whichever there are."""
-    ours, paper = figure_of(cell["ours"], cell["ours_std"]), figure_of(cell["paper"])
+    ours, paper = ours_of(cell), figure_of(cell["paper"])
     return f"{ours} ({paper})" if ours and paper else ours or (f"({paper})" if paper else "")
 
 
+def ours_of(cell: Mapping[str, Any]) -> str:
+    """Return our number of a comparison's cell, "-" where no run reached what it counts to (METHODS section 41.7)."""
+    return "-" if cell["ours"] == NEVER.get(cell["metric"]) else figure_of(cell["ours"], cell["ours_std"])
+
+
 def rank_table(comparison: Comparison) -> Table:
-    """Return a row for each cell that we and the paper have: both values, their difference, and their ranks in the column."""
+    """Return a row for each cell that we and the paper have: both values, their difference, and their ranks."""
     rows = []
     spread = comparison.both["ours_node_std"].notna().any()
     for cell in comparison.both.to_dict("records"):
         nodes = (figure_of(cell["ours_node_std"]), figure_of(cell["paper_std"])) if spread else ()
         rows.append((
-            *(str(cell[key]) for key in ("dataset", "setting", "metric", "method")), figure_of(cell["ours"], cell["ours_std"]),
-            str(cell["seeds"]), figure_of(cell["paper"]), f"{cell['difference']:+.2f}", *nodes, f"{cell['rank']:g}",
+            *(str(cell[key]) for key in ("dataset", "setting", "metric", "method")), ours_of(cell), str(cell["seeds"]),
+            figure_of(cell["paper"]), f"{cell['difference']:+.2f}" if cell["seeds"] else "", *nodes, f"{cell['rank']:g}",
             f"{cell['paper_rank']:g}",
         ))  # fmt: skip
     over_nodes = ("our deviation over nodes", "the paper's deviation") if spread else ()
@@ -275,13 +300,15 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def correlation_lines(comparison: Comparison) -> list[str]:
-    """Return Spearman's correlation with the paper: over all cells, then column by column."""
+    """Return Spearman's correlation with the paper: over all cells, then column by column, or whatever else is ranked."""
     rho, cells = comparison.correlation()
     lines = [f"* Spearman's correlation with the paper over all accuracies: {_rho(rho)} ({cells} cells)"]
     inner = comparison.correlations()
     known = [value for _, value, _ in inner if not math.isnan(value)]
     if known:
-        lines.append(f"* within a column, the mean over {len(known)} columns: {sum(known) / len(known):.2f}")
+        by_column = ranked(comparison.cells) == COLUMN
+        within = f"within a column, the mean over {len(known)} columns" if by_column else "over settings, the mean"
+        lines.append(f"* {within}: {sum(known) / len(known):.2f}")
     return lines + [f"* {' '.join(filter(None, key))}: {_rho(value)} ({count} cells)" for key, value, count in inner]
 
 
@@ -290,12 +317,15 @@ def _rho(value: float) -> str:
 
 
 def missing_line(comparison: Comparison) -> str:
-    """Name the paper's cells that no run fills, a whole column in one word."""
-    missing, parts = comparison.missing, []
-    have = {key for key, _ in comparison.columns()}
-    for key, part in missing.groupby(["dataset", "setting", "metric"], sort=False):
-        parts.append(f"{' '.join(filter(None, key))} ({', '.join(part['method']) if key in have else 'all'})")
-    total = int(comparison.cells["paper"].notna().sum())
-    if not parts:
-        return f"All {total} cells of the paper's table have a run."
-    return f"Of the paper's {total} cells {len(missing)} have no run: {'; '.join(parts)}."
+    """Name the paper's cells without a run, and those whose runs do not have the number, a whole column in one word."""
+    theirs = comparison.cells.dropna(subset=["paper"])
+    whole, said = theirs.groupby(COLUMN).size(), []
+    for what, cells in (("no run", comparison.missing), ("a run without this number", comparison.silent)):
+        named = []
+        for key, part in cells.groupby(COLUMN, sort=False):
+            methods = "all" if len(part) == whole[key] else ", ".join(part["method"])
+            named.append(f"{' '.join(filter(None, key))} ({methods})")
+        said += [f"{len(cells)} have {what}: {'; '.join(named)}."] if named else []
+    of, every = f"Of the paper's {len(theirs)} cells", f"All {len(theirs)} cells of the paper's table have a run."
+    line = f"{of} {' '.join(said)}" if said else every
+    return " ".join([line, *(f"What `{metric}` says is measured by `{ELSEWHERE[metric]}`." for metric in comparison.elsewhere)])

@@ -1,7 +1,6 @@
 """What a node moves in a round: by the papers' formulas, and as a run counted it (METHODS section 41.6)."""
 
-import csv
-from collections import defaultdict
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,12 +9,16 @@ from core.errors import UserError, unknown
 BYTES = 4  # of a float32
 # theta: the model; phi: encoder and projector; base: the encoder; pi: the classifier; omega: class prototypes C x D;
 # h: FedPAC's class means C x D; v: its variance.
-WHOLE = ("theta", "theta")
+WHOLE = (
+    *("apfl", "ditto", "fedadam", "fedagm", "fedala", "fedamp", "fedau", "fedavg", "fedavg_fitnet", "fedavg_ft", "fedavgm"),
+    *("fedawe", "fedcl", "feddecorr", "feddyn", "fedexp", "fedhyper", "fedlc", "fedmlb", "fednova", "fedntd", "fedppo"),
+    *("fedprox", "fedrcl", "fedscl", "fedvarp", "mifa", "moon", "perfedavg", "pfedme", "pmfl"),
+)
 FORMULAS: Mapping[str, tuple[str, str]] = {  # method -> what comes down, what goes up
-    **dict.fromkeys(("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedvarp", "mifa", "fedrcl", "fedagm", "fedamp"), WHOLE),
+    **dict.fromkeys(WHOLE, ("theta", "theta")),
+    "local": ("", ""),
     "scaffold": ("theta theta", "theta theta"),
-    "fedper": ("phi", "phi"),
-    "fedrep": ("phi", "phi"),
+    **dict.fromkeys(("fedbabu", "fedper", "fedrep"), ("phi", "phi")),
     "lgfedavg": ("pi", "pi"),
     "fedproto": ("omega", "omega"),
     "fedgh": ("pi", "omega"),
@@ -43,20 +46,14 @@ def formula(method: str, parts: Mapping[str, int], num_classes: int, width: int)
 
 
 def measured(folder: str | Path) -> tuple[float, float]:
-    """Return the bytes that a node received, and that one sent, in a round of a run, in the mean over its messages.
+    """Return the bytes of a message that a node received, and of one that counted as its reply, in a round of a run.
 
-    Replies that failed, were late, lost or refused are in no mean. Raises ``UserError`` for a run without any participant.
+    Raises ``UserError`` for a folder without a run, and for a run without any participant.
     """
-    totals: dict[str, float] = defaultdict(float)
-    path = Path(folder) / "metrics.csv"
-    if not path.is_file():
-        raise UserError(f"there is no {path}; give the folder of a run")
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["split"] == "system":
-                totals[row["metric"]] += float(row["value"])
-    asked = totals["participants"]
-    answered = asked - totals["failures"] - totals["replies_rejected"] - totals["lost"]
-    if answered < 1:
-        raise UserError(f"{path}: nobody took part")
-    return totals["bytes_down"] / asked, totals["bytes_up"] / answered
+    from contrafed.analysis.runs import read
+
+    run = read(Path(folder), Path(folder).name)
+    found = run.number("bytes_down_per_node"), run.number("bytes_up_per_node")
+    if any(map(math.isnan, found)):
+        raise UserError(f"{folder}: nobody took part")
+    return found

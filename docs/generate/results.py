@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from contrafed.analysis import figures, published, results, tables
 from contrafed.analysis.runs import FinishedRun, Group, accuracy_of, groups, usable
-from contrafed.analysis.statistics import over_seeds
+from contrafed.analysis.statistics import over_seeds, spearman
 
 
 @cache
@@ -77,7 +77,7 @@ def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
         for cell in comparison.both.to_dict("records"):
             if is_of(str(cell["method"]), name):
                 where = " ".join(filter(None, (cell["dataset"], cell["setting"], cell["method"], cell["metric"])))
-                ours, theirs = (tables.figure_of(cell[k], cell[f"{k}_std"]) for k in ("ours", "paper"))
+                ours, theirs = tables.ours_of(cell), tables.figure_of(cell["paper"], cell["paper_std"])
                 rows.append(f"| {comparison.title} | {where} | {ours} | {theirs} |")
     return ["| table | cell | ours | the paper's |", "| --- | --- | ---: | ---: |", *rows, ""] if rows else []
 
@@ -105,7 +105,8 @@ def readme_table(home: Path = ROOT) -> str:
     found: dict[str, tuple[pd.DataFrame, str]] = {}
     for _, runs in stored(home).values():
         for comparison in published.compare(runs):
-            for (place, part), (_, rho, count) in zip(comparison.columns(), comparison.correlations(), strict=True):
+            for place, part in comparison.columns():
+                rho, count = spearman(part["ours"].tolist(), part["paper"].tolist())
                 name = f"{comparison.name}: {', '.join(filter(None, place)).replace('_', ' ')}"
                 if name not in found or part["ours"].count() > found[name][0]["ours"].count():
                     found[name] = (part.set_index("method"), "" if math.isnan(rho) else f"{rho:.2f} of {count}")

@@ -1,0 +1,40 @@
+"""Rounds and MiB to FedAvg's last accuracy, in the setting of each row (METHODS section 41.7)."""
+
+from reported import method, write_run
+
+from contrafed.analysis import tables
+from contrafed.analysis.runs import find
+
+
+def targets(folder, *keys):
+    """{the row's cells under ``keys``: FedAvg's last, rounds and MiB to it}."""
+    table = tables.runs_table(find([folder]), "t")
+    return {tuple(row[table.heads.index(key)] for key in keys): row[-3:] for row in table.rows}
+
+
+def test_rounds_are_counted_to_fedavgs_last_in_the_same_setting(tmp_path):
+    """Of another pattern FedAvg has another last; a method's own keys, and by what it is judged, are no setting."""
+    for pattern, last in (("full", 0.7), ("cyclic", 0.4)):
+        here = {"participation": {"name": pattern}}
+        write_run(tmp_path / f"fedavg-{pattern}", (0.1, 0.3, last), **here, judge="received")
+        for weight in (1, 2):
+            strategy = {**method("moon")["strategy"], "contrast_weight": weight}
+            write_run(tmp_path / f"moon-{pattern}-{weight}", (0.1, 0.5, 0.6), strategy=strategy, **here, judge="post_train")
+    write_run(tmp_path / "alone", participation={"name": "uniform"}, **method("moon"))
+    found = targets(tmp_path, "method", "participation", "contrast_weight")
+    assert found["fedavg", "full", "-"] == ("70.00", "20", "12")
+    assert found["fedavg", "cyclic", "-"] == ("40.00", "20", "12")
+    for weight in ("1", "2"):
+        assert found["moon", "full", weight] == ("70.00", "-", "-")
+        assert found["moon", "cyclic", weight] == ("40.00", "10", "6")
+    assert found["moon", "uniform", "-"] == ("", "", "")
+
+
+def test_what_fedavg_itself_varies_is_a_setting(tmp_path):
+    for rate, last in ((0.1, 0.7), (0.01, 0.2)):
+        strategy = {"server": "fedavg", "local": {"lr": rate}}
+        write_run(tmp_path / f"fedavg-{rate}", (0.1, last), strategy={"name": "fedavg", **strategy})
+        write_run(tmp_path / f"moon-{rate}", (0.1, 0.5), strategy={"name": "moon", **strategy})
+    found = targets(tmp_path, "method", "local.lr")
+    assert found["moon", "0.1"] == ("70.00", "-", "-")
+    assert found["moon", "0.01"] == ("20.00", "10", "6")
