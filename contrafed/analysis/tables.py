@@ -305,7 +305,7 @@ def correlation_lines(comparison: Comparison) -> list[str]:
     lines = [f"* Spearman's correlation with the paper over all accuracies: {_rho(rho)} ({cells} cells)"]
     inner = comparison.correlations()
     known = [value for _, value, _ in inner if not math.isnan(value)]
-    if known:
+    if len(known) > 1:
         by_column = ranked(comparison.cells) == COLUMN
         within = f"within a column, the mean over {len(known)} columns" if by_column else "over settings, the mean"
         lines.append(f"* {within}: {sum(known) / len(known):.2f}")
