@@ -63,8 +63,10 @@ def _seconds_a_round(name: str, rounds: int) -> float:
 
 def table() -> None:
     """Write the table of docs/METHODS.md between its two marks."""
+    from contrafed.analysis import results
     from core import registry
 
+    digits = results.load(ROOT / "results" / "digits.csv")
     with (ROOT / "results" / "digits.csv").open(encoding="utf-8") as file:
         runs = list(csv.DictReader(file))
     with SECONDS.open(encoding="utf-8") as file:
@@ -76,7 +78,9 @@ def table() -> None:
     for name in registry.choices("strategy"):
         mine = [row for row in runs if row["method"] == name]
         scores = [_score(mine, columns, pattern) for columns in (GLOBAL, PERSONAL) for pattern in PATTERNS]
-        lines.append(f"| `{name}` | {' | '.join(scores)} | {ratios[name]} | {_kib(mine)} | {' + '.join(_halves(name))} |")
+        lines.append(
+            f"| `{name}` | {' | '.join(scores)} | {ratios[name]} | {_kib([run for run in digits if run.method == name])} | {' + '.join(_halves(name))} |"
+        )
     page = ROOT / "docs" / "METHODS.md"
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN, 1)
@@ -90,9 +94,9 @@ def _score(runs: list[dict[str, str]], columns: tuple[str, ...], pattern: str) -
     return f"{100 * statistics.mean(values):.1f}" if values and not math.isnan(values[0]) else ""
 
 
-def _kib(runs: list[dict[str, str]]) -> str:
+def _kib(runs: list[Any]) -> str:
     """Return what a node receives and sends in a round."""
-    down, up = (statistics.mean(float(row[f"bytes_{way}_per_node"] or 0) for row in runs) for way in ("down", "up"))
+    down, up = (statistics.mean(run.number(f"bytes_{way}_per_node") for run in runs) for way in ("down", "up"))
     return f"{down / 1024:.0f} + {up / 1024:.0f}"
 
 

@@ -201,4 +201,4 @@ def test_where_columns_have_one_method_settings_are_ranked(tmp_path):
     assert both["rank"].tolist() == [1, 3, 2]
     assert both["paper_rank"].tolist() == [1, 2, 3]
     assert comparison.correlations() == [(("SVHN", "test_accuracy", "pmfl"), pytest.approx(0.5), 3)]
-    assert "* over settings, the mean: 0.50\n* SVHN test_accuracy pmfl: 0.50 (3 cells)" in tables.comparison_text(comparison)
+    assert "* SVHN test_accuracy pmfl: 0.50 (3 cells)" in tables.comparison_text(comparison)
