@@ -27,9 +27,20 @@ def method(name, **changes):
 
 
 def write_run(
-    folder, accuracies=(0.1, 0.5, 0.8, 0.7), *, scope=("global", "test"), spread=None, nodes=(), summary=None, **changes
+    folder,
+    accuracies=(0.1, 0.5, 0.8, 0.7),
+    *,
+    scope=("global", "test"),
+    spread=None,
+    nodes=(),
+    more=(),
+    summary=None,
+    **changes,
 ):
-    """A run whose accuracies are of rounds 0, 10, 20, ...; two nodes take part and send 2 MiB each, every tenth round."""
+    """A run whose accuracies are of rounds 0, 10, 20, ...; two nodes take part and send 2 MiB each, every tenth round.
+
+    ``nodes`` and ``more`` are further rows of ``nodes.csv`` and ``metrics.csv``.
+    """
     folder.mkdir(parents=True)
     config = config_of(**changes)
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
@@ -41,6 +52,7 @@ def write_run(
             lines.append(f"{place},accuracy_std,{spread[number]}")
         if number:
             lines += [f"{10 * number},global,system,{name},{value}" for name, value in SYSTEM.items()]
+    lines += [",".join(map(str, row)) for row in more]
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
     rows = [",".join(map(str, row)) for row in nodes]
     (folder / "nodes.csv").write_text("\n".join(["round,node,metric,value", *rows]) + "\n")
