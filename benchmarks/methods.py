@@ -78,9 +78,8 @@ def table() -> None:
     for name in registry.choices("strategy"):
         mine = [row for row in runs if row["method"] == name]
         scores = [_score(mine, columns, pattern) for columns in (GLOBAL, PERSONAL) for pattern in PATTERNS]
-        lines.append(
-            f"| `{name}` | {' | '.join(scores)} | {ratios[name]} | {_kib([run for run in digits if run.method == name])} | {' + '.join(_halves(name))} |"
-        )
+        kib, halves = _kib([run for run in digits if run.method == name]), " + ".join(_halves(name))
+        lines.append(f"| `{name}` | {' | '.join(scores)} | {ratios[name]} | {kib} | {halves} |")
     page = ROOT / "docs" / "METHODS.md"
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN, 1)

@@ -6,6 +6,7 @@
 | ``weights`` | every round: ``weight_all`` by node, also of nodes that are away (PMFL, FedAU) |
 | ``features`` | evaluated rounds: ``fit`` ``features_within``, ``_between``, ``_effective_rank``, ``_vci``, mean of nodes |
 | ``nodes_train`` | at the end: ``train_accuracy`` and ``train_loss`` by node, of the final global model |
+| ``probability`` | at the end: ``probability`` by node, the p_k of a pattern that has them |
 """
 
 from dataclasses import asdict
@@ -30,7 +31,7 @@ class Logged:
 
     def __init__(self, run: Run, workspace: Workspace, federation: Federation, strategy: FederatedStrategy) -> None:
         self.run, self.workspace, self.federation, self.strategy = run, workspace, federation, strategy
-        if set(run.log) - {"nodes_train"}:
+        if set(run.log) - {"nodes_train", "probability"}:
             strategy.watch = self._watch
 
     def _watch(self, replies: Replies) -> None:
@@ -56,7 +57,10 @@ class Logged:
         return torch.cat(z).cpu().numpy(), self.federation.data.y.numpy()[index]
 
     def finish(self, recorder: RunRecorder, model: Tensors, status: str) -> None:
-        """Score the model that a finished run leaves on the training part of every node that may train."""
+        """Write p_k, and score the model that a finished run leaves on the training part of every node that may train."""
+        p = self.strategy.participation.probabilities
+        if "probability" in self.run.log and p is not None:
+            recorder.nodes(recorder.rounds, range(len(p)), "probability", p)
         if "nodes_train" not in self.run.log or status != "finished":
             return
         judged, partition = judging(self.workspace, model), self.federation.partition

@@ -17,7 +17,7 @@ from core.metrics import beside_accuracy
 from core.run import Choice, NodeRun, choice_of, choose, half, node_run
 
 # What `log` may list; `contrafed/logged.py` says what each writes.
-LOG_CHOICES = ("deviation", "features", "nodes_train", "weights")
+LOG_CHOICES = ("deviation", "features", "nodes_train", "probability", "weights")
 
 SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
@@ -104,7 +104,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     rule = check_messages(node, server, participation)
     check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
-    check_log(top.log, node.strategy, server, chosen["privacy"])
+    check_log(top.log, node.strategy, server, participation, chosen["privacy"])
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
     if top.save_personal and not personal:
         raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
@@ -140,9 +140,10 @@ def check_top(config: Mapping[str, Any]) -> Top:
     return top
 
 
-def check_log(names: Sequence[str], node: Choice, server: Choice, privacy: Choice) -> None:
-    """Raise ``UserError`` for something to log that the chosen method does not have."""
+def check_log(names: Sequence[str], node: Choice, server: Choice, participation: Choice, privacy: Choice) -> None:
+    """Raise ``UserError`` for something to log that the chosen method, or the participation, does not have."""
     from clients.training.workspace import client_class_of
+    from partitions.participation.base import Heterogeneous
     from strategies.base import FederatedStrategy, strategy_class_of
 
     shared, rule = client_class_of(node).shared_parts(node.config), strategy_class_of(server)
@@ -159,7 +160,9 @@ def check_log(names: Sequence[str], node: Choice, server: Choice, privacy: Choic
     for name in names:
         if name in ("deviation", "features") and privacy.name == "central":
             raise UserError(f"log=[{name}] reads single replies, which privacy=central hides")
-        if missing[name]:
+        if name == "probability" and not isinstance(participation.config, Heterogeneous):
+            raise UserError(f"log=[probability] does not go with participation={participation.name}: it has no p_k")
+        if missing.get(name):
             raise UserError(f"log=[{name}] does not go with strategy={node.name}: {missing[name]}")
 
 

@@ -53,6 +53,12 @@ def unflat(elements: Tensor, like: Mapping[str, Tensor]) -> Tensors:
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
 
 
+def settle(tensors: Tensors) -> None:
+    """Wait until a GPU has computed what was asked of it for these tensors; nothing where they are on the CPU."""
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        torch.cuda.synchronize()
+
+
 def on_host(tensors: Tensors) -> Tensors:
     """Return tensors on the CPU: those that are there themselves, of others copies.
 

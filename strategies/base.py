@@ -22,7 +22,7 @@ from core import codec, registry
 from core.errors import UserError
 from core.privacy.central import Config as CentralPrivacy
 from core.run import Choice
-from core.tensors import Tensors, named, size_of
+from core.tensors import Tensors, named, settle, size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
 from strategies.aggregation.base import Aggregation
@@ -279,7 +279,10 @@ class FederatedStrategy(Strategy):
             if server_round > 0:
                 messages = self.configure_train(server_round, arrays, train_config, grid)
                 replies = grid.send_and_receive(messages, timeout=timeout)
+                received = time.perf_counter()
                 new, metrics = self.aggregate_train(server_round, replies)
+                settle(self.model)
+                self.round.aggregate_seconds = time.perf_counter() - received
                 arrays = result.arrays = new if new is not None else arrays
                 if metrics is not None:
                     result.train_metrics_clientapp[server_round] = metrics

@@ -44,6 +44,7 @@ class Round:
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
+    aggregate_seconds: float = 0.0  # of them: checking the replies and the rule
     node_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (nodes, values)
     node_evaluation: dict[str, float] | None = None  # of nodes' models on their own examples; others as NAME/accuracy, ...
 

@@ -27,12 +27,13 @@ def method(name, **changes):
 
 
 def write_run(
-    folder, accuracies=(0.1, 0.5, 0.8, 0.7), *, scope=("global", "test"), spread=None, nodes=(), summary=None, replies=None,
-    system=None, **changes
+    folder, accuracies=(0.1, 0.5, 0.8, 0.7), *, scope=("global", "test"), spread=None, nodes=(), more=(), summary=None,
+    replies=None, system=None, **changes
 ):  # fmt: skip
     """A run whose accuracies are of rounds 0, 10, 20, ...; two nodes take part and send 1 MiB each, every tenth round.
 
-    ``replies``: how many of the two count in each of these rounds; ``system``: further metrics of the system's.
+    ``nodes`` and ``more`` are further rows of ``nodes.csv`` and ``metrics.csv``; ``replies``: how many of the two count in each
+    of these rounds; ``system``: further metrics of the system's.
     """
     folder.mkdir(parents=True)
     config = config_of(**changes)
@@ -46,6 +47,7 @@ def write_run(
         if number:
             counts = SYSTEM if replies is None else SYSTEM | {"bytes_up": replies[number - 1] * 2**20}
             lines += [f"{10 * number},global,system,{name},{value}" for name, value in (counts | (system or {})).items()]
+    lines += [",".join(map(str, row)) for row in more]
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
     rows = [",".join(map(str, row)) for row in nodes]
     (folder / "nodes.csv").write_text("\n".join(["round,node,metric,value", *rows]) + "\n")

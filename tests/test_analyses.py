@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from rig import config_of
+from safetensors.torch import save_file
 from tiny import TINY
 
 from contrafed import UserError, run
 from contrafed.analysis import covariance, deviation, embedding, traffic, weights
-from contrafed.analysis.cdf import ecdf, gains, last_values
+from contrafed.analysis.cdf import ecdf, gaining, gains, last_values
 from contrafed.analysis.style import CLASSES
+from contrafed.settings import resolve
 from core.run import node_run
 from strategies.intervals import Intervals
 
@@ -44,6 +46,39 @@ def test_the_distance_of_models_is_a_mean_over_parameters(tmp_path):
         deviation.distance(one, {"a": one["a"]})
     with pytest.raises(UserError, match=r"there is no .*model.safetensors"):
         deviation.distance_of_runs(tmp_path, tmp_path)
+
+
+def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
+    """Two nodes that trained alone, at 0 and at 2 from the global model in one of two parameters; and what runs leave."""
+    for name, value in (("model", 1.0), ("personal/0", 1.0), ("personal/1", 3.0)):
+        prefix = "" if name == "model" else "model/"
+        path = tmp_path / f"{name}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        save_file({f"{prefix}a": torch.tensor([value]), f"{prefix}b": torch.tensor([5.0])}, path)
+    assert deviation.distance_of_runs(tmp_path, tmp_path) == pytest.approx((0 + 4 / 2) / 2)
+    for name, more in (("local", ("save_personal=true",)), ("fedavg", ())):
+        run(
+            config_of(
+                *TINY,
+                f"strategy={name}",
+                "engine=local",
+                "num_rounds=1",
+                "participation=full",
+                *more,
+                f"output_dir={tmp_path / name}",
+            )
+        )
+    assert 0 < deviation.distance_of_runs(tmp_path / "local", tmp_path / "fedavg") < 1
+    with pytest.raises(UserError, match="the run needs save_personal=true"):
+        deviation.distance_of_runs(tmp_path / "fedavg", tmp_path / "fedavg")
+
+
+def test_gains_are_over_training_alone_by_hand():
+    found = gains({0: 0.5, 1: 0.75, 2: 0.5, 3: 1.0}, {2: 0.5, 1: 0.5, 0: 0.75, 5: 0.1})
+    assert found == {0: -0.25, 1: 0.25, 2: 0.0}
+    assert gaining(found) == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="no nodes"):
+        gaining({})
 
 
 def test_covariances_by_hand():
@@ -159,7 +194,7 @@ def logged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("logged")
     tiny = (*TINY, "strategy=pmfl", "engine=local", "participation=bernoulli", "participation.beta=null", "eval_nodes=true")
     tiny += ("participation.mean_probability=0.5", "num_rounds=4", "eval_every=2")
-    summary = run(config_of(*tiny, "log=[deviation,weights,features,nodes_train]", f"output_dir={folder / 'a'}"))
+    summary = run(config_of(*tiny, "log=[deviation,weights,features,nodes_train,probability]", f"output_dir={folder / 'a'}"))
     run(config_of(*tiny, f"output_dir={folder / 'b'}"))
     return summary, folder / "a", folder / "b"
 
@@ -171,7 +206,7 @@ def rows(folder, name):
 
 def test_what_is_logged_is_beside_what_is_always_there(logged):
     _, folder, plain = logged
-    more = ("deviation", "deviation_mean", "features_", "weight_all", "train_loss", "train_accuracy")
+    more = ("deviation", "deviation_mean", "features_", "weight_all", "train_loss", "train_accuracy", "probability")
     for name, column in (("metrics", 3), ("nodes", 2)):
         kept = [row for row in rows(folder, name) if not row[column].startswith(more)]
         assert kept == rows(plain, name)
@@ -203,13 +238,18 @@ def test_a_runs_weights_are_those_its_participants_had(logged):
         weights.traces(logged[2])
 
 
+def test_a_runs_probabilities_are_those_of_its_participation(logged):
+    assert last_values(logged[1], "probability") == dict.fromkeys(range(6), 0.5)
+    with pytest.raises(UserError, match=r"log=\[probability\] does not go with participation=full: it has no p_k"):
+        resolve(config_of("log=[probability]", "participation=full"))
+
+
 def test_a_runs_training_scores_by_node_are_its_training_accuracy(logged, tmp_path):
     summary, folder, _ = logged
     scores = last_values(folder, "train_accuracy")
     sizes = np.array([len(part) for part in parts_of(folder)])
     scored = run(config_of("engine=local", f"evaluate_only={folder}", "eval_train=true", f"output_dir={tmp_path / 'e'}"))
     assert np.average([scores[node] for node in range(6)], weights=sizes) == pytest.approx(scored["train_accuracy_final"])
-    assert gains(folder, folder) == dict.fromkeys(range(6), 0.0)
     with pytest.raises(UserError, match="has no train_loss"):
         last_values(logged[2], "train_loss")
 

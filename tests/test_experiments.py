@@ -67,6 +67,34 @@ def test_who_fine_tunes_at_the_end_alone_stands_beside_mpfedcons_table_with_that
     }
 
 
+def test_mpfedcons_table_4_is_of_ten_classes_a_node_and_its_figure_4_of_more_than_one_node_a_round():
+    for defence in ("original", "gaussian_1e-2", "laplace_1e-4", "mpfedcon"):
+        config = config_of("experiment=mpfedcon/table4", f"defence={defence}")
+        assert (config["partition"]["classes_per_node"], config["partition"]["distinct"]) == (10, True)
+        assert config["strategy"]["local"]["epochs"] == 5
+    for name in ("central", "local", "fedavg", "mpfedcon"):
+        run = resolve(config_of("experiment=mpfedcon/figure4", f"method={name}"))
+        assert run.participation.config.count(run.num_nodes) is None
+        assert run.node.strategy.config.local.epochs == 5
+
+
+def test_fedrcls_figures_2_and_3_have_supervised_contrast_at_the_last_level_and_a_node_with_all_data():
+    for figure, axis in (("figure2", "column=alpha_0.3"), ("figure2", "column=central"), ("figure3", "partition.alpha=0.05")):
+        levels = {
+            name: config_of(f"experiment=fedrcl/{figure}", axis, f"strategy={name}")["strategy"]["levels"]
+            for name in ("fedscl", "fedrcl")
+        }
+        assert levels == {"fedscl": "last", "fedrcl": 5}
+    assert config_of("experiment=fedrcl/figure1", "strategy=fedscl")["strategy"]["levels"] == 5
+    run = resolve(config_of("experiment=fedrcl/figure2", "column=central", "strategy=fedavg"))
+    local = run.node.strategy.config.local
+    assert (run.num_nodes, run.participation.config.count(1), local.iterations, local.batch_size) == (1, 1, 250, 50)
+
+
+def test_pmfls_figure_2_is_of_all_its_nodes():
+    assert config_of("experiment=pmfl/figure2")["num_nodes"] == 250
+
+
 def test_fedcrls_experiment_goes_with_its_other_partition():
     for partition, classes in (("pathological", 2), ("practical", None)):
         run = resolve(config_of("experiment=fedcrl/base", f"partition={partition}"))

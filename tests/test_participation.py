@@ -139,7 +139,7 @@ def test_cyclic_by_hand():
         assert [t for t in range(10) if pattern.available(t + 1)[0]] == active
 
 
-def test_fedaus_cycles_begin_idle_so_that_each_first_window_is_whole():
+def test_fedaus_cycles_begin_so_that_each_first_window_is_whole():
     """Period 5, p = 0.4: a node waits 0, 1 or 2 rounds, equally often, then has two active and three idle rounds for ever."""
     pattern = make("cyclic", num_nodes=3000, beta=None, mean_probability=0.4, period=5, variant="fedau")
     here = np.array([pattern.available(r) for r in range(1, 13)]).T

@@ -67,9 +67,13 @@ def test_curves_show_mean_and_band():
 def test_long_curves_are_smoothed_and_say_so():
     """All curves of a figure alike, also one that has not come so far."""
     long, short = ([[(t, float(t % 2)) for t in range(1, end)]] for end in (201, 41))
-    figure = plots.draw("curves", {"": {"pmfl": long, "fedau": short}}, "", "round", "accuracy (%)")
-    assert [line.get_ydata()[-1] for line in drawn(figure).lines] == pytest.approx([0.5, 0.5])
-    assert figure.get_supxlabel() == "round (means of 20 points)"
+    for window, end in ((20, 0.5), (3, 1 / 3)):
+        figure = plots.draw("curves", {"": {"pmfl": long, "fedau": short}}, "", "round", "accuracy (%)", None, window)
+        assert [line.get_ydata()[-1] for line in drawn(figure).lines] == pytest.approx([end, end])
+        assert figure.get_supxlabel() == f"round (means of {window} points)"
+    figure = plots.draw("curves", {"": {"pmfl": long, "fedau": short}}, "", "round", "deviation")
+    assert [line.get_ydata()[-1] for line in drawn(figure).lines] == [0, 0]
+    assert figure.get_supxlabel() == "round"
 
 
 def test_other_kinds_show_what_they_are_given():

@@ -1,13 +1,13 @@
 """Which figures a set of runs gives: those of a paper that an experiment names, and what suits any runs."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from contrafed.analysis import plots
+from contrafed.analysis.measures import NODES, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
 from contrafed.analysis.published import load
 from contrafed.analysis.runs import (
     NOTHING,
@@ -15,13 +15,11 @@ from contrafed.analysis.runs import (
     Group,
     Points,
     accuracy_of,
-    composition,
-    flat,
     groups,
     short,
-    shown,
 )
 from contrafed.analysis.statistics import over_seeds
+from contrafed.reporting.figures import WINDOW
 
 # More lines in a panel than that, or more panels, nobody can tell apart: dots then.
 LINES, PANELS, NODE_ROWS = 16, 9, 6
@@ -34,26 +32,8 @@ OVER_ROUNDS = (
     ("deviation", ("global", "fit", "deviation"), "deviation of the updates, summed over participants", 1),
 )
 
-# Kinds that are curves; metrics of nodes, one by one; and under which name log=[...] writes a metric down.
+# Kinds that are curves.
 OVER_TIME = {"weights": "curves", "traces": "curves", "dev": "curves"}
-NODES = "nodes:"
-LOGGED = {"weight": "weight_all", "dev": "deviation"}
-
-SAID = {
-    "accuracy_top5_mean": "test accuracy, mean of the best five",
-    "train_accuracy_top5_mean": "training accuracy, mean of the best five",
-    "accuracy_final": "test accuracy, last round",
-    "accuracy_ema": "test accuracy, moving average",
-    "personal_accuracy_best": "nodes' accuracy, best round",
-    "personal_accuracy_mean": "nodes' accuracy, last round",
-    "personal_accuracy_last10_mean": "nodes' accuracy, mean of the last ten",
-    "global/test/accuracy": "test accuracy",
-    "global/train/accuracy": "training accuracy",
-    "personal/test/accuracy": "nodes' accuracy",
-    "global/nodes/accuracy": "nodes' accuracy",
-    "train_accuracy": "training accuracy of a node",
-    "train_loss": "training loss of a node",
-}
 
 
 def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
@@ -119,7 +99,8 @@ def _curves(
         panels.setdefault(panel, {})[label] = [[(t, unit * value) for t, value in points(run)] for run in group.runs]
     if len(panels) > PANELS or max(map(len, panels.values())) > LINES:
         return None
-    return plots.draw("curves", panels, title, "round", ylabel)
+    # Accuracies alone are smoothed.
+    return plots.draw("curves", panels, title, "round", ylabel, None, WINDOW if unit == 100 else None)
 
 
 def _setting(group: Group) -> str:
@@ -190,7 +171,8 @@ def _is_number(value: str) -> bool:
 def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
     """Return {name: figure} for every figure of a paper that finished runs name, apart by ``scale`` and what was ``changed``.
 
-    Kinds that show something else than runs' numbers (t-SNE, a partition, availability) are not drawn here.
+    One that shows several metrics is a figure for each. Kinds that show something else than runs' numbers (t-SNE, a partition,
+    availability) are not drawn here.
     """
     found: dict[tuple, list[FinishedRun]] = {}
     for run in runs:
@@ -203,34 +185,36 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
     for (paper, number, scale, changed), members in found.items():
         aside = [*([f"scale={scale}"] if scale else []), *changed]
         title = f"{load(paper)['paper'].iloc[0]}, Figure {number}" + (f" ({', '.join(aside)})" if aside else "")
-        drawn = planned(members, members[0].config["published"]["plot"], title)
-        if drawn is not None:
-            out["-".join([paper, f"figure{number}", *aside]).replace("/", "_")] = drawn
+        named = max(map(metrics_of, members), key=len)
+        for which, metric in enumerate(named):
+            drawn, apart = planned(members, which, title), [word_of(metric)] if len(named) > 1 else []
+            if drawn is not None:
+                out["-".join([paper, f"figure{number}", *apart, *aside]).replace("/", "_")] = drawn
     return out
 
 
-def planned(runs: Sequence[FinishedRun], plot: Mapping[str, Any], title: str) -> Figure | None:
-    """Return the figure that a ``plot`` describes: its kind, metric, and the dotted keys of x, line and panel.
+def planned(runs: Sequence[FinishedRun], which: int, title: str) -> Figure | None:
+    """Return the figure of the ``which``-th metric that a paper's runs describe in ``published.plot`` (``conf/experiment``).
 
-    The metric is each run's own, since methods without personal models are scored otherwise. None for a kind that is not drawn
-    here, and where no run has the metric.
+    That is its kind, metrics, and the dotted keys of x, line and panel. The metrics are each run's own, since methods without
+    personal models are scored otherwise. None for a kind that is not drawn here, and where no run has the metric.
     """
-    kind = str(plot["kind"])
-    shape = OVER_TIME.get(kind, kind)
+    plot = plot_of(runs[0])
+    shape = OVER_TIME.get(str(plot["kind"]), str(plot["kind"]))
+    # One of an earlier version may have fewer metrics.
+    having = [run for run in runs if which < len(metrics_of(run))]
     if shape not in plots.KINDS:
         return None
     panels: dict[str, dict[Any, Any]] = {}
-    for run in runs:
-        keys = {**flat(run.config), **{f"published.{k}": v for k, v in run.config["published"].items()}}
-        panel = ", ".join(shown(keys.get(key)) for key in plot.get("panel") or ())
-        line = shown(keys.get(plot["line"])) if plot.get("line") else composition(run.config["strategy"])
-        x = shown(keys.get(str(plot.get("x"))))
-        _add(panels.setdefault(panel, {}), shape, line, x, run, bool(plot.get("line")))
+    for run in having:
+        place = place_of(run, plot)
+        add(panels.setdefault(place.panel, {}), shape, metrics_of(run)[which], run, runs, place)
     panels = {panel: data for panel, data in panels.items() if data}
-    said, x_said = _said(str(plot["metric"])), short(str(plot.get("x") or ""))
     if not panels:
         return None
-    if str(plot["metric"]).startswith(NODES):
+    metric = metrics_of(having[0])[which]
+    said, x_said = said_of(metric), short(str(plot.get("x") or ""))
+    if metric.startswith(NODES):
         return plots.node_bars(next(iter(panels.values())), title, said)
     if shape == "heatmap":
         means = {panel: {place: over_seeds(values)[0] for place, values in data.items()} for panel, data in panels.items()}
@@ -238,71 +222,5 @@ def planned(runs: Sequence[FinishedRun], plot: Mapping[str, Any], title: str) ->
     methods = {run.method for run in runs}
     method = methods.pop() if len(methods) == 1 else None
     xlabel, ylabel = (said, "share of nodes") if shape == "cdf" else (x_said, said)
-    return plots.draw(shape, panels, title, xlabel, ylabel, method)
-
-
-def _add(place: dict[Any, Any], shape: str, line: str, x: str, run: FinishedRun, named: bool) -> None:
-    """Add one run to a panel's data, as its kind takes them (``plots.KINDS``); nothing where it has no such number."""
-    metric = str(run.config["published"]["plot"]["metric"])
-    if metric.startswith(NODES):
-        values = run.last_of_nodes(metric.removeprefix(NODES))
-        if values:
-            place.setdefault(line, {node: _unit(metric) * value for node, value in values.items()})
-        return
-    if shape in ("curves", "cdf"):
-        _add_curve(place, line, run, metric, shape)
-        return
-    value = _number(run, metric)
-    if math.isnan(value):
-        return
-    if shape == "lines":
-        place.setdefault(line, {}).setdefault(float(x), []).append(value)
-    elif shape == "heatmap":
-        place.setdefault((line, x), []).append(value)
-    else:
-        place.setdefault(f"{line} {x}" if named else x, []).append(value)
-
-
-def _add_curve(place: dict[Any, Any], line: str, run: FinishedRun, metric: str, shape: str) -> None:
-    """Add one run's curve, or its nodes' values, under its line; nothing where it has none."""
-    if shape == "cdf":
-        values = run.last_of_nodes(metric).values()
-        if values:
-            place.setdefault(line, []).extend(_unit(metric) * value for value in values)
-        return
-    scope, split, name = _curve(metric)
-    points = run.points(scope, split, name) if name else _over_nodes(run, metric) or _anywhere(run, metric)
-    if points:
-        place.setdefault(line, []).append([(t, _unit(metric) * value) for t, value in points])
-
-
-def _curve(metric: str) -> tuple[str, str, str]:
-    scope, _, rest = metric.partition("/")
-    split, _, name = rest.partition("/")
-    return scope, split, name
-
-
-def _over_nodes(run: FinishedRun, metric: str) -> Points:
-    return run.mean_over_nodes(LOGGED.get(metric, metric)) or run.mean_over_nodes(metric)
-
-
-def _anywhere(run: FinishedRun, metric: str) -> Points:
-    metric = LOGGED.get(metric, metric)
-    return next((run.points(*key) for key in run.curves if key[2] == metric), [])
-
-
-def _number(run: FinishedRun, metric: str) -> float:
-    """Return a number of the summary (``summary:KEY``), or a curve's last; accuracies in percent."""
-    if metric.startswith("summary:"):
-        return _unit(metric) * run.number(metric.removeprefix("summary:"))
-    points = run.points(*_curve(metric))
-    return _unit(metric) * points[-1][1] if points else math.nan
-
-
-def _unit(metric: str) -> float:
-    return 100 if "accuracy" in metric else 1
-
-
-def _said(metric: str) -> str:
-    key = metric.removeprefix("summary:")
-    return SAID.get(key, key.rpartition("/")[2].removeprefix(NODES).replace("_", " ")) + (" (%)" if "accuracy" in key else "")
+    window = int(plot.get("window", WINDOW)) if unit_of(metric) == 100 else None
+    return plots.draw(shape, panels, title, xlabel, ylabel, method, window)

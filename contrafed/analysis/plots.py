@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from contrafed.analysis.cdf import ecdf
 from contrafed.analysis.statistics import band, over_seeds
 from contrafed.analysis.style import Style, styles
-from contrafed.reporting.figures import MANY_POINTS, WINDOW
+from contrafed.reporting.figures import MANY_POINTS
 from contrafed.reporting.series import moving_average
 
 Look = Mapping[str, Style]
@@ -43,17 +43,21 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method: str | None = None) -> Figure:
+def draw(
+    kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method: str | None = None, window: int | None = None
+) -> Figure:
     """Return a figure with a panel for each entry of {title: data}; ``kind`` and what its data are: ``KINDS``.
 
-    ``method``: the one behind all labels, where these name something else, such as values of a key.
+    ``method``: the one behind all labels, where these name something else, such as values of a key. ``window``: where any curve
+    has 100 points, all are moving averages over so many (METHODS 41.5); None: none is.
     """
     labels = list(dict.fromkeys(label for data in panels.values() for label in data))
     look = styles(labels, None if method is None else [method] * len(labels)) if kind != "heatmap" else {}
     one = partial(heat_map, cells_of_all=panels.values()) if kind == "heatmap" else KINDS[kind]
-    smooth = kind == "curves" and any(len(band(seeds)[0]) >= MANY_POINTS for data in panels.values() for seeds in data.values())
-    if smooth:
-        one = partial(curves, smooth=True)
+    many = kind == "curves" and any(len(band(seeds)[0]) >= MANY_POINTS for data in panels.values() for seeds in data.values())
+    window = window if many else None
+    if window is not None:
+        one = partial(curves, window=window)
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)
     width, height = _size(kind, labels, panels) if len(panels) == 1 else (across * ONE_OF_SEVERAL[0], down * ONE_OF_SEVERAL[1])
@@ -66,7 +70,7 @@ def draw(kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method
         axes.set_title(panel, fontsize=10)
     for axes in every[len(panels) :]:
         axes.set_visible(False)
-    figure.supxlabel(xlabel + (f" (means of {WINDOW} points)" if smooth else ""), fontsize=10)
+    figure.supxlabel(xlabel + (f" (means of {window} points)" if window else ""), fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
     if kind in ("curves", "lines", "cdf") and len(labels) > 1:
         columns = math.ceil(len(labels) / ONE_COLUMN)
@@ -100,18 +104,18 @@ def _size(kind: str, labels: Sequence[str], panels: Panels) -> tuple[float, floa
     return ALONE
 
 
-def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look, smooth: bool = False) -> None:
+def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look, window: int | None = None) -> None:
     """Draw {label: points (round, value) of each seed}: the mean over seeds, its deviation as a band.
 
-    ``smooth``: moving averages over 20 points, as in figures where any curve has 100.
+    ``window``: moving averages over so many points.
     """
     for label, seeds in series.items():
         rounds, mean, deviation = band(seeds)
         if not len(rounds):
             continue
         style = look[label]
-        if smooth:
-            mean, deviation = (np.array(moving_average(part.tolist(), WINDOW)) for part in (mean, deviation))
+        if window is not None:
+            mean, deviation = (np.array(moving_average(part.tolist(), window)) for part in (mean, deviation))
         axes.plot(
             rounds, mean, color=style.colour, linestyle=style.line, marker=style.marker, markevery=max(1, len(rounds) // MARKS),
             markersize=4.5, linewidth=1.5, label=label, markeredgecolor="white", markeredgewidth=0.5,

@@ -46,6 +46,7 @@ class FinishedRun:
     summary: Mapping[str, Any]
     metrics: pd.DataFrame
     read_nodes: Callable[[], pd.DataFrame]
+    folder: Path | None = None  # None: it is read from ``results``
 
     @cached_property
     def nodes(self) -> pd.DataFrame:
@@ -128,7 +129,7 @@ def read(folder: Path, name: str) -> FinishedRun:
     path = folder / "nodes.csv"
     return FinishedRun(
         name, config, complete(_read_summary(folder), config, metrics), metrics,
-        lambda: read_table(path, NODES) if path.exists() else pd.DataFrame(columns=list(NODES)),
+        lambda: read_table(path, NODES) if path.exists() else pd.DataFrame(columns=list(NODES)), folder,
     )  # fmt: skip
 
 

@@ -28,6 +28,9 @@ SPLITS = ("train", "test", "nodes", "fit", "system")
 
 LOGS = ("metrics", "nodes", "participants", "times")
 
+# Rounds that are in no median of seconds.
+WARM_UP = 3
+
 # At most so many nodes are rows of the participation figure.
 SHOWN_NODES = 200
 
@@ -58,7 +61,7 @@ class RunRecorder:
             "metrics": "round,scope,split,metric,value",
             "nodes": "round,node,metric,value",
             "participants": "round,node",
-            "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk",
+            "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk,aggregate_seconds",
         }
         self._rows: dict[str, list[str]] = {name: [header] if logs is None else [] for name, header in headers.items()}
         self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
@@ -152,13 +155,15 @@ class RunRecorder:
         """Keep the partition (K, C) for its figure."""
         self._class_counts = class_counts
 
-    def time(self, server_round: int, seconds: float, memory: tuple[float, int, int, int] | None = None) -> None:
-        """Record how many seconds of wall-clock time a round took.
+    def time(
+        self, server_round: int, seconds: float, aggregating: float, memory: tuple[float, int, int, int] | None = None
+    ) -> None:
+        """Record how many seconds of wall-clock time a round took, and how many of them the server's rule.
 
         ``memory``: seconds of moving what nodes remember, and its bytes on the accelerator, in RAM and on disk.
         """
         cost = ",,," if memory is None else f"{memory[0]:.6f},{memory[1]},{memory[2]},{memory[3]}"
-        self._rows["times"].append(f"{server_round},{seconds:.6f},{cost}")
+        self._rows["times"].append(f"{server_round},{seconds:.6f},{cost},{aggregating:.6f}")
 
     def flush(self) -> None:
         """Write and flush what was recorded, so that a killed run leaves everything up to here."""
@@ -181,13 +186,14 @@ class RunRecorder:
         ``status`` is finished, interrupted, diverged (``on_divergence=stop``) or failed. What is returned is what the file
         holds: None stands for a number that does not exist. Accuracies and their standard deviations are fractions, not
         percentages. The initial model's evaluation (round 0) is in no number, unless there was nothing else to do. Seconds are
-        this sitting's and, of earlier ones, those of the rounds that were kept.
+        this sitting's and, of earlier ones, those of the rounds that were kept; those of phases as ``_phases`` has them.
         """
         self.flush()
         summary: dict[str, Any] = {"status": status, **extra, "rounds": self.rounds}
         summary |= summary_of_curves(self._curves, self.first_round)
         seconds = self._earlier + float(extra.get("seconds", time.perf_counter() - self.began))
         summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self.rounds, 1)
+        summary |= self._phases()
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
             summary[name] = int(self._sums[name])
         summary = _strict(summary)
@@ -197,6 +203,20 @@ class RunRecorder:
         os.replace(part, self.folder / "summary.json")
         self._draw()
         return summary
+
+    def _phases(self) -> dict[str, float]:
+        """Return the median seconds of a round's local work and of the server's rule (PMFL, Figure 14); NaN without any round.
+
+        Of rounds without an evaluation, from the fourth on: the first ones warm up.
+        """
+        scored = {t for (_, _, name), points in self._curves.items() if name == "accuracy" for t, _ in points}
+        with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
+            # An older version, whose run goes on, timed no phase.
+            rows = [row for row in csv.DictReader(file) if row.get("aggregate_seconds") and int(row["round"]) not in scored]
+        rows = [row for row in rows if int(row["round"]) > WARM_UP]
+        times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
+        local, rule = np.median([times[:, 0] - times[:, 1], times[:, 1]], axis=1) if len(times) else (math.nan, math.nan)
+        return {"local_seconds_median": float(local), "aggregate_seconds_median": float(rule)}
 
     def close(self) -> None:
         """Close every file, also where one does not take what is left for it; then raises ``OSError``."""

@@ -70,7 +70,7 @@ class RoundLog:
                 put(t, "global", "system", "lost", done.lost)
             if done.memory_lost:
                 put(t, "global", "system", "memory_lost", done.memory_lost)
-            self.recorder.time(t, done.seconds, self.memory_cost())
+            self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost())
         self.recorder.flush()
         self.follow(t, self.recorder.latest())
         _, scores = shown(done, self.strategy.personal)

@@ -1,0 +1,155 @@
+"""The papers' figures: what their experiments' own ``plot`` shows of runs, and what is of one run beside another."""
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from reported import method, write_run
+from safetensors.torch import save_file
+
+from contrafed.analysis import figures, measures, plots
+from contrafed.analysis.runs import find
+from contrafed.composition import compose_yaml, grid_of
+from contrafed.sweep import expand
+from core import registry
+
+FEATURES = ("within", "between", "effective_rank", "vci")
+
+
+def is_drawn(experiment):
+    """Whether a report draws what the file says of its figure."""
+    path = registry.CONF / "experiment" / f"{experiment}.yaml"
+    plot = (OmegaConf.load(path).get("published") or {}).get("plot") or {}
+    return bool(plot) and figures.OVER_TIME.get(plot.get("kind", "curves"), plot.get("kind", "curves")) in plots.KINDS
+
+
+def sampled(experiment):
+    """Jobs of a grid in which every method occurs, and the first and last value of every other axis."""
+    asked = []
+    for name, axis in grid_of(experiment).items():
+        values = list(map(str, axis))
+        asked.append(f"{name}=" + ",".join(values if name == "strategy" else dict.fromkeys([values[0], values[-1]])))
+    seen, jobs = set(), []
+    for job in expand([f"experiment={experiment}", *asked]):
+        if set(job.overrides) - seen:
+            seen |= set(job.overrides)
+            jobs.append(job.overrides)
+    return jobs
+
+
+def leave(folder, config):
+    """Write what a run of a configuration leaves, as far as figures take it."""
+    from clients.training.workspace import client_class_of
+    from core.run import node_half
+
+    node, log = node_half(config["strategy"]), config["log"]
+    personal = config["judge"] == "post_train" or client_class_of(node).is_personal(node.config)
+    scopes = [("personal", "test")] if personal else [("global", "test")]
+    scopes += [("global", "nodes")] if config["eval_nodes"] and not personal else []
+    scopes += [("global", "train")] if config["eval_train"] and not personal else []
+    rows = [(t, *scope, name, 0.5) for t in (1, 2) for scope in scopes for name in ("accuracy", "loss")]
+    fit = [f"features_{name}" for name in FEATURES] if "features" in log else []
+    fit += ["deviation"] if "deviation" in log else []
+    rows += [(t, "global", "fit", name, 0.5) for t in (1, 2) for name in fit]
+    by_node = ["accuracy"] if personal or config["eval_nodes"] else []
+    by_node += ["train_accuracy", "train_loss"] if "nodes_train" in log else []
+    by_node += ["probability"] if "probability" in log else []
+    by_node += ["weight_all"] if "weights" in log else []
+    nodes = [(t, node, name, 0.25 + node / 2) for t in (1, 2) for node in (0, 1) for name in by_node]
+    timed = {"local_seconds_median": 0.5, "aggregate_seconds_median": 0.1} if config["eval_every"] > 4 else {}
+    write_run(folder, (), nodes=nodes, more=rows, summary=timed, **config)
+    save_file({"a": torch.zeros(2)}, folder / "model.safetensors")
+    if config["save_personal"]:
+        (folder / "personal").mkdir()
+        save_file({"model/a": torch.ones(2)}, folder / "personal" / "0.safetensors")
+
+
+@pytest.mark.parametrize("experiment", [name for name in registry.choices("experiment") if is_drawn(name)])
+def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment):
+    for number, job in enumerate(sampled(experiment)):
+        leave(tmp_path / f"{number}", OmegaConf.to_container(compose_yaml(job).config, resolve=True))
+    runs = find([tmp_path])
+    for run in runs:
+        plot = measures.plot_of(run)
+        place = measures.place_of(run, plot)
+        assert "-" not in (*place.panel.split(", "), place.line), place
+        assert plot["x"] in ("round", "node", None) or place.x != "-", place
+    metrics, shape = measures.metrics_of(runs[0]), figures.OVER_TIME.get(plot["kind"], plot["kind"])
+    for which, metric in enumerate(metrics):
+        for run in runs:
+            measures.add(into := {}, shape, measures.metrics_of(run)[which], run, runs, measures.place_of(run, plot))
+            alone = metric in measures.BESIDE and measures.beside(run, runs, metric) is None
+            assert bool(into) != alone, (run.config["strategy"]["name"], metric)
+    assert len(figures.of_papers(runs)) == len(metrics)
+
+
+def runs_of(tmp_path, plot, *many):
+    """Runs of a figure that is described by ``plot``; of each its changes."""
+    published = {
+        "paper": "pmfl",
+        "figure": "9",
+        "table": None,
+        "plot": {"x": "round", "line": "strategy.name", "panel": [], **plot},
+    }
+    for number, changes in enumerate(many):
+        write_run(tmp_path / f"{number}", **{"published": published, **changes})
+    return find([tmp_path])
+
+
+def test_a_gain_is_over_who_trains_alone_with_the_same_seed(tmp_path):
+    plot = {"kind": "bars", "metric": "nodes:accuracy_gain", "x": "node"}
+    rows = {name: [(30, node, "accuracy", value) for node, value in enumerate(values)] for name, values in {
+        "other": (0.1, 0.1, 0.1), "local": (0.5, 0.75, 0.5), "moon": (0.75, 0.5, 1.0), "fedavg": (0.5, 0.25, 0.75),
+    }.items()}  # fmt: skip
+    seeds = {name: {"seed": 1 if name == "other" else 0} for name in rows}
+    many = [{"nodes": rows[name], **method(name.replace("other", "local"), **seeds[name])} for name in rows]
+    (figure,) = figures.of_papers(runs_of(tmp_path, plot, *many)).values()
+    said = [axes.get_title(loc="left") for axes in figure.axes]
+    assert said == ["moon (67% of nodes gain), mean 16.67", "fedavg (33% of nodes gain), mean -8.333"]
+    assert [[bar.get_height() for bar in axes.patches] for axes in figure.axes] == [[50, 25, -25], [25, 0, -50]]
+    assert figure.get_supylabel() == "gain in accuracy over training alone (%)"
+    assert figures.of_papers(find([tmp_path / "2"])) == {}
+
+
+def test_weights_are_shown_of_all_nodes_and_of_those_nearest_to_a_probability(tmp_path):
+    """p = 0.5 is nearest to 0.402 of the nodes with a weight, and tends to (1 - 0.5^2) / 0.5 = 1.5 with a cutoff of 2."""
+    rows = [(t, node, "weight_all", t * (node + 1)) for t in (1, 2) for node in range(2)]
+    rows += [(2, node, "probability", p) for node, p in enumerate((0.5, 0.02, 0.4))]
+    plot = {"kind": "weights", "metric": "weight", "line": None, "probabilities": [0.402, 0.02]}
+    strategy = {"name": "pmfl", "server": "pmfl", "cutoff": 2}
+    (figure,) = figures.of_papers(runs_of(tmp_path, plot, {"nodes": rows, "strategy": strategy})).values()
+    shown = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[0].lines}
+    assert shown == {
+        "mean of all nodes": [1.5, 3],
+        "node nearest p = 0.402": [1, 2],
+        "its expected weight, p = 0.402": [1.5, 1.5],
+        "node nearest p = 0.02": [2, 4],
+        "its expected weight, p = 0.02": pytest.approx([1.98, 1.98]),
+    }
+
+
+def test_several_metrics_are_a_figure_each_and_accuracies_alone_are_smoothed(tmp_path):
+    """Also beside a run of an earlier version, which names one."""
+    plot = {"kind": "curves", "metric": ["global/test/accuracy", "global/test/loss"], "x": "round", "window": 50}
+    more = [(t, "global", "test", name, t % 2) for t in range(1, 101) for name in ("accuracy", "loss")]
+    published = {"paper": "pmfl", "figure": "9", "table": None, "plot": {**plot, "metric": "global/test/accuracy"}}
+    old = {"accuracies": (), "more": more, **method("moon", published=published)}
+    found = figures.of_papers(runs_of(tmp_path, plot, old, {"accuracies": (), "more": more}))
+    assert list(found) == ["pmfl-figure9-accuracy", "pmfl-figure9-loss"]
+    accuracy, loss = ({line.get_label(): line.get_ydata()[-2:].tolist() for line in f.axes[0].lines} for f in found.values())
+    assert accuracy == {"moon": [50, 50], "fedavg": [50, 50]}
+    assert loss == {"fedavg": [1, 0]}
+    assert [figure.get_supxlabel() for figure in found.values()] == ["round (means of 50 points)", "round"]
+
+
+def test_the_distance_of_nodes_that_train_alone_is_drawn_where_their_models_are(tmp_path):
+    plot = {"kind": "lines", "metric": "distance", "x": "model.epochs"}
+    many = [method(name, model={"name": "cnn", "epochs": e}) for e in (1, 5) for name in ("local", "fedavg")]
+    runs = runs_of(tmp_path, plot, *many)
+    assert figures.of_papers(runs) == {}
+    for number, value in enumerate((1.0, 0.0, 5.0, 3.0)):
+        name, path = ("a", "model.safetensors") if number % 2 else ("model/a", "personal/0.safetensors")
+        (tmp_path / f"{number}" / "personal").mkdir()
+        save_file({name: torch.tensor([value])}, tmp_path / f"{number}" / path)
+    (figure,) = figures.of_papers(runs).values()
+    (line,) = figure.axes[0].lines
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 5], [1, 4])
