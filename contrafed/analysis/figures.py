@@ -99,8 +99,7 @@ def _curves(
         panels.setdefault(panel, {})[label] = [[(t, unit * value) for t, value in points(run)] for run in group.runs]
     if len(panels) > PANELS or max(map(len, panels.values())) > LINES:
         return None
-    # Accuracies alone are smoothed.
-    return plots.draw("curves", panels, title, "round", ylabel, None, WINDOW if unit == 100 else None)
+    return plots.draw("curves", panels, title, "round", ylabel, window=WINDOW)
 
 
 def _setting(group: Group) -> str:
@@ -134,7 +133,7 @@ def _nodes(found: Sequence[Group], title: str) -> dict[str, Figure]:
         traces = {group.label: [run.mean_over_nodes(metric) for run in group.runs] for group in found[: LINES + 1]}
         traces = {label: seeds for label, seeds in traces.items() if all(seeds)}
         if traces and len(found) <= LINES:
-            out[name] = plots.draw("curves", {"": traces}, title, "round", ylabel)
+            out[name] = plots.draw("curves", {"": traces}, title, "round", ylabel, window=WINDOW)
     return out
 
 
