@@ -58,7 +58,7 @@ def test_what_one_method_alone_varies_is_no_panel_of_its_own(tmp_path, monkeypat
     for weight in (1, 10):
         write_run(tmp_path / f"m{weight}", strategy={**method("moon")["strategy"], "contrast_weight": weight})
     found, drawn = groups(find([tmp_path])), []
-    monkeypatch.setattr(figures.plots, "draw", lambda kind, panels, *rest: drawn.append(panels))
+    monkeypatch.setattr(figures.plots, "draw", lambda kind, panels, *rest, **window: drawn.append(panels))
     figures.accuracy(found, "t", "accuracy", lambda run: run.points("global", "test", "accuracy"))
     (panels,) = drawn
     assert {panel: set(lines) for panel, lines in panels.items()} == {
