@@ -119,6 +119,8 @@ def test_wherever_the_disk_fails_the_last_checkpoint_is_whole(tmp_path, monkeypa
 
         def after_round_4(self, done):
             if done.server_round == 5:
+                while not (tmp_path / "run" / "checkpoints" / "000004").exists():  # which is written beside the rounds
+                    time.sleep(0.01)
                 patch.setattr(module, name, fault)
             write(self, done)
 
