@@ -66,7 +66,7 @@ def evaluate(
         return MetricRecord({})
     parts = {"test": test_examples(federation, run.num_trained)}
     if run.eval_train:
-        parts["train"] = np.concatenate([federation.partition.train(n) for n in range(run.num_trained)])
+        parts["train"] = np.concatenate([federation.partition.true_train(n) for n in range(run.num_trained)])
     scores: dict[str, int | float | list[int] | list[float]] = {}
     judged = judging(workspace, model)
     for split, rows in parts.items():

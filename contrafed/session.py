@@ -16,7 +16,7 @@ from clients.base import PARTS
 from clients.training.workspace import Workspace, workspace_for
 from contrafed import checkpoint
 from contrafed.analysis.traffic import BYTES, FORMULAS, formula
-from contrafed.evaluation import evaluate, initial_file, initial_model
+from contrafed.evaluation import evaluate, initial_file, initial_model, test_examples
 from contrafed.logged import Logged
 from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.reporting.provenance import commit, hardware
@@ -84,6 +84,8 @@ class Session:
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
             if self.resumed is None and (line := said_of_small(self.workspace)):
+                progress.note(line)
+            if self.resumed is None and (line := self._unscored(scored)):
                 progress.note(line)
             if self.tracker.line:
                 progress.note(f"to follow it: {self.tracker.line}")
@@ -197,6 +199,8 @@ class Session:
             seconds = time.perf_counter() - self.began
             spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
             told = {**facts(run, self.workspace), **self._traffic(), **spent, **self.grid.about(), **self._ending()}
+            if (mean := self.strategy.participation.realised_mean) is not None:
+                told["probability_mean"] = mean
             return self.recorder.finish(status, {**told, "seconds": seconds})
 
     def _places(self) -> dict[str, str]:
@@ -228,6 +232,15 @@ class Session:
         if wanted and held_out and not set(held_out) & set(scored):
             raise UserError("held_out_nodes: none of them has a test part of its own; dataset.merge_splits=true gives each one")
         return scored if wanted else []
+
+    def _unscored(self, scored: ConfigRecord) -> str:
+        """Return a line about models that nothing scores, empty where all are."""
+        wanted = self.strategy.personal if self.run.eval_nodes is None else self.run.eval_nodes
+        if wanted and not scored["nodes"]:
+            return "no node has a test part of its own to score its model on; dataset.merge_splits=true gives each one"
+        if not scored["nodes"] and not len(test_examples(self.members.federation, self.run.num_trained)):
+            return "the server has no test images, so the global model is not scored"
+        return ""
 
     def _save(self, server_round: int) -> None:
         """Write a checkpoint after every ``checkpoint_every`` rounds."""

@@ -97,6 +97,8 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     participation = chosen["participation"]
     partitions.images.check(node.dataset)
     partitions.partition.check(node.partition, node.num_nodes)
+    if top.held_out_nodes and node.partition.config.scarce_nodes:
+        raise UserError("partition.scarce_nodes and held_out_nodes are both the last nodes: the scarce ones would never train")
     participation.config.count(top.num_nodes - top.held_out_nodes)
     trackers.check(chosen["tracker"])
     _check_plain_sgd(node.strategy)

@@ -30,6 +30,10 @@ class Flipped(Partition):
         """Return a node's training examples, int64 indices."""
         return self._own[node] if node in self._own else self._true.train(node)
 
+    def true_train(self, node: int) -> np.ndarray:
+        """Return a node's training examples with their true labels, int64 indices."""
+        return self._true.train(node)
+
     def test(self, node: int) -> np.ndarray:
         """Return a node's own held-out examples, which have their true labels."""
         return self._true.test(node)

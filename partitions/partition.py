@@ -61,6 +61,10 @@ class Partition:
         """Return a node's training examples, int64 indices."""
         return self._train[self._train_ends[node] : self._train_ends[node + 1]]
 
+    def true_train(self, node: int) -> np.ndarray:
+        """Return a node's training examples as they are before an attack, by which a model is judged."""
+        return self.train(node)
+
     def test(self, node: int) -> np.ndarray:
         """Return a node's own held-out examples, int64 indices; may be empty."""
         return self._test[self._test_ends[node] : self._test_ends[node + 1]]
@@ -123,13 +127,16 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
         lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
         return lazy
     if hasattr(module, "explicit"):
-        train, own_test = module.explicit(config, data.test.numpy(), num_nodes)
+        published, own_test = module.explicit(config, data.test.numpy(), num_nodes)
+        train = enough = _enough(published, None, config, generator(seed, "partition file small"))
         if own_test is None:
-            train, own_test = _hold_out(train, held_out_fraction(config, merged), generator(seed, "partition file test"))
-        train = _enough(train, None, config, generator(seed, "partition file small"))
+            train, own_test = _hold_out(enough, held_out_fraction(config, merged), generator(seed, "partition file test"))
         if config.cut_test:
             own_test = _scarce(own_test, y, config, generator(seed, "partition file scarce test"))
-        return Partition(_scarce(train, y, config, generator(seed, "partition file scarce")), own_test, y, data.num_classes)
+        train = _scarce(train, y, config, generator(seed, "partition file scarce"))
+        partition = Partition(train, own_test, y, data.num_classes)
+        partition.small = _small(published, enough, config.min_node_size)
+        return partition
     if num_nodes > len(pool):
         raise UserError(
             f"{num_nodes} nodes cannot share {len(pool)} training examples; lower num_nodes, or use partition=sampled"

@@ -69,6 +69,9 @@ def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
             )
         )
     assert 0 < deviation.distance_of_runs(tmp_path / "local", tmp_path / "fedavg") < 1
+    assert len(embedding.of_run(tmp_path / "fedavg")[0]) == len(embedding.of_run(tmp_path / "local", personal=True)[0]) > 0
+    with pytest.raises(UserError, match="strategy=local leaves its encoder on the nodes"):
+        embedding.of_run(tmp_path / "local")
     with pytest.raises(UserError, match="the run needs save_personal=true"):
         deviation.distance_of_runs(tmp_path / "fedavg", tmp_path / "fedavg")
 

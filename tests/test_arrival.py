@@ -55,7 +55,7 @@ def test_one_by_one_they_come_and_go():
         ({"leaves": [[2, []]]}, "or a list, got "),
         ({"leaves": [[2, 3]]}, "or a list, got 3"),
         ({"joins": [[2, ["a"]]]}, "or a list, got "),
-        ({"joins": [[2, [20]]]}, r"joins\[0\]: node 20 is not in 0..19 \(num_nodes=20\)"),
+        ({"joins": [[2, [20]]]}, r"joins\[0\]: node 20 is not in 0..19, the nodes that may train"),
         ({"joins": [[2, [3]], [4, [3]]]}, r"joins\[1\]: node 3 is there twice"),
         ({"joins": [[5, [3]]], "leaves": [[5, [3]]]}, r"leaves\[0\]: node 3 leaves in round 5, but joins in round 5"),
         ({"joins": [[2, 0.6], [3, 0.6]]}, r"joins\[1\]: 12 nodes in round 3, but only 8 are left"),

@@ -260,6 +260,7 @@ def test_wrong_labels_by_hand():
     more, partition = flipped(data, true, (1,))
     assert partition.train(0).tolist() == [0, 1]
     assert partition.train(1).tolist() == [5, 6]
+    assert partition.true_train(1).tolist() == [1, 2]  # by which models are judged
     assert more.y.tolist() == [0, 0, 2, 1, 2, 2, 0]
     assert more.x.flatten().tolist() == [0, 1, 2, 3, 4, 1, 2]
     assert more.test.tolist() == [*test.tolist(), False, False]

@@ -93,6 +93,8 @@ def test_mistakes_are_one_line(tmp_path):
         run(config_of(*TINY, "held_out_nodes=6", out))
     with pytest.raises(UserError, match="none of them has a test part"):
         run(config_of(*TINY, "engine=local", "partition.test_fraction=null", "held_out_nodes=1", out))
+    with pytest.raises(UserError, match="scarce_nodes and held_out_nodes are both the last nodes"):
+        run(config_of(*TINY, "held_out_nodes=1", "partition.scarce_nodes=1", out))
     for log, why in (("weigths", "did you mean 'weights'"), ("weights", "a node that is away no weight")):
         with pytest.raises(UserError, match=why):
             run(config_of(*TINY, "strategy=fedavg", f"log=[{log}]", out))

@@ -144,7 +144,14 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
     rows, _ = leakage.read(tmp_path)
     assert [(row["case"], row["image"]) for row in rows[3:]] == [("all_shared/batch2", "0"), ("all_shared/batch2", "1")]
     capsys.readouterr()
-    for wrong, said in (("--cases=all_shard", "did you mean 'all_shared'"), ("--steps=0", "must be at least 1")):
+    for wrong, said in (
+        ("--cases=all_shard", "did you mean 'all_shared'"),
+        ("--steps=0", "must be at least 1"),
+        ("--first=-3", "--first must be at least 0, got -3"),
+        ("--first=5000", "leaves none of the 1347 training images of dataset=digits"),
+        ("--seed=1", "has results of seed=0, not 1: choose another folder"),
+        ("--starts=2", "has results of starts=1, not 2"),
+    ):
         assert leakage.main([*arguments, wrong]) == 2
         assert said in capsys.readouterr().err
     assert leakage.main([*arguments, "--batch", "2", "--cases", "all_shared_idlg"]) == 2

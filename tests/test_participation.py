@@ -317,7 +317,7 @@ def test_faulty_parquet_is_one_line(tmp_path):
     ("text", "message"),
     [
         ("node,round\n0,1\n", "no column 'available'"),
-        ("node,round,available\n7,1,1\n", r"0\.\.2 .*found 7"),
+        ("node,round,available\n7,1,1\n", r"0\.\.2, .*found 7"),
         ("node,round,available\n0,0,1\n", "at least 1, found 0"),
         ("node,round,available\n0,1,2\n", "must be 0 or 1"),
         ("node,round,available\n", "no rows"),
@@ -325,7 +325,7 @@ def test_faulty_parquet_is_one_line(tmp_path):
         ("node,round,available\n0,1,yes\n", "available must be whole numbers, found yes"),
         ("node,round,available\na,1,1\n", "node must be whole numbers, found a"),
         ("node,round,available\n0,1.5,1\n", "round must be whole numbers, found 1.5"),
-        ("node,round,available\n-1,1,1\n", r"0\.\.2 .*found -1"),
+        ("node,round,available\n-1,1,1\n", r"0\.\.2, .*found -1"),
         ("node,round,available\n0,1,1\n1,1,1\n0,1,0\n", "lists node 0 in round 1 more than once"),
         ("", "cannot read"),
     ],

@@ -159,7 +159,7 @@ def test_natural_nodes_are_whole_owners():
         assert len(part.train(k)) == (owner == who).sum()
     with pytest.raises(UserError, match="num_nodes=51 is more than the 50"):
         make("natural", nodes=51, data=data)
-    with pytest.raises(UserError, match="knows who each example comes from"):
+    with pytest.raises(UserError, match="say who each example comes from"):
         make("natural")
 
 
@@ -311,6 +311,14 @@ def test_published_partitions_are_used_as_they_are(tmp_path):
     file.write_text(json.dumps([[0], [], list(range(1, 50))]))
     part = make("file", nodes=3, path=str(file))
     assert part.sizes.tolist() == [1, 0, 49]
+
+
+def test_what_is_moved_in_a_published_partition_is_counted_before_test_parts_are_held_out(tmp_path):
+    file = tmp_path / "nodes.json"
+    file.write_text(json.dumps([[0, 1], list(range(2, 50))]))
+    part = make("file", nodes=2, path=str(file), min_node_size=8, test_fraction=0.25)
+    assert part.sizes.tolist() == [6, 32]
+    assert (part.small.nodes, part.small.moved, part.small.dropped) == (1, 6, 0)
 
 
 @pytest.mark.parametrize("changes", [{"test_fraction": 0.2}, {"scarce_nodes": 3}, {"keep_fraction": 0.5}])

@@ -46,9 +46,21 @@ def test_drawn_images_can_be_told_apart_and_are_always_the_same(tmp_path):
 
 
 def test_the_data_set_itself_goes_before_drawn_images(tmp_path):
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(UserError, match="cannot be read|not found"):  # an empty folder: no images were drawn in its place
-        load_images(chosen("dataset=cifar10", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false"))
+    settings = chosen("dataset=cifar10", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false")
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()  # as a failed download leaves it
+    assert load_images(settings).stand_in == "generated"
+    (folder / "data_batch_1").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="cannot be read|not found"):  # no images are drawn in its place
+        load_images(settings)
+
+
+def test_another_data_set_of_the_same_owner_is_not_at_hand(tmp_path):
+    (tmp_path / "hub" / "flwrlabs___cinic10" / "default").mkdir(parents=True)
+    settings = chosen("dataset=femnist", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false")
+    assert load_images(settings).stand_in == "generated"
+    with pytest.raises(UserError, match="not found, and dataset.download is false"):
+        check(chosen("dataset=femnist", f"dataset.root={tmp_path}", "dataset.download=false"))
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,20 @@ def of_run(folder: str | Path, *, personal: bool = False, limit: int = POINTS) -
         z = np.concatenate([_represented(workspace, _saved(folder, node), index[nodes == node]) for node in np.unique(nodes)])
         order = np.argsort(nodes, kind="stable")
         return z, labels[order], nodes[order]
+    if missing := stays(workspace):
+        raise UserError(
+            f"strategy={run.node.strategy.name} leaves its {missing} on the nodes, and the global one untrained: --personal"
+        )
     if not (folder / "model.safetensors").is_file():
         raise UserError(f"there is no model.safetensors in {folder}; give the folder of a finished run")
     return _represented(workspace, load_file(folder / "model.safetensors"), index), labels, nodes
+
+
+def stays(workspace: Workspace) -> str:
+    """Return which part of what makes representations does not travel, empty where all of it does."""
+    travels = workspace.client_class.shared_parts(workspace.config)
+    kept = [part for part in ("encoder", "projector") if part not in travels and [*getattr(workspace.model, part).parameters()]]
+    return " and ".join(kept)
 
 
 def _saved(folder: Path, node: int) -> Tensors:

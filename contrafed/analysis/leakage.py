@@ -33,9 +33,12 @@ from core.errors import UserError, unknown
 from core.run import choose
 from core.tensors import Tensors
 from models.base import SplitModel
-from partitions.images import load_images
+from partitions.images import GENERATED, load_images
 
 CSV, MARKDOWN, PICTURES = "leakage.csv", "leakage.md", "pictures.npz"
+
+# What results of one folder have in common.
+SAME = ("dataset", "seed", "steps", "starts")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,6 +87,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("images", "batch", "steps", "starts"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
+    if options.first < 0:
+        raise UserError(f"--first must be at least 0, got {options.first}")
     options.methods = [name for name in options.methods.split(",") if name]
     known = registry.choices("strategy")
     if options.methods == ["every"]:
@@ -108,6 +113,9 @@ def run(options: argparse.Namespace) -> None:
     about = {"batch": options.batch, "steps": how.steps, "starts": how.starts, "seed": how.seed, "dataset": name}
     about |= {"torch": versions()["torch"], "hardware": f"{hardware('cpu')}, one thread"}
     rows, pictures = read(options.out)
+    for key in SAME:
+        if other := {row[key] for row in rows} - {str(about[key])}:
+            raise UserError(f"--out={options.out} has results of {key}={max(other)}, not {about[key]}: choose another folder")
     together = f"/batch{options.batch}" if options.batch > 1 else ""
     done = {(row["case"].partition("/")[0], int(row["image"]), int(row["batch"])) for row in rows}
     pictures |= {f"true/{options.first + k}": picture for k, picture in enumerate(x.numpy())}
@@ -176,8 +184,11 @@ def images_of(options: argparse.Namespace) -> tuple[Tensor, list[int], int, str]
     values: Any = OmegaConf.to_container(composed, resolve=True)
     choice = choose("dataset", values["dataset"])
     data = load_images(choice)
-    index = torch.nonzero(~data.test).flatten()[options.first :][: options.images]
-    name = Path(str(choice.values["path"])).stem if choice.values.get("path") else choice.name
+    training = torch.nonzero(~data.test).flatten()
+    index = training[options.first :][: options.images]
+    if not len(index):
+        raise UserError(f"--first={options.first} leaves none of the {len(training)} training images of dataset={choice.name}")
+    name = choice.name if choice.values.get("path") in (None, GENERATED) else Path(str(choice.values["path"])).stem
     return data.x[index].contiguous().float() / 255, data.y[index].tolist(), data.num_classes, name
 
 

@@ -45,7 +45,7 @@ def _at_hand(config: Config) -> bool:
     assert config.repository is not None
     if Path(config.repository).is_dir():
         return True
-    return any(_cache(config).glob(f"{config.repository.split('/')[0]}*"))
+    return any(_cache(config).glob(config.repository.replace("/", "___") + "*"))
 
 
 def load(config: Config, name: str) -> ImageData:

@@ -40,7 +40,9 @@ def check(config: Config, name: str) -> None:
 
 
 def _at_hand(config: Config, name: str) -> bool:
-    return all((Path(config.root).expanduser() / place).exists() for place in PLACES[name])
+    # A download that failed leaves an empty folder.
+    places = [Path(config.root).expanduser() / place for place in PLACES[name]]
+    return all(place.is_file() or (place.is_dir() and any(place.iterdir())) for place in places)
 
 
 def load(config: Config, name: str) -> ImageData:

@@ -52,7 +52,7 @@ class Arrival(Participation):
         pairs, rounds, taken = getattr(self.config, key), otherwise.copy(), np.zeros(self.num_nodes, dtype=bool)
         for where, node, when in self._listed(key):
             if not 0 <= node < self.num_nodes:
-                raise UserError(f"{where}: node {node} is not in 0..{self.num_nodes - 1} (num_nodes={self.num_nodes})")
+                raise UserError(f"{where}: node {node} is not in 0..{self.num_nodes - 1}, the nodes that may train")
             if taken[node]:
                 raise UserError(f"{where}: node {node} is there twice")
             if when <= earliest[node]:

@@ -41,7 +41,7 @@ class Trace(Participation):
         path = Path(self.config.path).expanduser()
         columns = _read(path)
         node, when, here = (_whole(path, name, columns[name]) for name in COLUMNS)
-        _within(path, "node", node, 0, self.num_nodes - 1, f"in 0..{self.num_nodes - 1} (num_nodes={self.num_nodes})")
+        _within(path, "node", node, 0, self.num_nodes - 1, f"in 0..{self.num_nodes - 1}, the nodes that may train")
         _within(path, "round", when, 1, None, "at least 1")
         _within(path, "available", here, 0, 1, "0 or 1")
         order = np.lexsort((node, when))

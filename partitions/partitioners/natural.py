@@ -16,7 +16,7 @@ class Config(Common):
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """Return the examples of ``num_nodes`` owners, chosen at random among all. Raises ``UserError`` without owners."""
     if draw.owner is None:
-        raise UserError("partition=natural needs a data set that knows who each example comes from, such as dataset=femnist")
+        raise UserError("partition=natural needs data that say who each example comes from, such as dataset=femnist, not drawn")
     owners = np.unique(draw.owner)
     if draw.num_nodes > len(owners):
         raise UserError(f"num_nodes={draw.num_nodes} is more than the {len(owners)} natural nodes of the data set")
