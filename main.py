@@ -53,10 +53,12 @@ def main() -> int:
         quiet_libraries("verbose=true" in (o.lower() for o in overrides))
         # A polite kill ends a run as Ctrl-C does: with everything so far written.
         signal.signal(signal.SIGTERM, _interrupt)
-        if not multirun and arguments[-2:] in (["--cfg", "job"], ["-c", "job"]):
+        if not multirun and _shows_a_job([a for a in arguments if a not in overrides]):
             print(OmegaConf.to_yaml(compose_job(overrides, own)), end="")
             return 0
         runs = check_jobs(overrides, multirun, own)
+        if multirun and set(arguments) & HYDRA_FLAGS:
+            raise UserError("-m runs jobs, and --cfg, --info and --package only show one: leave one of them out")
         if set(arguments) - set(overrides) - {"-m", "--multirun"}:
             sys.argv[1:] = [*arguments, *(() if own is None else ("--config-dir", str(own)))]
             show()
@@ -76,6 +78,11 @@ def main() -> int:
     finally:
         if (ray := sys.modules.get("simulation.ray")) is not None:
             ray.stop_ray()
+
+
+def _shows_a_job(flags: list[str]) -> bool:
+    """Whether the flags among the arguments are ``--cfg job`` and no other."""
+    return flags in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"])
 
 
 def run_one(run: Run, unique: bool) -> int:

@@ -85,7 +85,10 @@ def compose_job(overrides: list[str], config_dir: str | Path | None = None) -> D
 def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> Composed:
     """Compose one job's configuration from the YAMLs alone: nothing of any choice's code is imported. Raises ``UserError``."""
     own, overrides = own_folder(config_dir), as_choices(overrides)
-    parsed = asked = parse(overrides)
+    # experiment=null and scale=null are the defaults, which Hydra does not know as choices.
+    parsed = asked = [
+        o for o in parse(overrides) if o.is_delete() or o.value() is not None or o.key_or_group not in ("experiment", "scale")
+    ]
     _check_hydra(parsed)
     _check_names([o for o in parsed if o.key_or_group in CHOICE_GROUPS], own)
     try:
@@ -197,8 +200,11 @@ def _check_names(choosing: list[Override], own: Path | None) -> None:
     for override in choosing:
         group, name = override.key_or_group, override.value()
         names = registry.choices(group, own)
-        if name is None:
+        if override.is_delete():  # the missing choice is named later
             continue
+        if not isinstance(name, str | int | float):
+            found = override.get_value_element_as_str()
+            raise UserError(f"{group.replace('/', '.')} must be one name, got {found}; choices: {', '.join(names)}")
         if name not in names:
             raise unknown(group.replace("/", "."), str(name), names)
         file = None if own is None else own / group / f"{name}.yaml"

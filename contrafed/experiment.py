@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from contrafed.composition import compose_job
 from contrafed.prepare import checked, with_folder
+from contrafed.reporting import give_up_folder
 from core.errors import UserError
 
 
@@ -46,7 +47,11 @@ def run(
     federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data or a file leaves none behind
     initial_model(dict(make_model(wanted.node, federation).named_parameters()), initial_file(wanted))
     ready = with_folder(wanted, unique)
-    ready.engine.module.run(ready.engine.config, Job(app_for(ready, on_round), ready.node, federation, ready.verbose))
     assert ready.folder is not None
+    try:
+        ready.engine.module.run(ready.engine.config, Job(app_for(ready, on_round), ready.node, federation, ready.verbose))
+    except UserError:
+        give_up_folder(ready.folder)
+        raise
     summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))
     return {**summary, "folder": str(ready.folder)}

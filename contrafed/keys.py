@@ -59,7 +59,8 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
     if not authority.exists() or days_left(authority) < soon:
         (renewed if authority.exists() else made).append(authority)
         _write_certificate(authority, _authority(_private(authority_key), days))
-    if not server.exists():
+    if not server.exists() or not (folder / f"{SERVER}.key").exists():
+        hosts = hosts or _hosts(_read(server))
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(folder / f"{SERVER}.key", key, serialization.PrivateFormat.PKCS8)
         _write_certificate(server, _server(authority, authority_key, key.public_key(), hosts, days))
@@ -71,13 +72,16 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
         _write_certificate(server, _server(authority, authority_key, public, hosts or _hosts(old), days))
         renewed.append(server)
     for node in range(nodes):
-        private = folder / f"node-{node}"
+        private, public_file = folder / f"node-{node}", folder / f"node-{node}.pub"
         if not private.exists():
-            key = ec.generate_private_key(ec.SECP384R1())
-            _write_private(private, key, serialization.PrivateFormat.OpenSSH)
-            public_key = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-            private.with_suffix(".pub").write_bytes(public_key + b"\n")
-            made += [private, private.with_suffix(".pub")]
+            _write_private(private, ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.OpenSSH)
+            public_file.unlink(missing_ok=True)
+            made.append(private)
+        if not public_file.exists():
+            public_key = _node_key(private).public_key()
+            text = public_key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+            public_file.write_bytes(text + b"\n")
+            made.append(public_file)
     return Written(made, renewed)
 
 
@@ -96,6 +100,15 @@ def _read(certificate: Path) -> x509.Certificate:
 def _private(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is no private key that was made here") from error
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is no private key that was made here") from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)

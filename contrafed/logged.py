@@ -51,9 +51,10 @@ class Logged:
     def _features(self, model: Tensors) -> tuple[np.ndarray, np.ndarray]:
         """Return z (n, D) and labels (n,) of the test images under a participant's model."""
         judged = judging(self.workspace, self.workspace.initial | model)
-        index = torch.from_numpy(test_examples(self.federation, self.run.num_trained))
+        index = test_examples(self.federation, self.run.num_trained)
+        batches = torch.from_numpy(index).to(self.workspace.device).split(self.workspace.evaluation_batch)
         with torch.no_grad():
-            z = [judged.represent(self.workspace.images(rows)) for rows in index.split(self.workspace.evaluation_batch)]
+            z = [judged.represent(self.workspace.images(rows)) for rows in batches]
         return torch.cat(z).cpu().numpy(), self.federation.data.y.numpy()[index]
 
     def finish(self, recorder: RunRecorder, model: Tensors, status: str) -> None:

@@ -21,7 +21,10 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
 
     ``num_nodes``: how many nodes there are, where that is known; the run takes as many unless the overrides say otherwise.
     """
-    words = shlex.split(overrides)
+    try:
+        words = shlex.split(overrides)
+    except ValueError as error:
+        raise UserError(f"overrides: {overrides!r} cannot be read ({error})") from error
     if num_nodes is not None and not any(word.startswith(("num_nodes=", "experiment=")) for word in words):
         words.append(f"num_nodes={num_nodes}")
     wanted = checked(compose_job(words, config_dir))

@@ -83,10 +83,9 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            if self.resumed is None and (line := said_of_small(self.workspace)):
-                progress.note(line)
-            if self.resumed is None and (line := self._unscored(scored)):
-                progress.note(line)
+            for line in (said_of_small(self.workspace), self._unscored(scored)):
+                if line and self.resumed is None:
+                    progress.note(line)
             if self.tracker.line:
                 progress.note(f"to follow it: {self.tracker.line}")
 
@@ -106,15 +105,15 @@ class Session:
                 log.write(done)
                 for line in self.grid.newcomers():
                     progress.note(line)
+                if done.diverged and run.on_divergence == "stop":  # before a checkpoint that would go on behind it
+                    raise RunStopped(f"on_divergence=stop: {done.diverged[0]}", "diverged")
                 if ends:
                     progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
-                elif done.server_round == self.rounds and 0 < log.participants == log.failed:
+                elif done.server_round == self.rounds and 0 < log.participants == log.failed and not self.recorder.trained:
                     # Before the last checkpoint: a sweep that is run again would take such a run for a finished one.
                     raise RunStopped(f"every node failed in every round; the first: {log.first_failure}")
                 else:
                     self._save(done.server_round)
-                if done.diverged and run.on_divergence == "stop":
-                    raise RunStopped(f"on_divergence=stop: {done.diverged[0]}", "diverged")
                 return ends
 
             strategy.start(

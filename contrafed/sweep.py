@@ -134,7 +134,8 @@ class Sweep:
         for job, run in self.jobs:
             home = self._home(job, run)
             make_folder(home)
-            self._there.setdefault(home, runs_in(home) if job.experiment is not None else {})
+            if home not in self._there:
+                self._there[home] = runs_in(home) if job.experiment is not None else {}
             there = self._past(job, run)
             if there is not None and (summary := finished(there)) is not None:
                 self._done(there, summary)
@@ -176,9 +177,10 @@ class Sweep:
         there = self._past(job, run)
         if there is not None and (summary := finished(there)) is not None:  # by another process meanwhile
             return self._done(there, summary)
-        goes_on = there is not None and run.engine.name != "flower"  # which keeps what nodes remember to itself
-        folder = there if there is not None and goes_on else self._free(job, run)
-        config: dict[str, Any] = {**run.composed, "output_dir": str(folder)} | ({"resume": "latest"} if goes_on else {})
+        # Flower keeps what nodes remember to itself, and secret noise must not be drawn twice.
+        resumable = run.engine.name != "flower" and getattr(run.privacy.config, "noise", None) != "secret"
+        folder = there if there is not None and resumable else self._free(job, run)
+        config: dict[str, Any] = {**run.composed, "output_dir": str(folder)} | ({"resume": "latest"} if folder == there else {})
         try:
             with held(folder) as free:
                 if not free:

@@ -127,16 +127,9 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
         lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
         return lazy
     if hasattr(module, "explicit"):
-        published, own_test = module.explicit(config, data.test.numpy(), num_nodes)
-        train = enough = _enough(published, None, config, generator(seed, "partition file small"))
-        if own_test is None:
-            train, own_test = _hold_out(enough, held_out_fraction(config, merged), generator(seed, "partition file test"))
-        if config.cut_test:
-            own_test = _scarce(own_test, y, config, generator(seed, "partition file scarce test"))
-        train = _scarce(train, y, config, generator(seed, "partition file scarce"))
-        partition = Partition(train, own_test, y, data.num_classes)
-        partition.small = _small(published, enough, config.min_node_size)
-        return partition
+        return _from_file(
+            config, module.explicit(config, data.test.numpy(), num_nodes), data, seed, held_out_fraction(config, merged)
+        )
     if num_nodes > len(pool):
         raise UserError(
             f"{num_nodes} nodes cannot share {len(pool)} training examples; lower num_nodes, or use partition=sampled"
@@ -166,6 +159,23 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
         test = _scarce(test, y, config, generator(seed, f"partition {drawn_as} scarce test"))
     partition = Partition(train, test, y, data.num_classes)
     partition.small = _small(best, enough, needed)
+    return partition
+
+
+def _from_file(
+    config: Common, found: tuple[list[np.ndarray], list[np.ndarray] | None], data: ImageData, seed: int, held_out: float
+) -> Partition:
+    """Return a published partition, ``found`` as training and perhaps test parts, treated as one that is drawn."""
+    published, own_test = found
+    y = data.y.numpy()
+    train = enough = _enough(published, None, config, generator(seed, "partition file small"))
+    if own_test is None:
+        train, own_test = _hold_out(enough, held_out, generator(seed, "partition file test"))
+    if config.cut_test:
+        own_test = _scarce(own_test, y, config, generator(seed, "partition file scarce test"))
+    train = _scarce(train, y, config, generator(seed, "partition file scarce"))
+    partition = Partition(train, own_test, y, data.num_classes)
+    partition.small = _small(published, enough, config.min_node_size)
     return partition
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Annotated, Any
 
+import torch
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
@@ -100,6 +101,9 @@ def run(config: Config, job: Job) -> None:
 
     stop_ray()  # it may have joined a cluster
     start_ray(None, job.verbose, None, None)  # else Flower does, and a polite kill aborts the process in mid-sentence
+    _check_resources(config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     install(job.node.to_json(), Workspace(job.node, device=default_device(), federation=job.federation))
     stop, done = threading.Event(), threading.Event()
     try:
@@ -112,12 +116,24 @@ def run(config: Config, job: Job) -> None:
                 backend_config={"client_resources": {"num_cpus": config.cpus_per_node, "num_gpus": config.gpus_per_node}},
                 verbose_logging=job.verbose,
             )
-    except KeyboardInterrupt:
+    except BaseException:  # the ServerApp's thread would wait for ever
         stop.set()
         done.wait(LAST_WRITES)
         raise
     finally:
         uninstall()
+        torch.set_num_threads(threads)
+
+
+def _check_resources(config: Config) -> None:
+    """Raise ``UserError`` where not even one node has room: Flower would wait for ever."""
+    import ray
+
+    there = ray.cluster_resources()
+    for key, name in (("cpus_per_node", "CPU"), ("gpus_per_node", "GPU")):
+        wanted, found = getattr(config, key), there.get(name, 0)
+        if wanted > found:
+            raise UserError(f"engine.{key}={wanted:g} is more than the {found:g} {name}s that Ray has")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import torch
 
 from clients.training.workspace import Workspace, default_device, install, uninstall
 from core.config import Range
+from core.errors import UserError
 from simulation.engine import Job, stack_size_for
 from simulation.grid import LocalGrid
 from simulation.memory import NodeMemory, default_budgets
@@ -24,6 +25,13 @@ class Config:
     memory_folder: str | None  # where the rest goes; null: the system's folder for temporary files
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds; checked between steps
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` for a device that is not there."""
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # of no such name, or torch has none of its kind
+            raise UserError(f"engine.device={self.device} cannot be used ({str(error).splitlines()[0][:100]})") from error
 
 
 def run(config: Config, job: Job) -> None:

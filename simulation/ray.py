@@ -58,6 +58,16 @@ class Config:
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
 
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` for one GPU and a part of another."""
+        share = self.gpus_per_worker
+        if share is not None and share > 1 and share % 1:
+            raise UserError(f"engine.gpus_per_worker must be a whole number where it is more than 1, got {share:g}")
+
+    def room(self, gpus: int, share: float) -> int:
+        """Return how many workers of ``share`` GPUs each so many have room for: a worker's part is of one GPU."""
+        return int(gpus // share) if share > 1 else gpus * int(1 / share)
+
 
 def run(config: Config, job: Job) -> None:
     """Run a job against virtual nodes on Ray workers; Ray itself stays up for the next job of a sweep."""
@@ -101,6 +111,8 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
         ray.init(address=address or "local", **options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
+    except ValueError as error:  # an address that is none, or more memory than there is
+        raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
     # Ray puts a handler of its own in the place of the command's, and a polite kill would end the process in mid-sentence.
     if callable(ending) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ending)
@@ -128,10 +140,13 @@ class RayGrid(VirtualGrid):
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         per_worker = config.gpus_per_worker if config.gpus_per_worker is not None else (1.0 if gpus else 0.0)
-        count = config.workers or (max(1, int(gpus / per_worker)) if per_worker else max(1, int(cpus / config.cpus_per_worker)))
-        if count * config.cpus_per_worker > cpus or count * per_worker > gpus:
+        room = config.room(gpus, per_worker) if per_worker else int(cpus / config.cpus_per_worker)
+        count = config.workers or max(1, room)
+        if count * config.cpus_per_worker > cpus or (per_worker and count > room):
+            whole = per_worker % 1 == 0
             raise UserError(
-                f"engine.workers={count} needs {count * config.cpus_per_worker:g} CPUs and {count * per_worker:g} GPUs, "
+                f"engine.workers={count} needs {count * config.cpus_per_worker:g} CPUs and "
+                f"{f'{count * per_worker:g}' if whole else f'{count} times {per_worker:g}'} GPUs, "
                 f"Ray has {cpus} and {gpus}; lower engine.workers, engine.cpus_per_worker or engine.gpus_per_worker"
             )
         data = workspace.federation.data

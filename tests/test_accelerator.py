@@ -91,6 +91,7 @@ def test_no_step_waits_for_the_accelerator(method):
         ("strategy=pmfl", "strategy.local.augment=[rotation,crop,flip]", "strategy.threshold=node"),
         ("strategy=fedcrl", "strategy.tau_source=on_receipt", "strategy.local.momentum=0.9"),
         ("strategy=fedprox", "strategy.local.optimizer=adam", "strategy.local.keep_optimizer=true"),
+        ("strategy=fedavg", "log=[features,deviation,weights]", "strategy.server=fedau"),
         ("strategy=moon", "strategy.local.epochs=3", "strategy.local.iterations=null", "strategy.local.clip_norm=1"),
     ],
 )

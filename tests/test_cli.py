@@ -73,6 +73,12 @@ def command(*arguments, timeout=900):
         (["init_from=/no/such"], "init_from: there is no file /no/such"),
         (["foo"], "cannot read the command line"),
         (["strategy=fedavg,moon"], "strategy=fedavg,moon lists several values: add -m"),
+        (["strategy=[moon]"], "strategy must be one name, got [moon]; choices: apfl, ditto, "),
+        (["dataset={a:1}"], "dataset must be one name, got {a:1}; choices: "),
+        (["partition=null"], "partition must be one name, got null; choices: "),
+        (["strategy=fedavg", "strategy.server=[fedavg]"], "strategy.server must be one name, got [fedavg]; choices: "),
+        (["engine=local", "engine.device=gpu"], "engine.device=gpu cannot be used ("),
+        (["engine.gpus_per_worker=1.5"], "engine.gpus_per_worker must be a whole number where it is more than 1, got 1.5"),
     ],
 )
 def test_every_mistake_is_one_line(overrides, message):
@@ -138,6 +144,28 @@ def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, called):
     assert done.returncode == 2
     assert done.stderr == "error: partition.classes_per_node=20 is more than the 10 classes of the data set\n"
     assert not folder.exists()
+
+
+def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch):
+    from contrafed.experiment import run
+
+    def refuses(config, job):
+        raise UserError("no room")
+
+    monkeypatch.setattr("simulation.local.run", refuses)
+    folder = tmp_path / "run"
+    with pytest.raises(UserError, match="no room"):
+        run(config_of(*QUICK, f"output_dir={folder}"))
+    assert not folder.exists()
+
+
+def test_a_job_is_shown_wherever_the_flag_stands(called):
+    wanted = ["experiment=fedrcl/base", "strategy=fedavg"]
+    last = called(*wanted, "--cfg", "job")
+    assert "alpha: 0.1" in last.stdout  # fedrcl/base's own, which Hydra alone does not know
+    for arguments in (["--cfg", "job", *wanted], [wanted[0], "--cfg=job", wanted[1]], [wanted[0], "-c", "job", wanted[1]]):
+        assert called(*arguments).stdout == last.stdout
+    assert called(*wanted, "scale=null", "--cfg", "job").stdout == last.stdout
 
 
 def test_sweeps_expand_to_every_combination():

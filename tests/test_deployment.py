@@ -275,5 +275,7 @@ def test_overrides_of_a_deployment_are_checked(tmp_path):
     assert (ready.node.strategy.name, ready.num_nodes, ready.folder) == ("fedcrl", 3, tmp_path / "run")
     with pytest.raises(UserError, match="unknown strategy 'fedcrll', did you mean 'fedcrl'"):
         deployed("strategy=fedcrll")
+    with pytest.raises(UserError, match=r"cannot be read \(No closing quotation\)"):
+        deployed("output_dir='a b")
     with pytest.raises(UserError, match="Flower's simulation keeps what nodes remember to itself"):
         deployed("checkpoint_every=3 engine=local num_nodes=3", 3)

@@ -105,6 +105,30 @@ def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, called):
     assert (tmp_path / "on" / "metrics.csv").read_bytes().startswith(rows)
 
 
+def test_a_run_that_stopped_never_goes_on_behind_it(tmp_path):
+    """Its last checkpoint is of the round before; a sweep that is run again would take it for a finished run else."""
+    wanted = (*WILD, "on_divergence=stop", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
+    for _ in range(2):
+        with pytest.raises(RunStopped, match=r"node 0, round 1, "):
+            run(config_of(*wanted))
+    assert run(config_of(*wanted, "on_divergence=reject"))["status"] == "finished"
+
+
+def test_a_run_whose_last_rounds_all_fail_is_finished_whether_it_was_stopped_or_not(tmp_path, monkeypatch):
+    real = FedPerClient.local_work
+
+    def fails(self, stack):
+        if stack.server_round == 3:
+            raise ValueError("a slip of its author's")
+        return real(self, stack)
+
+    monkeypatch.setattr(FedPerClient, "local_work", fails)
+    wanted = ("strategy=fedper", *TINY, "engine=local", "participation=full", "checkpoint_every=2", "num_rounds=3")
+    assert run(config_of(*wanted, f"output_dir={tmp_path}/whole"))["status"] == "finished"
+    (tmp_path / "whole" / "summary.json").unlink()
+    assert run(config_of(*wanted, "resume=latest", f"output_dir={tmp_path}/whole"))["status"] == "finished"
+
+
 class LastFirst:
     """A grid whose replies come in the other order; Flower's come as they are ready."""
 

@@ -5,7 +5,11 @@ from contrafed import keys
 
 def test_keys_are_made_once_and_fit_together(tmp_path, capsys):
     from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+    from cryptography.hazmat.primitives.serialization import (
+        load_pem_private_key,
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
 
     assert keys.main([str(tmp_path / "keys"), "--nodes", "1"]) == 2
     assert "--host is missing" in capsys.readouterr().err
@@ -26,6 +30,14 @@ def test_keys_are_made_once_and_fit_together(tmp_path, capsys):
     after = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert after.items() >= before.items()
     assert set(after) - set(before) == {"node-2", "node-2.pub"}
+    for name in ("server.key", "node-0.pub", "node-1"):
+        (folder / name).unlink()
+    assert keys.main([str(folder), "--nodes", "3"]) == 0
+    anew = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert {name for name in after if anew[name] != after[name]} == {"server.pem", "server.key", "node-1", "node-1.pub"}
+    server = x509.load_pem_x509_certificate(anew["server.pem"])
+    assert server.public_key() == load_pem_private_key(anew["server.key"], None).public_key()
+    assert server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value == names
     (folder / "ca.key").unlink()
     assert keys.main([str(folder), "--nodes", "4"]) == 2
     assert "ca.key is not" in capsys.readouterr().err

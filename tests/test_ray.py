@@ -12,6 +12,7 @@ from tiny import TINY, run_tiny
 import simulation.ray
 import simulation.ray_worker
 from contrafed.experiment import run
+from contrafed.settings import resolve
 from core.errors import UserError
 from simulation import shared
 from simulation.scheduling import balanced, guided
@@ -151,6 +152,26 @@ def test_a_short_round_is_one_batch_for_each_worker():
 def test_more_workers_than_ray_has_cores_is_refused_with_the_numbers(tmp_path):
     with pytest.raises(UserError, match=r"engine.workers=500 needs 500 CPUs and 0 GPUs, Ray has \d+ and 0"):
         run_tiny(tmp_path / "run", "engine=ray", "engine.workers=500")
+
+
+def test_a_worker_has_a_part_of_one_gpu():
+    """Two GPUs have room for two workers of 0.6 each, one a GPU, and three have room for six of 0.4."""
+    config = resolve(config_of("engine=ray")).engine.config
+    shares = ((2, 0.6), (3, 0.4), (4, 0.25), (2, 1.0), (5, 2.0), (1, 2.0))
+    assert [config.room(*share) for share in shares] == [2, 6, 16, 2, 2, 0]
+
+
+@pytest.mark.parametrize(("options", "said"), [(("cpus_per_node=500",), "500"), (("gpus_per_node=8",), "8")])
+def test_a_node_that_has_no_room_in_flowers_simulation_is_refused(tmp_path, options, said):
+    with pytest.raises(UserError, match=rf"engine.[cg]pus_per_node={said} is more than the \d+ [CG]PUs that Ray has"):
+        run_tiny(tmp_path / "run", "engine=flower", *(f"engine.{option}" for option in options))
+
+
+def test_ray_that_cannot_start_is_one_line(tmp_path):
+    simulation.ray.stop_ray()
+    with pytest.raises(UserError, match="engine=ray: Ray does not start"):
+        run_tiny(tmp_path / "run", "engine=ray", "engine.address=nowhere")
+    assert not (tmp_path / "run").exists()
 
 
 class Pinned(simulation.ray_worker.Worker):

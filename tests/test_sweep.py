@@ -217,6 +217,23 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, mon
     assert a == b
 
 
+def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):
+    """Rounds that it repeats would have other noise, so it has no checkpoint to go on from."""
+    from contrafed.reporting import RunRecorder
+
+    secret = ("seed=0", "privacy=local", "privacy.noise=secret")
+
+    def stops(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunRecorder, "flush", stops)
+        assert called(*DIGITS, *secret).status == main.INTERRUPTED
+    again = called(*DIGITS, *secret)
+    assert (again.status, again.err) == (0, "")
+    assert len(finished("outputs/digits")) == 1
+
+
 def test_a_failing_job_does_not_end_a_sweep(called):
     done = called(*DIGITS, "partition=pathological", "partition.classes_per_node=3,20,4", "seed=0")
     assert done.status == 2

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -160,7 +161,9 @@ def own_data(context: Context) -> tuple[int, str] | None:
 def _workspace(config: Mapping[str, Any], context: Context) -> Workspace:
     """Return the workspace of the server's settings. Raises ``UserError`` where they name files that are not this node's."""
     settings, own = str(config["settings"]), own_data(context)
-    if own is None and not in_simulation():
+    if in_simulation():
+        torch.set_num_threads(1)  # as in every engine: Ray gives a worker of several CPUs as many threads
+    elif own is None:
         check_paths(settings, str(context.node_config.get("data-dir", DATA_DIR)))
     return workspace_for(settings, own)
 

@@ -9,6 +9,14 @@ from core.errors import UserError
 CLAIM = "config.yaml"
 
 
+def give_up_folder(folder: Path) -> None:
+    """Undo the claim of a run that a mistake ended before it began: no recorder has filled the claim yet."""
+    if (folder / CLAIM).exists() and not (folder / CLAIM).stat().st_size:
+        (folder / CLAIM).unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
 def claim_folder(path: Path, unique: bool) -> Path:
     """Create ``path`` and claim it for one run; returns the folder that was claimed.
 

@@ -139,6 +139,11 @@ class RunRecorder:
         self._rows["participants"] += [f"{server_round},{node}" for node in ids.tolist()]
         self.draw_participants(ids, num_nodes)
 
+    @property
+    def trained(self) -> bool:
+        """Whether any reply counted, in the sittings before this one as well."""
+        return ("global", "fit", "loss") in self._curves
+
     def past_participants(self, server_round: int) -> list[np.ndarray]:
         """Return who took part in each round up to ``server_round`` of a run that goes on, as its log has it."""
         lines = (self.folder / "participants.csv").read_text(encoding="utf-8").splitlines()[1:]
