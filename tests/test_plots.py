@@ -161,13 +161,15 @@ def test_a_papers_figure_is_drawn_as_it_says(tmp_path, plot, panel, shown):
     if panel is None:
         assert found == {}
         return
-    assert list(found) == ["pmfl-figure8-scale=small-num_rounds=3"]
+    assert list(found) == ["pmfl-figure8-scale=small"]
     (figure,) = found.values()
     assert figure.get_suptitle().startswith("PMFL, Figure 8 (scale=small, num_rounds=3)")
     assert drawn(figure).get_title() == panel
     assert figure.legends == []
     if shown is not None:
         assert drawn(figure).lines[0].get_ydata().tolist() == pytest.approx(shown)
+    write_run(tmp_path / "b", nodes=rows, published=published, scale="small", changed=["num_rounds=4"])
+    assert set(figures.of_papers(find([tmp_path]))) == {f"pmfl-figure8-scale=small-num_rounds={n}" for n in (3, 4)}
 
 
 def test_bars_of_nodes_and_a_metric_of_each_method(tmp_path):

@@ -170,8 +170,8 @@ def _is_number(value: str) -> bool:
 def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
     """Return {name: figure} for every figure of a paper that finished runs name, apart by ``scale`` and what was ``changed``.
 
-    One that shows several metrics is a figure for each. Kinds that show something else than runs' numbers (t-SNE, a partition,
-    availability) are not drawn here.
+    One that shows several metrics is a figure for each. A name says what was changed only where that tells two apart. Kinds
+    that show something else than runs' numbers (t-SNE, a partition, availability) are not drawn here.
     """
     found: dict[tuple, list[FinishedRun]] = {}
     for run in runs:
@@ -182,13 +182,15 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
             found.setdefault(key, []).append(run)
     out = {}
     for (paper, number, scale, changed), members in found.items():
-        aside = [*([f"scale={scale}"] if scale else []), *changed]
-        title = f"{load(paper)['paper'].iloc[0]}, Figure {number}" + (f" ({', '.join(aside)})" if aside else "")
+        small = [f"scale={scale}"] if scale else []
+        said = ", ".join((*small, *changed))
+        title = f"{load(paper)['paper'].iloc[0]}, Figure {number}" + (f" ({said})" if said else "")
+        apart = changed if sum(key[:3] == (paper, number, scale) for key in found) > 1 else ()
         named = max(map(metrics_of, members), key=len)
         for which, metric in enumerate(named):
-            drawn, apart = planned(members, which, title), [word_of(metric)] if len(named) > 1 else []
-            if drawn is not None:
-                out["-".join([paper, f"figure{number}", *apart, *aside]).replace("/", "_")] = drawn
+            if (drawn := planned(members, which, title)) is not None:
+                words = [word_of(metric)] if len(named) > 1 else []
+                out["-".join([paper, f"figure{number}", *words, *small, *apart]).replace("/", "_")] = drawn
     return out
 
 
