@@ -260,8 +260,9 @@ def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_noth
     assert "| PMFL, Table I | SVHN bernoulli pmfl test_accuracy | 80.00 | 87.47 |" in page
     assert made_of.section("fedavgm", tmp_path) == []
     table = made_of.readme_table(tmp_path)
-    assert "SVHN, bernoulli, test accuracy |" in table
-    assert "| pmfl | 20.00 | 80.00 (87.47) |" in table
+    assert "SVHN" not in table  # one row compares nothing
+    assert "CIFAR-10, bernoulli, test accuracy |" in table
+    assert "| pmfl | 20.00 |" in table
     assert "| fedau | 40.00 |" in table
     assert table.endswith("\n<!-- end of results -->\n")
     assert made_of.TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))

@@ -98,7 +98,7 @@ TABLE = re.compile(r"<!-- results -->\n.*?<!-- end of results -->\n", re.DOTALL)
 
 
 def readme_table(home: Path = ROOT) -> str:
-    """Return the README's table: the papers' columns that our runs fill, in %, ours and in brackets the paper's.
+    """Return the README's table: the papers' columns that two of our rows fill, in %, ours and in brackets the paper's.
 
     Of runs for one column that changed different things, in whichever file, the most complete ones count.
     """
@@ -110,7 +110,7 @@ def readme_table(home: Path = ROOT) -> str:
                 name = f"{comparison.name}: {', '.join(filter(None, place)).replace('_', ' ')}"
                 if name not in found or part["ours"].count() > found[name][0]["ours"].count():
                     found[name] = (part.set_index("method"), "" if math.isnan(rho) else f"{rho:.2f} of {count}")
-    columns = [(name, *column) for name, column in found.items()]
+    columns = [(name, *column) for name, column in found.items() if column[0]["ours"].count() > 1]
     lines = [f"| | {' | '.join(name for name, _, _ in columns)} |", "| --- |" + " ---: |" * len(columns)]
     for method in dict.fromkeys(method for _, part, _ in columns for method in part.index[part["ours"].notna()]):
         cells = [tables.beside(part.loc[method]) if method in part.index else "" for _, part, _ in columns]
