@@ -30,6 +30,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 # Hydra's flags that take a value; they show something and run nothing.
 HYDRA_FLAGS = frozenset({"--cfg", "-c", "--info", "-i", "--package", "-p"})
+HYDRA_FLAGS_WITH_SIGN = tuple(f"{flag}=" for flag in HYDRA_FLAGS)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -46,6 +47,9 @@ def main() -> int:
             with contextlib.suppress(BrokenPipeError):  # somebody reads only the first lines
                 print(help_text(folder), flush=True)
             return 0
+        for argument in arguments:
+            if argument.startswith("-") and "=" in argument and not argument.startswith(HYDRA_FLAGS_WITH_SIGN):
+                raise UserError(f"{argument}: keys have no dashes, write {argument.lstrip('-')}")
         own = own_folder(folder)
         # What follows one of Hydra's own flags, as in "--cfg job", is no override.
         overrides = [a for before, a in pairwise(["", *arguments]) if not a.startswith("-") and before not in HYDRA_FLAGS]
@@ -65,6 +69,8 @@ def main() -> int:
             return 0
         named = any(o.startswith("output_dir=") for o in overrides)
         if not multirun:
+            if (several := len(expand(overrides, own))) > 1:
+                print(f"this is one of the {several} jobs of its experiment; -m runs them all", flush=True)
             return run_one(runs[0], unique=not named)
         sweep = Sweep(part(expand(overrides, own), runs, shard), named)
         sweep.run()

@@ -62,8 +62,8 @@ def _report(asked: argparse.Namespace) -> None:
     from contrafed.analysis.runs import find
 
     _refuse_unused(asked)
-    if asked.target is not None and not 0 < asked.target <= 100:
-        raise UserError(f"--target {asked.target:g} is no percentage above 0 and up to 100")
+    if asked.target is not None and not 1 < asked.target <= 100:
+        raise UserError(f"--target {asked.target:g} is no percentage above 1 and up to 100, such as 80")
     if asked.compare:
         pair = [find([folder]) for folder in asked.compare]
         for folder, runs in zip(asked.compare, pair, strict=True):

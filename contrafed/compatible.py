@@ -103,6 +103,12 @@ def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
         raise UserError(f"aggregation={aggregation.name} stands in for a mean of the participants, which {what} does not take")
 
 
+def check_attack(attack: Choice, rule: FederatedStrategy, node: NodeRun) -> None:
+    """Raise ``UserError`` for attackers that change what they send where nodes send nothing; label_flip changes labels."""
+    if attack.name not in ("none", "label_flip") and not rule.up:
+        raise UserError(f"attack={attack.name}: strategy={node.strategy.name} sends nothing that attackers could change")
+
+
 @lru_cache(maxsize=1)
 def _outline(values: str) -> SplitModel:
     """Return the chosen model, its parameters without numbers."""

@@ -33,6 +33,10 @@ FREE = (
 )  # fmt: skip
 
 
+# Whose YAMLs set keys of other groups too, by Hydra's directive.
+PACKAGES = {"experiment": "_global_", "scale": "_global_", "strategy/server": "strategy"}
+
+
 def as_choices(arguments: list[str]) -> list[str]:
     """Return arguments in which ``strategy.server=NAME`` is the choice ``strategy/server=NAME`` that Hydra knows.
 
@@ -57,6 +61,10 @@ def own_folder(config_dir: str | Path | None) -> Path | None:
     for path in sorted(own.rglob("*.yaml")):
         if (registry.CONF / path.relative_to(own)).exists():
             raise UserError(f"--config-dir: {path} has the name of one of Contrafed's own; give it another")
+        for group, package in PACKAGES.items():
+            line = f"# @package {package}"
+            if path.is_relative_to(own / group) and line not in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                raise UserError(f"--config-dir: {path} must begin with the line {line}, or what it sets goes nowhere")
     return own
 
 
@@ -114,7 +122,7 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
                 f"evaluate_only takes the run's own configuration, so that {', '.join(others)} cannot be set beside it; "
                 f"what can: {', '.join(EVALUATION_KEYS[1:])}"
             )
-    return Composed(config, parsed, own, _merge(config, asked, parsed, cases))
+    return Composed(config, parsed, own, _merge(config, asked, parsed, cases, own))
 
 
 def grid_of(experiment: str, config_dir: str | Path | None = None) -> grid.Grid:
@@ -203,7 +211,7 @@ def _check_names(choosing: list[Override], own: Path | None) -> None:
         if override.is_delete():  # the missing choice is named later
             continue
         if not isinstance(name, str | int | float):
-            found = override.get_value_element_as_str()
+            found = str(override.input_line).partition("=")[2]
             raise UserError(f"{group.replace('/', '.')} must be one name, got {found}; choices: {', '.join(names)}")
         if name not in names:
             raise unknown(group.replace("/", "."), str(name), names)
@@ -250,7 +258,9 @@ def _check_key(config: DictConfig, override: Override) -> None:
         walked.append(part)
 
 
-def _merge(config: DictConfig, asked: list[Override], parsed: list[Override], cases: dict[str, Any]) -> frozenset[str]:
+def _merge(
+    config: DictConfig, asked: list[Override], parsed: list[Override], cases: dict[str, Any], own: Path | None
+) -> frozenset[str]:
     """Put in place what an experiment and a scale set for these choices alone; returns the strategy's keys that are so.
 
     In this order: the experiment's ``where``, its ``methods``, the chosen cases of its grid, and ``where`` of a scale, which
@@ -265,7 +275,10 @@ def _merge(config: DictConfig, asked: list[Override], parsed: list[Override], ca
             config.changed = [
                 o.input_line for o in asked if o.key_or_group not in varied and o.key_or_group.split(".")[0] not in FREE
             ]
-    holding = {c: v for c, v in where.items() if grid.holds(c, config)}
+    known = registry.choices("strategy", own) if methods else {}
+    if stray := [str(method) for method in methods if method not in known]:
+        raise unknown("method in the experiment's methods", stray[0], known)
+    holding = {c: v for c, v in where.items() if grid.holds(c, config, own)}
     for condition, values in holding.items():
         if "scale=" not in condition:
             _put(config, values, parsed, f"the experiment's where '{condition}'")

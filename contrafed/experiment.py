@@ -16,8 +16,10 @@ from core.errors import UserError
 def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig:
     """Compose a configuration as the command line does: ``compose("strategy=moon", "num_rounds=10")``.
 
-    ``config_dir``: a folder of YAMLs of your own, as ``--config-dir`` takes it.
+    ``config_dir``: a folder of YAMLs of your own, as ``--config-dir`` takes it. Raises ``UserError``.
     """
+    if not all(isinstance(override, str) for override in overrides):
+        raise UserError('compose takes overrides as text, one by one: compose("strategy=moon", "num_rounds=10")')
     return compose_job(list(overrides), config_dir)
 
 
@@ -34,6 +36,8 @@ def run(
     names of ``values`` are SCOPE/SPLIT/METRIC as in ``metrics.csv``. What it raises ends the run, with what there is written.
     Raises ``UserError`` for anything wrong with the configuration or the data, before a folder is made where it can.
     """
+    if not isinstance(cfg, DictConfig | Mapping):
+        raise UserError('run takes what compose returns: run(compose("strategy=moon", "num_rounds=10"))')
     wanted = checked(cfg)
     if wanted.node.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")

@@ -17,11 +17,13 @@ alike. Beside it ``where`` says what holds for some choices only:
 import json
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from core.errors import UserError
+from core import registry
+from core.errors import UserError, unknown
 
 Case = dict[str, Any]  # dotted key or group -> value
 Grid = dict[str, list[Any] | dict[str, Case]]
@@ -84,15 +86,19 @@ def axes_of(grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str])
     return axes, used
 
 
-def holds(condition: str, config: Any) -> bool:
+def holds(condition: str, config: Any, own: Path | None = None) -> bool:
     """Whether a condition of ``where``, such as ``dataset=svhn model=cnn_pmfl``, holds for a composed configuration.
 
-    Raises ``UserError`` for one that is no ``group=choice``.
+    ``own``: a folder of YAMLs of one's own. Raises ``UserError`` for one that is no ``group=choice``, or of no such choice.
     """
     for part in condition.split():
         group, sign, choice = part.partition("=")
         if not sign:
             raise UserError(f"where: '{condition}' must be conditions of the form group=choice")
+        if group not in config:
+            raise unknown(f"key in where '{condition}'", group, map(str, config))
+        if (names := registry.choices(group, own)) and choice not in names:
+            raise unknown(f"{group} in where '{condition}'", choice, names)
         here = config.get(group)
         if choice != str(here.get("name") if hasattr(here, "get") else here):
             return False

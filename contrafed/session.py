@@ -57,6 +57,7 @@ class Session:
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
         grid.limit_replies(self.strategy.largest_reply)
+        self.scored = self._scored()  # before the folder holds anything
         self.model = initial_model(self.workspace.initial, initial_file(run))
         self.budget = budget_of(run, self.strategy)
         self.recorder = open_recorder(run, self.folder, self.resumed)
@@ -79,7 +80,7 @@ class Session:
         title = f"{run.node.strategy.name} on {run.node.dataset.name}, {run.participation.name} participation"
         title += f" ({self.recorder.note})" if self.recorder.note else ""
         first = 0 if self.resumed is None else self.resumed.server_round + 1
-        scored = ConfigRecord({"nodes": self._scored(), **self.places})
+        scored = ConfigRecord({"nodes": self.scored, **self.places})
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
@@ -138,6 +139,8 @@ class Session:
         """Say what is to be done where few or none took part."""
         if self.rounds and not log.participants:
             progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
+        elif log.participants and not self.recorder.trained:
+            progress.note("no reply counted in any round: the global model is the initial one")
         elif log.participants < log.rounds:
             mean = log.participants / log.rounds
             progress.note(f"{mean:.1f} nodes took part in a round, on average: so few nodes may want participation=full")
@@ -226,8 +229,15 @@ class Session:
         held_out = range(self.run.num_trained, self.run.num_nodes)
         wanted = self.strategy.personal or len(held_out) > 0 if self.run.eval_nodes is None else self.run.eval_nodes
         scored = [node for node in range(self.run.num_nodes) if self.members.has_test(node)]
-        if wanted and not scored and self.run.judge == "post_train":
-            raise UserError("judge=post_train: no node has a test part of its own; dataset.merge_splits=true gives each one")
+        alone = not self.strategy.whole
+        needs = {
+            "judge=post_train": self.run.judge == "post_train",
+            "eval_nodes=true": self.run.eval_nodes is True,
+            "early_stop": alone and self.run.early_stop is not None,
+            "target_accuracy": alone and self.run.target_accuracy is not None,
+        }
+        if wanted and not scored and (need := next((key for key, is_so in needs.items() if is_so), None)) is not None:
+            raise UserError(f"{need}: no node has a test part of its own; dataset.merge_splits=true gives each one")
         if wanted and held_out and not set(held_out) & set(scored):
             raise UserError("held_out_nodes: none of them has a test part of its own; dataset.merge_splits=true gives each one")
         return scored if wanted else []

@@ -86,7 +86,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     import partitions.images
     import partitions.partition
     from clients.training.workspace import client_class_of
-    from contrafed.compatible import check_mean, check_messages, check_privacy
+    from contrafed.compatible import check_attack, check_mean, check_messages, check_privacy
     from strategies.base import strategy_class_of
 
     config = for_evaluation(composed)
@@ -106,6 +106,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     rule = check_messages(node, server, participation)
     check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
+    check_attack(chosen["attack"], rule, node)
     check_log(top.log, node.strategy, server, participation, chosen["privacy"])
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
     if top.save_personal and not personal:
@@ -122,6 +123,8 @@ def check_top(config: Mapping[str, Any]) -> Top:
         if not isinstance(settings, Mapping) or "name" not in settings:
             raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
     beside_accuracy(top.metrics)
+    if not top.output_dir.strip():
+        raise UserError("output_dir is empty")
     if top.min_replies > top.num_nodes:
         raise UserError(f"min_replies={top.min_replies} is more than num_nodes={top.num_nodes}")
     if top.held_out_nodes >= top.num_nodes:

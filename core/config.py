@@ -89,6 +89,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
                 failures.append(error)
         if len(failures) == 1:
             raise failures[0]
+        if type(value) is int and int in map(_base, options):  # out of range, then
+            raise failures[[*map(_base, options)].index(int)]
         raise UserError(f"{where} must be {_name(hint)}, got {value!r}")
     if origin is Literal:
         if value not in args:
@@ -96,7 +98,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, typing.Sequence):
-            raise UserError(f"{where} must be a list, got {value!r}")
+            raise UserError(f"{where} must be a list, got {value!r}: write {where}=[{value}]")
         return tuple(convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
@@ -117,6 +119,10 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if hint is float and not math.isfinite(value):
         raise UserError(f"{where} must be finite, got {value}")
     return value
+
+
+def _base(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
 def _name(hint: Any) -> str:

@@ -27,6 +27,7 @@ class DiskError(RunStopped):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that does not exist: what was wrong, the nearest name, and the names that exist."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f", did you mean '{near[0]}'?" if near else ";"
+    lower = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
+    hint = f", did you mean '{lower[near[0]]}'?" if near else ";"
     return UserError(f"unknown {kind} '{name}'{hint} choices: {', '.join(names)}")

@@ -49,8 +49,10 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
     Nothing for a single run, which has its own. What stands in the way is said in a line: the sweep itself is done.
     """
     try:
-        found, _ = usable([run for path in runs for run in find([path])])
+        found, aside = usable([run for path in runs for run in find([path])])
         if len(found) < 2:
+            if aside:
+                print(f"no table of the sweep, left out: {'; '.join(aside)}", flush=True)
             return
         table = tables.runs_table(found, folder.name)
         (folder / "sweep.md").write_text(f"# {folder.name}\n\n{table.markdown}{tables.READ}", encoding="utf-8")

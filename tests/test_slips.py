@@ -1,0 +1,94 @@
+"""What a newcomer types: one line that says what is wrong, or what was left out."""
+
+import pytest
+from rig import config_of
+
+from contrafed import UserError, compose, run
+from contrafed.cli import check_jobs
+
+QUICK = ("engine=local", "num_nodes=4", "num_rounds=1", "model=mlp", "model.hidden=[8]")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["strategy=PMFL"], "unknown strategy 'PMFL', did you mean 'pmfl'?"),
+        (["dataset=CIFAR10"], "unknown dataset 'CIFAR10', did you mean 'cifar10'?"),
+        (["strategy.local.batch_size=0"], "strategy.local.batch_size must be >= 1, got 0"),
+        (["metrics=macro_f1"], "metrics must be a list, got 'macro_f1': write metrics=[macro_f1]"),
+        (["output_dir="], "output_dir is empty"),
+        (["strategy=local", "attack=alie"], "attack=alie: strategy=local sends nothing that attackers could change"),
+    ],
+)
+def test_a_slip_is_one_line(overrides, message):
+    with pytest.raises(UserError) as error:
+        check_jobs(overrides, multirun=False)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["early_stop=3", "target_accuracy=0.5", "eval_nodes=true"],
+)
+def test_what_needs_a_score_is_refused_where_nothing_is_scored(asked, tmp_path):
+    with pytest.raises(UserError, match="no node has a test part of its own; dataset.merge_splits=true gives each one"):
+        run(config_of(*QUICK, "strategy=fedper", asked, f"output_dir={tmp_path}/run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_compose_and_run_take_what_they_say():
+    for wrong in (["strategy=pmfl"], {"strategy": "pmfl"}):
+        with pytest.raises(UserError, match="compose takes overrides as text, one by one"):
+            compose(wrong)
+    with pytest.raises(UserError, match="strategy must be one name, got fedavg,moon"):
+        compose("strategy=fedavg,moon")
+    with pytest.raises(UserError, match="run takes what compose returns"):
+        run("strategy=pmfl")
+
+
+def test_a_run_in_which_no_reply_counts_says_so(tmp_path, capsys):
+    asked = ("strategy=fedavg", "participation=full", "engine.max_norm=1e-6", f"output_dir={tmp_path}/run")
+    assert run(config_of(*QUICK, *asked))["replies_rejected"] == 4
+    assert "no reply counted in any round: the global model is the initial one" in capsys.readouterr().out.splitlines()
+
+
+def test_one_job_of_a_table_is_said_to_be_one(tmp_path, called):
+    asked = ("experiment=digits", *QUICK, "strategy=fedavg", "seed=0")
+    one = called(*asked, "participation=uniform", f"output_dir={tmp_path}/one")
+    assert "-m runs them all" not in one.stdout
+    some = called(*asked, f"output_dir={tmp_path}/some")
+    assert "this is one of the 3 jobs of its experiment; -m runs them all" in some.stdout.splitlines()
+
+
+def test_flags_are_named(called):
+    for wrong, says in (
+        (["--num_rounds=3"], "error: --num_rounds=3: keys have no dashes, write num_rounds=3\n"),
+        (["-m", "seed=0,1", "--cfg", "job"], "error: -m runs jobs, and --cfg, --info and --package only show one"),
+    ):
+        done = called(*wrong)
+        assert (done.returncode, done.stderr.startswith(says)) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "message"),
+    [
+        ("experiment", "num_rounds: 2\n", "must begin with the line # @package _global_"),
+        ("strategy/server", "server: anchor\n", "must begin with the line # @package strategy"),
+        ("experiment", "# @package _global_\nmethods:\n  fedavgg: {weights: uniform}\n", "did you mean 'fedavg'"),
+        ("experiment", "# @package _global_\nwhere:\n  dataset=cifr10: {num_rounds: 3}\n", "did you mean 'cifar10'"),
+        ("experiment", "# @package _global_\nwhere:\n  datset=cifar10: {num_rounds: 3}\n", "did you mean 'dataset'"),
+    ],
+)
+def test_a_yaml_of_ones_own_that_would_do_nothing_is_refused(tmp_path, group, text, message):
+    file = tmp_path / group / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        compose("experiment=mine" if group == "experiment" else "strategy=fedavg", config_dir=tmp_path)
+
+
+def test_a_sweep_without_a_table_says_why(tmp_path, called):
+    done = called("-m", *QUICK, "strategy=fedper,lgfedavg", f"output_dir={tmp_path}/sweep")
+    (line,) = [line for line in done.stdout.splitlines() if "no table" in line]
+    assert "nothing was evaluated" in line
