@@ -1,4 +1,4 @@
-"""APFL, the node half: predict by a mixture of a personal model and the global one (METHODS section 11)."""
+"""APFL, the node half: predict by a mixture of a personal model and the global one."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Ditto, the node half: FedAvg beside a personal model that is pulled to the received one (METHODS section 12)."""
+"""Ditto, the node half: FedAvg beside a personal model that is pulled to the received one."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""FedALA, the node half: a learned element-wise blend of own and global model to start from (METHODS section 20)."""
+"""FedALA, the node half: a learned element-wise blend of own and global model to start from."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""FedAMP, the node half: each node is pulled to a cloud model of its own (METHODS section 19)."""
+"""FedAMP, the node half: each node is pulled to a cloud model of its own."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated

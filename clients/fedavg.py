@@ -1,4 +1,4 @@
-"""FedAvg, the node half: plain local training of the whole model (METHODS section 6)."""
+"""FedAvg, the node half: plain local training of the whole model."""
 
 from clients.base import Client, Config
 

@@ -1,4 +1,4 @@
-"""FedAvg+FitNet, the node half: hold on to the received model's features at every level (METHODS section 29)."""
+"""FedAvg+FitNet, the node half: hold on to the received model's features at every level."""
 
 from dataclasses import dataclass
 from functools import partial

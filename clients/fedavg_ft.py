@@ -1,4 +1,4 @@
-"""FedAvg+FT, the node half: FedAvg, then every node fine-tunes before it is judged for the last time (METHODS section 7)."""
+"""FedAvg+FT, the node half: FedAvg, then every node fine-tunes before it is judged for the last time."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal

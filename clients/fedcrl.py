@@ -1,4 +1,4 @@
-"""FedCRL and FedCoSR, the node half: contrast with global prototypes, blend of own and global body (METHODS section 1)."""
+"""FedCRL and FedCoSR, the node half: contrast with global prototypes, blend of own and global body."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""FedDecorr, the node half: representations whose dimensions are not correlated (METHODS section 34)."""
+"""FedDecorr, the node half: representations whose dimensions are not correlated."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""FedGH, the node half: a body of its own and the server's head; only class prototypes are sent (METHODS section 22)."""
+"""FedGH, the node half: a body of its own and the server's head; only class prototypes are sent."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""FedHyper, the node half: FedAvg's local training, with a rate that the server may scale (METHODS section 26)."""
+"""FedHyper, the node half: FedAvg's local training, with a rate that the server may scale."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""FedLC, the node half: logits calibrated by how often the node has each class (METHODS section 31)."""
+"""FedLC, the node half: logits calibrated by how often the node has each class."""
 
 from dataclasses import dataclass
 from typing import Annotated

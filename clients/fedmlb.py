@@ -1,4 +1,4 @@
-"""FedMLB, the node half: the received model's upper blocks grafted on each of the node's blocks (METHODS section 30)."""
+"""FedMLB, the node half: the received model's upper blocks grafted on each of the node's blocks."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""FedNTD, the node half: keep the received model's view of the classes that are not true (METHODS section 32)."""
+"""FedNTD, the node half: keep the received model's view of the classes that are not true."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""FedPAC, the node half: FedRep's two phases with prototype alignment and a head mixed from others' (METHODS section 23)."""
+"""FedPAC, the node half: FedRep's two phases with prototype alignment and a head mixed from others'."""
 
 from dataclasses import dataclass, replace
 from functools import partial

@@ -14,7 +14,7 @@ class FedPPOClient(Client):
     """Cross-entropy on the node's own data; reports the accuracy of the received and of the trained model on it.
 
     Source: Zhang et al. 2023. Deviation: the released code scores every node's model on the server's test set; here nodes score
-    on their own training parts, which needs no data on the server and spares the test set (METHODS section 28).
+    on their own training parts, which needs no data on the server and spares the test set.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""FedProc, the node half: cross-entropy and a contrast with the global prototypes, in a moving mix (METHODS section 33)."""
+"""FedProc, the node half: cross-entropy and a contrast with the global prototypes, in a moving mix."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""FedProto, the node half: only class prototypes travel (METHODS section 21)."""
+"""FedProto, the node half: only class prototypes travel."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""FedProx, the node half: FedAvg's loss plus a pull towards the received model (METHODS section 9)."""
+"""FedProx, the node half: FedAvg's loss plus a pull towards the received model."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""FedRCL, the node half: a relaxed contrastive loss at every level of the network (METHODS section 5)."""
+"""FedRCL, the node half: a relaxed contrastive loss at every level of the network."""
 
 import math
 from dataclasses import dataclass, replace

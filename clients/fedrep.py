@@ -1,4 +1,4 @@
-"""FedRep, the node half: head epochs with the body frozen, then body epochs with the head frozen (METHODS section 17)."""
+"""FedRep, the node half: head epochs with the body frozen, then body epochs with the head frozen."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal

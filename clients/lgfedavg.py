@@ -1,4 +1,4 @@
-"""LG-FedAvg, the node half: the opposite of FedPer, the body stays and the head is shared (METHODS section 16)."""
+"""LG-FedAvg, the node half: the opposite of FedPer, the body stays and the head is shared."""
 
 from clients.base import Client, Config
 

@@ -1,4 +1,4 @@
-"""Local (also SOLO), the node half: every node trains its own model; nothing travels (METHODS section 8)."""
+"""Local (also SOLO), the node half: every node trains its own model; nothing travels."""
 
 from clients.base import Client, Config
 

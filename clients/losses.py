@@ -8,7 +8,7 @@ from torch import Tensor
 
 from core.tensors import Tensors
 
-# Below this norm a vector counts as zero and has cosine 0 with everything (METHODS: section 0.1).
+# Below this norm a vector counts as zero and has cosine 0 with everything.
 EPSILON = 1e-8
 
 

@@ -25,7 +25,7 @@ class MoonClient(Client):
     """Cross-entropy + mu * log(1 + e^((cos(z, z_prev) - cos(z, z_glob)) / tau)).
 
     Source: Li et al. 2021 (MOON), Equation 3, with one previous model. Remembers the node's last local model; before a
-    node's first round that is the received model, for which the loss is ln 2 and its gradient 0 (METHODS section 18).
+    node's first round that is the received model, for which the loss is ln 2 and its gradient 0.
     """
 
     def fresh_memory(self, received: Tensors) -> Tensors:

@@ -27,7 +27,7 @@ class Config(FedRepConfig):
 
 
 class MpFedconClient(FedRepClient):
-    """Head phase: cross-entropy. Body phase: cross-entropy + mu l_con with the head frozen (Equation 6, METHODS section 3).
+    """Head phase: cross-entropy. Body phase: cross-entropy + mu l_con with the head frozen (Equation 6).
 
     ``l_con = log(1 + e^((cos(z, z_con) - cos(z, z_glob)) / T))``: z is the projection under the model in training, z_con under
     the node's whole model as it was at the start of the round, z_glob the global centre (prototype) of the example's class.

@@ -1,4 +1,4 @@
-"""Per-FedAvg, the node half: a model that is good one step of its node later (METHODS section 14)."""
+"""Per-FedAvg, the node half: a model that is good one step of its node later."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""pFedMe, the node half: Moreau envelopes (METHODS section 13)."""
+"""pFedMe, the node half: Moreau envelopes."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""PMFL, the node half: model contrast against the node's own recent iterates (METHODS section 4)."""
+"""PMFL, the node half: model contrast against the node's own recent iterates."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,4 +1,4 @@
-"""SCAFFOLD, the node half: control variates correct the drift of local training (METHODS section 10)."""
+"""SCAFFOLD, the node half: control variates correct the drift of local training."""
 
 from typing import Any
 

@@ -29,7 +29,7 @@ class Stages(nn.Module):
     """An encoder as a list of stages, each ending in its tail: ``tails[l](stages[l](x))`` is what stage l+1 takes.
 
     Stage l maps its input to its level, which is then pooled globally: a pre-activation where FedRCL compares features before
-    the last ReLU of a stage (METHODS sections 5 and 47.3). Its tail is an activation, a pool, a flattening, or nothing.
+    the last ReLU of a stage. Its tail is an activation, a pool, a flattening, or nothing.
     """
 
     def __init__(self, stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> None:

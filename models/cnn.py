@@ -1,4 +1,4 @@
-"""cnn: two convolutions and one fully connected layer, FedCRL's network (METHODS sections 1 and 42.4)."""
+"""cnn: two convolutions and one fully connected layer, FedCRL's network."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -32,7 +32,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     """Encoder: convolution-ReLU-pool for each of ``channels``, then a layer of ``hidden`` units, with or without ReLU.
 
     Padding 0 gives FedCRL's counts on CIFAR-10: 258,624 shared parameters of 259,914. Images too small for ``padding``
-    get kernel // 2 instead. Sizes are METHODS section 1's reading, as the paper prints none.
+    get kernel // 2 instead. Sizes are our reading, as the paper prints none.
 
     Raises ``UserError`` for more pools than the image allows.
     """

@@ -1,4 +1,4 @@
-"""cnn5: MpFedcon's network, a five-layer CNN with a two-layer projection (METHODS section 3)."""
+"""cnn5: MpFedcon's network, a five-layer CNN with a two-layer projection."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,7 +22,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
     """Encoder: two 5x5 convolutions with pools, then the hidden layers, each with ReLU; projector; linear classifier.
 
     On CIFAR-10 encoder and classifier without the projector have 307,842 parameters, and class centres of the projector's
-    width, 256, are 10 KiB: sizes that the paper's traffic implies (METHODS section 47.4).
+    width, 256, are 10 KiB: sizes that the paper's traffic implies.
     Images too small for unpadded convolutions are padded to keep their size.
     """
     padding = fitting_padding(image_size, 5, 2)

@@ -1,4 +1,4 @@
-"""cnn_pmfl: PMFL's network, two 3x3 convolutions and two or three fully connected layers (METHODS section 4.7)."""
+"""cnn_pmfl: PMFL's network, two 3x3 convolutions and two or three fully connected layers."""
 
 from dataclasses import dataclass
 from typing import Annotated, cast
@@ -23,7 +23,7 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
 
     z is the input of the last layer, after the ReLU. As in the FedAU code whose layer counts the paper shares, weights of
     convolutions and hidden layers are Kaiming-normal and their biases 0, and dropout stands before each hidden layer and
-    before the classifier (METHODS section 47.2).
+    before the classifier.
     """
     first = nn.Conv2d(in_channels, config.channels, 3, padding=1)
     second = nn.Conv2d(config.channels, config.channels, 3, padding=1)

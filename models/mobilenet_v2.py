@@ -1,4 +1,4 @@
-"""mobilenet_v2: inverted residuals with GroupNorm, as in FedRCL's code (METHODS section 47.3)."""
+"""mobilenet_v2: inverted residuals with GroupNorm, as in FedRCL's code."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""resnet18: FedRCL's ResNet-18, 3x3 stem without pool and GroupNorm (METHODS sections 5 and 42.4)."""
+"""resnet18: FedRCL's ResNet-18, 3x3 stem without pool and GroupNorm."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""shufflenet: ShuffleNet V1 with three groups and GroupNorm, as in FedRCL's code (METHODS section 47.3)."""
+"""shufflenet: ShuffleNet V1 with three groups and GroupNorm, as in FedRCL's code."""
 
 from dataclasses import dataclass
 from typing import Annotated

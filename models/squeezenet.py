@@ -1,4 +1,4 @@
-"""squeezenet: fire modules with GroupNorm and shortcuts, as in FedRCL's code (METHODS section 47.3)."""
+"""squeezenet: fire modules with GroupNorm and shortcuts, as in FedRCL's code."""
 
 from dataclasses import dataclass
 from typing import Annotated

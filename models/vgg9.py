@@ -1,4 +1,4 @@
-"""vgg9: six 3x3 convolutions and two hidden layers before the classifier, as in FedRCL's code (METHODS section 47.3)."""
+"""vgg9: six 3x3 convolutions and two hidden layers before the classifier, as in FedRCL's code."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -122,7 +122,7 @@ def load_images(dataset: Choice) -> ImageData:
 
     ``normalize: half`` maps pixels to [-1, 1] whatever their distribution. Else mean and standard deviation stay those of
     the published training part: the merged images are the nodes' tests too. ``image_deviations`` divides by the mean over
-    images of each one's own deviation, as FedAU's and FedRCL's code does for CIFAR-10 (METHODS section 47.2).
+    images of each one's own deviation, as FedAU's and FedRCL's code does for CIFAR-10.
     Raises ``UserError`` for data that are missing or damaged.
     """
     _check_path(dataset)

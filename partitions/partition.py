@@ -107,7 +107,7 @@ class Draw:
 
 
 def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, merged: bool = False) -> Partition:
-    """Draw the partition that was chosen over the training examples of ``data`` (METHODS section 42.2).
+    """Draw the partition that was chosen over the training examples of ``data``.
 
     Redraws until every node has ``min_node_size`` examples, at most ``max_redraws`` times; then ``on_small`` treats the
     draw whose smallest node is largest. Then each node holds out its own test part (``merged``: train and test were merged,
@@ -323,7 +323,7 @@ def _dealt(
 
 
 def _scarce(parts: list[np.ndarray], y: np.ndarray, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
-    """Keep a stratified fraction of training data (FedCoSR's scarcity settings, METHODS section 2)."""
+    """Keep a stratified fraction of training data (FedCoSR's scarcity settings)."""
     first_scarce = len(parts) - common.scarce_nodes
     kept = []
     for node, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""FedAdam, a server rule: Adam on the mean update (METHODS section 38)."""
+"""FedAdam, a server rule: Adam on the mean update."""
 
 from dataclasses import dataclass
 from typing import Annotated

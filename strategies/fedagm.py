@@ -1,4 +1,4 @@
-"""FedAGM, a server rule: nodes start from where the server's momentum points (METHODS section 39)."""
+"""FedAGM, a server rule: nodes start from where the server's momentum points."""
 
 from dataclasses import dataclass
 from typing import Annotated

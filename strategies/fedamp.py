@@ -1,4 +1,4 @@
-"""FedAMP, the server half: for every node a mixture of all known models by their likeness to its own (METHODS section 19)."""
+"""FedAMP, the server half: for every node a mixture of all known models by their likeness to its own."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""FedAU, a server rule: each participant weighs as much as its past absences were long (METHODS section 27)."""
+"""FedAU, a server rule: each participant weighs as much as its past absences were long."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""FedAvg, the server half: the mean of the participants' models (METHODS sections 0.2 and 6)."""
+"""FedAvg, the server half: the mean of the participants' models."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

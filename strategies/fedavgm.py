@@ -1,4 +1,4 @@
-"""FedAvgM, a server rule: momentum on the mean update (METHODS section 37)."""
+"""FedAvgM, a server rule: momentum on the mean update."""
 
 from dataclasses import dataclass
 from typing import Annotated

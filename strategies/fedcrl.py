@@ -1,4 +1,4 @@
-"""FedCRL and FedCoSR, the server half: the mean of the bodies, and of the prototypes by class count (METHODS section 1)."""
+"""FedCRL and FedCoSR, the server half: the mean of the bodies, and of the prototypes by class count."""
 
 from dataclasses import dataclass
 from typing import Any

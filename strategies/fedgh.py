@@ -1,4 +1,4 @@
-"""FedGH, the server half: one head, trained on the nodes' class prototypes (METHODS section 22)."""
+"""FedGH, the server half: one head, trained on the nodes' class prototypes."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any

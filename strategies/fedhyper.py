@@ -1,4 +1,4 @@
-"""FedHyper, a server rule: a learning rate that follows the product of successive updates (METHODS section 26)."""
+"""FedHyper, a server rule: a learning rate that follows the product of successive updates."""
 
 from dataclasses import dataclass
 from typing import Annotated

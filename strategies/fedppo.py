@@ -1,4 +1,4 @@
-"""FedPPO, the server half: an agent trained by proximal policy optimisation chooses who trains (METHODS section 28)."""
+"""FedPPO, the server half: an agent trained by proximal policy optimisation chooses who trains."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""FedProto, the server half: prototypes alone (METHODS section 21)."""
+"""FedProto, the server half: prototypes alone."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""FedVARP, a server rule: updates corrected by each node's last one, against the variance of absence (METHODS section 24)."""
+"""FedVARP, a server rule: updates corrected by each node's last one, against the variance of absence."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any

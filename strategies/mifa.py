@@ -1,4 +1,4 @@
-"""MIFA, a server rule: the mean of every node's last update, whoever is away (METHODS section 25)."""
+"""MIFA, a server rule: the mean of every node's last update, whoever is away."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""MpFedcon, the server half: the mean of the base encoders, and of the class centres (METHODS section 3)."""
+"""MpFedcon, the server half: the mean of the base encoders, and of the class centres."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""pFedMe, a server rule: the model goes a part of the way to the mean (METHODS section 13)."""
+"""pFedMe, a server rule: the model goes a part of the way to the mean."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""SCAFFOLD, the server half: the mean step and the mean control variate (METHODS section 10)."""
+"""SCAFFOLD, the server half: the mean step and the mean control variate."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -51,7 +51,7 @@ def memories(grid):
 
 
 def scalar_left(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, **changes):
-    """Run a method on the golden problem of METHODS section 46."""
+    """Run a method on the golden problem."""
     local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0} | changes.pop("local", {})
     settings = config_of(f"num_nodes={len(targets)}") | {"strategy": strategy_settings(name, local=local, **changes)}
     workspace, grid = scalar_workspace(settings, Scalar(start), targets), LocalGrid(len(targets), stack_size)

@@ -143,7 +143,7 @@ def given(workspace):
 
 
 def run_scalar(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, **changes):
-    """Run a method on the golden problem (METHODS section 46) and return W after each round."""
+    """Run a method on the golden problem and return W after each round."""
     local = changes.pop("local", {})
     strategy = strategy_settings(name, **changes)
     strategy["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | local

@@ -1,4 +1,4 @@
-"""Analyses by hand (METHODS sections 41.7 to 41.9), and from the folder of a run that logged what they need."""
+"""Analyses by hand, and from the folder of a run that logged what they need."""
 
 import csv
 import itertools

@@ -198,7 +198,7 @@ def test_dealing_the_test_split_is_refused_where_there_is_none():
 
 
 def test_scarcity_keeps_the_label_distribution():
-    """n = 7, r = 0.1 keeps 1; n = 40 keeps 4 (METHODS section 2)."""
+    """n = 7, r = 0.1 keeps 1; n = 40 keeps 4."""
     y = np.repeat([0, 1], [7, 40])
     kept = keep_stratified(np.arange(47), y, 0.1, np.random.default_rng(0))
     assert np.bincount(y[kept]).tolist() == [1, 4]

@@ -1,6 +1,7 @@
 """The files around the code: the workflow, the citation, the changelog, the containers, what Flower is told of the app."""
 
 import re
+import subprocess
 import tomllib
 
 import pytest
@@ -9,6 +10,10 @@ from packaging.specifiers import SpecifierSet
 from test_deployment import ROOT, Federation, app_folder, command, finished, listens, wait_for
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+# Pages whose sections have no numbers, and such a number before or after the name; also across lines of a comment.
+PAGE, NUMBER = r"\b(?:METHODS|BASELINES)(?:\.md)?\b", r"(?:[Ss]ections?|[Ss]ec\.|§)[\s#]*\d"
+BEFORE, AFTER = rf"{NUMBER}[\d., and]*[\s#]*(?:of|in)\s+(?:docs/)?{PAGE}", rf"{PAGE}[\s:,(#]*{NUMBER}"
+NUMBERED = re.compile(rf"{BEFORE}|{AFTER}|\b(?:METHODS|BASELINES)\s+[A-Z]?\d")
 
 
 def text_of(name):
@@ -46,6 +51,36 @@ def test_contributing_names_what_is_there():
         assert (ROOT / path).exists(), path
     for path in re.findall(r"`([a-z_/.]+)/NAME\.(?:py|yaml)`", contributing):
         assert (ROOT / path).is_dir(), path
+
+
+def test_no_text_refers_to_a_numbered_section_of_methods():
+    """docs/METHODS.md has headings without numbers."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no repository: which files are tracked is not known")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    read, found = 0, []
+    for name in filter(None, listed.split("\0")):
+        if name.endswith((".png", ".pdf")) or not (ROOT / name).is_file():
+            continue
+        text, read = text_of(name), read + 1
+        found += [f"{name}:{text.count(chr(10), 0, hit.start()) + 1}: {hit[0]}" for hit in NUMBERED.finditer(text)]
+    assert found == []
+    assert read > 500
+
+
+@pytest.mark.parametrize(
+    "after",
+    [" section 41.10", " sections 5 and 47.3", " 41.7, ", ".md, section 3", ":\n    # section 0.1", " P10", "\n    section 9"],
+)
+def test_a_numbered_section_is_noticed(after):
+    assert NUMBERED.search("as " + "METHODS" + after)
+    assert NUMBERED.search("as " + "BASELINES" + after)
+
+
+def test_a_page_and_sections_of_papers_may_be_named():
+    assert NUMBERED.search("section " + "4.6 of docs/" + "METHODS.md")
+    for text in ("docs/METHODS.md says why", "Fang et al. 2020, section 5.1", "for name in METHODS[:17]", "METHODS.md: 41"):
+        assert not NUMBERED.search(text), text
 
 
 def test_flower_is_told_all_that_its_format_has_room_for():

@@ -20,7 +20,7 @@ def test_over_seeds_is_the_sample_deviation():
 
 
 def test_over_nodes_is_the_population_deviation_of_the_best_round():
-    # Nodes with (correct, total) of (9, 10), (30, 90): micro 0.39, deviation 0.2833 (METHODS 41.1); a later round is worse.
+    # Nodes with (correct, total) of (9, 10), (30, 90): micro 0.39, deviation 0.2833; a later round is worse.
     accuracies = np.array([9 / 10, 30 / 90])
     curves = {
         ("personal", "test", "accuracy"): [(1, 39 / 100), (2, 0.3)],

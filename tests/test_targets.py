@@ -1,4 +1,4 @@
-"""Rounds and MiB to FedAvg's last accuracy, in the setting of each row (METHODS section 41.7)."""
+"""Rounds and MiB to FedAvg's last accuracy, in the setting of each row."""
 
 from reported import method, write_run
 

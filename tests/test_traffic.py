@@ -1,4 +1,4 @@
-"""What crosses, in bytes: by count, as Flower serialises it, and by the papers' formulas (METHODS section 41.6)."""
+"""What crosses, in bytes: by count, as Flower serialises it, and by the papers' formulas."""
 
 import csv
 import io
@@ -41,7 +41,7 @@ def payload(record):
 
 @pytest.mark.parametrize("name", registry.choices("strategy"))
 def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
-    """METHODS section 41.6, in scalars per node and round: both ways, and what is sent beside them."""
+    """In scalars per node and round: both ways, and what is sent beside them."""
     seen = {"down": 0, "up": 0}
 
     class Wire:

@@ -53,7 +53,7 @@ def gains(ours: Mapping[int, float], alone: Mapping[int, float]) -> dict[int, fl
 
 
 def gaining(found: Mapping[int, float]) -> float:
-    """Return the share of nodes whose gain is above 0 (METHODS 41.9). Raises ``ValueError`` without nodes."""
+    """Return the share of nodes whose gain is above 0. Raises ``ValueError`` without nodes."""
     if not found:
         raise ValueError("no nodes")
     return sum(value > 0 for value in found.values()) / len(found)

@@ -1,4 +1,4 @@
-"""How representations are spread within and between classes: FedRCL's Figures 2 and 3 (METHODS section 41.8)."""
+"""How representations are spread within and between classes: FedRCL's Figures 2 and 3."""
 
 from dataclasses import dataclass
 

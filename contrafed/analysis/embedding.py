@@ -1,4 +1,4 @@
-"""Representations in two dimensions: t-SNE of what a run's models make of the nodes' test images (METHODS section 41.8).
+"""Representations in two dimensions: t-SNE of what a run's models make of the nodes' test images.
 
     python -m contrafed.analysis.embedding outputs/RUN              the global model
     python -m contrafed.analysis.embedding outputs/RUN --personal   each node's own (the run needs save_personal=true)

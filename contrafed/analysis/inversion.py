@@ -1,4 +1,4 @@
-"""Pictures from gradients: DLG and iDLG, the attacks of MpFedcon's Table 4 (METHODS section 41.10).
+"""Pictures from gradients: DLG and iDLG, the attacks of MpFedcon's Table 4.
 
 Sources: Zhu et al. 2019 (DLG), Zhao et al. 2020 (iDLG).
 """

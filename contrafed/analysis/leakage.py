@@ -4,7 +4,7 @@
     python -m contrafed.analysis.leakage dataset=npz dataset.path=cifar10.npz --cases all_shared,hidden_last --images 10
     python -m contrafed.analysis.leakage dataset=cifar10 --methods fedavg,fedper,fedproto --images 2
 
-Attacks DLG's LeNet on the first training images of a data set (METHODS section 41.10; MpFedcon, Table 4 and Figure 10) and
+Attacks DLG's LeNet on the first training images of a data set (MpFedcon, Table 4 and Figure 10) and
 leaves ``leakage.csv`` (a row per image and case), ``leakage.md``, ``leakage.png`` and ``leakage.pdf`` in ``--out``.
 """
 

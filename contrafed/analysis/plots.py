@@ -49,7 +49,7 @@ def draw(
     """Return a figure with a panel for each entry of {title: data}; ``kind`` and what its data are: ``KINDS``.
 
     ``method``: the one behind all labels, where these name something else, such as values of a key. ``window``: where any curve
-    has 100 points, all are moving averages over so many (METHODS 41.5); None: none is.
+    has 100 points, all are moving averages over so many; None: none is.
     """
     labels = list(dict.fromkeys(label for data in panels.values() for label in data))
     look = styles(labels, None if method is None else [method] * len(labels)) if kind != "heatmap" else {}

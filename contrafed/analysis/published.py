@@ -46,9 +46,9 @@ class Comparison:
 
     ``cells`` has the columns dataset, setting, metric, method, paper, paper_std, note, ours, ours_std (over seeds),
     ours_node_std (mean over seeds of the deviation over nodes), seeds, runs, difference, rank, paper_rank. Of rounds, speed-up
-    and traffic to a target ours is the mean over the ``seeds`` that reach it, and ``NEVER`` where no run does: "-" in tables
-    (METHODS 41.7, which is silent on ranks: here they share the last). What is ranked together says ``ranked``. Where runs
-    deviate from the paper is in ``changed`` and ``scale``.
+    and traffic to a target ours is the mean over the ``seeds`` that reach it, and ``NEVER`` where no run does: "-" in tables,
+    and the last rank, which they share (ours). What is ranked together says ``ranked``. Where runs deviate from the paper is
+    in ``changed`` and ``scale``.
     """
 
     paper: str

@@ -39,7 +39,7 @@ def spearman(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, int
 
 
 def first_at(points: Points, target: float) -> int | None:
-    """Return the first round (from 1) whose value reaches the target, None where none does (METHODS 41.7: "-")."""
+    """Return the first round (from 1) whose value reaches the target, None where none does ("-" in tables)."""
     return next((t for t, value in points if t >= 1 and value >= target), None)
 
 

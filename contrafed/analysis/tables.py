@@ -102,7 +102,7 @@ def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]
     """Return, for each group, what FedAvg's finished runs of the same setting end with, the mean over seeds; None without any.
 
     A setting is all that was varied but what is a method's own, its keys and by which model it is judged; these count where
-    FedAvg's runs differ in them, too (METHODS section 41.7).
+    FedAvg's runs differ in them, too.
     """
     ends: list[tuple[Group, list[float]]] = []
     for group in found:
@@ -257,7 +257,7 @@ def beside(cell: Mapping[str, Any]) -> str:
 
 
 def ours_of(cell: Mapping[str, Any]) -> str:
-    """Return our number of a comparison's cell, "-" where no run reached what it counts to (METHODS section 41.7)."""
+    """Return our number of a comparison's cell, "-" where no run reached what it counts to."""
     return "-" if cell["ours"] == NEVER.get(cell["metric"]) else figure_of(cell["ours"], cell["ours_std"])
 
 

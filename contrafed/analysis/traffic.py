@@ -1,4 +1,4 @@
-"""What a node moves in a round: by the papers' formulas, and as a run counted it (METHODS section 41.6)."""
+"""What a node moves in a round: by the papers' formulas, and as a run counted it."""
 
 import math
 from collections.abc import Mapping

@@ -115,7 +115,7 @@ def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarra
 
 @dataclass(frozen=True)
 class Heterogeneous(Selection):
-    """How the participation probabilities p_k differ (PMFL Equation 12, METHODS section 4.6)."""
+    """How the participation probabilities p_k differ (PMFL Equation 12)."""
 
     beta: Annotated[float, Range(gt=0)] | None
     mean_probability: Annotated[float, Range(gt=0, le=1)]

@@ -15,7 +15,7 @@ class Config(Heterogeneous):
 
 
 class Bernoulli(Participation):
-    """A_k^t ~ Bernoulli(p_k). Source: PMFL section VI, METHODS section 4.6."""
+    """A_k^t ~ Bernoulli(p_k). Source: PMFL section VI."""
 
     everyone = False
 

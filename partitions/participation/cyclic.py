@@ -27,7 +27,7 @@ class Config(Heterogeneous):
 
 
 class Cyclic(Participation):
-    """A_k^t = 1 iff (t - o_k) mod period < period p_k. Source: PMFL section VI, METHODS section 4.6.
+    """A_k^t = 1 iff (t - o_k) mod period < period p_k. Source: PMFL section VI.
 
     That is ceil(period p_k) rounds of each cycle. ``variant: fedau`` has max(1, round(period p_k)) active rounds and at least
     one idle one, and o_k is uniform over 0 .. idle rounds - 1: a node waits o_k rounds, with o_k = 0 none, and its first active

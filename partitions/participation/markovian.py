@@ -20,7 +20,7 @@ class Config(Heterogeneous):
 
 
 class Markovian(Participation):
-    """Away nodes return with probability p01, present ones leave with p10. Source: PMFL section VI, METHODS section 4.6.
+    """Away nodes return with probability p01, present ones leave with p10. Source: PMFL section VI.
 
     Deviation: the paper prints p10 = (1 - p_k) p01, whose stationary participation is 1/(2 - p_k), not p_k (``chain:
     paper``). The default is FedAU's: p10 = p01 (1/p_k - 1), and where that exceeds 1, p01 is divided by it and p10 = 1.

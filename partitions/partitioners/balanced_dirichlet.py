@@ -21,7 +21,7 @@ RANDOM_SIZES = False
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
-    """Return K parts of floor(n / K) examples (METHODS section 42.2, FedRCL).
+    """Return K parts of floor(n / K) examples (FedRCL).
 
     Node by node, q ~ Dir(alpha 1_C), then so many of the examples that are left without replacement, each weighted by q of
     its class; the last nodes get what is left.

@@ -18,7 +18,7 @@ class Config(Common):
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
-    """Return K parts of unequal size (METHODS section 42.2, PMFL and Practical)."""
+    """Return K parts of unequal size (PMFL, and FedCRL's practical setting)."""
     members = draw.by_class()
     if config.scheme == "per_node":
         shares = draw.rng.dirichlet(np.full(draw.num_classes, config.alpha), draw.num_nodes)  # (K, C), D_k

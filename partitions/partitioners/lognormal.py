@@ -27,7 +27,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """Return K parts: S random classes each, a log-normal number of examples, in equal shares of the classes.
 
     Where the nodes together want more of a class than there is, all of them get proportionally less of it.
-    Source: METHODS section 42.2, MpFedcon FEMNIST.
+    Source: MpFedcon, FEMNIST.
     """
     classes, each = draw.num_classes, config.classes_per_node
     if each > classes:

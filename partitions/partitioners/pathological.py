@@ -25,7 +25,7 @@ FIXED_CLASSES = True
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
-    """Return K parts (METHODS section 42.2, Pathological and MpFedcon CIFAR). Raises ``UserError`` for the impossible."""
+    """Return K parts (FedCRL's pathological setting, and MpFedcon on CIFAR). Raises ``UserError`` for the impossible."""
     wanted, classes, nodes = config.classes_per_node, draw.num_classes, draw.num_nodes
     if wanted > classes:
         raise UserError(f"partition.classes_per_node={wanted} is more than the {classes} classes of the data set")

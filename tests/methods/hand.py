@@ -26,7 +26,7 @@ from partitions.partition import Partition
 from simulation.grid import LocalGrid
 from strategies.base import Population, Replies, Reply, strategy_class_of
 
-# Who takes part in the golden runs of METHODS section 46, nodes counted from 0.
+# Who takes part in the golden runs, nodes counted from 0.
 FULL = [[0, 1, 2]] * 5
 PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
 # By server rule: changes, and the model after each round, everybody there and by PATTERN.
@@ -175,7 +175,7 @@ def path(strategy, updates, start=0.0):
 
 
 def golden_memory(name, rounds, **changes):
-    """What nodes remember after a run of the golden problem (METHODS section 46), by node."""
+    """What nodes remember after a run of the golden problem, by node."""
     local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes.pop("local", {})
     settings = config_of("num_nodes=3") | {"strategy": strategy_settings(name, local=local, **changes)}
     model = Vector([2.0, 2.0])  # the loss is the first parameter's alone

@@ -1,4 +1,4 @@
-"""APFL: METHODS section 11, BASELINES sections 1 and 4."""
+"""APFL: the golden problem, a step and alpha by hand, FedAvg's W bit for bit, and alpha at 0 and 1."""
 
 import pytest
 from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone

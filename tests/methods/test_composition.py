@@ -1,4 +1,4 @@
-"""Server rules beside node halves, METHODS section 40: any two that speak the same tensors go together."""
+"""Server rules beside node halves: any two that speak the same tensors go together."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Ditto: METHODS section 12, BASELINES sections 1 and 4."""
+"""Ditto: the golden problem, a step by hand, FedAvg's W bit for bit, and Local without the pull."""
 
 import pytest
 from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone

@@ -1,4 +1,4 @@
-"""FedAdam, METHODS section 38: by hand and the golden run."""
+"""FedAdam: by hand and the golden run."""
 
 import pytest
 from hand import FULL, GOLDEN, PATTERN, path, rule_of

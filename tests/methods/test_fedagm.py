@@ -1,4 +1,4 @@
-"""FedAGM, METHODS section 39: by hand, the golden run, and FedAvg with neither momentum nor pull."""
+"""FedAGM: by hand, the golden run, and FedAvg with neither momentum nor pull."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedALA: METHODS section 20, BASELINES sections 1 and 4."""
+"""FedALA: a blend by hand, its passes and layers, what it equals where A stays, and what is judged."""
 
 import pytest
 import torch

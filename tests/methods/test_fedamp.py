@@ -1,4 +1,4 @@
-"""FedAMP: METHODS section 19, BASELINES sections 1 and 4."""
+"""FedAMP: the golden problem, mixtures and a step by hand, and Local without the pull."""
 
 import math
 

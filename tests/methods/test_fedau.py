@@ -1,4 +1,4 @@
-"""FedAU, METHODS section 27: intervals by hand, the golden run, and FedAvg where nobody is ever away."""
+"""FedAU: intervals by hand, the golden run, and FedAvg where nobody is ever away."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_interval_weights_approach_one_over_p():
     assert weights_along([0, 0, 0, 1] * 50, 50, True)[-1] == pytest.approx(4)
     rng = np.random.default_rng(0)
     path = rng.random(40_000) < 0.1
-    # (1 - (1 - p)^C) / p = 9.9485 for p = 0.1, C = 50 (METHODS 4.2)
+    # (1 - (1 - p)^C) / p = 9.9485 for p = 0.1, C = 50
     assert weights_along(path, 50, False)[-1] == pytest.approx(9.9485, rel=0.03)
 
 

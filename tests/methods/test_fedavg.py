@@ -1,4 +1,4 @@
-"""FedAvg, METHODS section 6: its rule by hand, the golden run, and what it equals."""
+"""FedAvg: its rule by hand, the golden run, and what it equals."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""FedAvg+FitNet: METHODS section 29, BASELINES sections 1 and 4."""
+"""FedAvg+FitNet: its hint by hand, nothing of it at the first step, and FedAvg without it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedAvgM, METHODS section 37: by hand, the golden run, and FedAvg without momentum."""
+"""FedAvgM: by hand, the golden run, and FedAvg without momentum."""
 
 import pytest
 from hand import FULL, GOLDEN, PATTERN, path, rule_of

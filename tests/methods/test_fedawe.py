@@ -1,4 +1,4 @@
-"""FedAWE, BASELINES section 7: the golden problem by hand, where each node goes on from, FedAvg where nobody is away."""
+"""FedAWE: the golden problem by hand, where each node goes on from, FedAvg where nobody is away."""
 
 import numpy as np
 import pytest

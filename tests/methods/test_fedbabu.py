@@ -1,4 +1,4 @@
-"""FedBABU, BASELINES section 7: one head for all that never learns, and a last tuning by hand that leaves no trace."""
+"""FedBABU: one head for all that never learns, and a last tuning by hand that leaves no trace."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedCRL and FedCoSR, METHODS sections 1 and 2: loss, blend and aggregation by hand, the reductions, what is remembered."""
+"""FedCRL and FedCoSR: loss, blend and aggregation by hand, the reductions, what is remembered."""
 
 import csv
 import math
@@ -74,7 +74,7 @@ def test_blend_weight_by_hand():
 
 
 def test_the_own_body_is_weighted_by_tau():
-    """I8: tau = 0.25, own 2, global 10 gives 8; and the vector case of section 46: 0.449329 * 5 + 0.550671 * 2."""
+    """I8: tau = 0.25, own 2, global 10 gives 8; and a case of vectors: 0.449329 * 5 + 0.550671 * 2."""
     assert blended(2.0, 10.0, -math.log(0.25) / 0.8) == pytest.approx(8.0)
     assert blended(5.0, 2.0, 1.0) == pytest.approx(3.347987, abs=1e-6)
     assert blended(1.0, 2.0, 0.0) == 1.0
@@ -136,7 +136,7 @@ def test_a_node_none_of_whose_classes_has_a_prototype_was_not_contrasted():
 
 
 def test_golden_aggregation():
-    """Section 46: n = (3, 1), phi = (1, 5), classes held (2, 1) and (1, 0): phi = 2, Omega_0 = (2, 0), Omega_1 = (0, 2)."""
+    """n = (3, 1), phi = (1, 5), classes held (2, 1) and (1, 0): phi = 2, Omega_0 = (2, 0), Omega_1 = (0, 2)."""
     server = rule_of("fedcrl", (3, 1), {"proto/mean": (2, 2), "proto/valid": (2,)})
     replies = [
         Reply(k, {"model/w": torch.tensor([w]), "proto/mean": torch.tensor(means), "proto/count": torch.tensor(counts)}, n, {})

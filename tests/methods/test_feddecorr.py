@@ -1,4 +1,4 @@
-"""FedDecorr: METHODS section 34, BASELINES section 4."""
+"""FedDecorr: its penalty by hand and where it is 0, and FedAvg without it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedDyn, BASELINES section 7: the golden problem by its algorithm in numbers, the sum of all gradients, fixed points."""
+"""FedDyn: the golden problem by its algorithm in numbers, the sum of all gradients, fixed points."""
 
 import pytest
 import torch

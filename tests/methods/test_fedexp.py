@@ -1,4 +1,4 @@
-"""FedExP, BASELINES section 7: lengths of steps by hand, the golden problem, and the mean of two models that is judged."""
+"""FedExP: lengths of steps by hand, the golden problem, and the mean of two models that is judged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""FedGH: METHODS section 22, BASELINES section 4."""
+"""FedGH: the server's steps by hand, what crosses, and both moments at which it is judged."""
 
 import torch
 from rig import close, config_of, digits_run, same, workspace_of

@@ -1,4 +1,4 @@
-"""FedHyper: METHODS section 26, BASELINES sections 1 and 4."""
+"""FedHyper: rates by hand, their bounds, the golden problem, and FedAvg at a bound of 1."""
 
 import pytest
 from hand import AWAY, FULL, GOLDEN, PATTERN, WORK, path, rule_of

@@ -1,4 +1,4 @@
-"""FedLC: METHODS section 31, BASELINES sections 1 and 4."""
+"""FedLC: calibrated logits by hand, FedAvg with equal counts or without calibration, and plain logits where it is judged."""
 
 import pytest
 import torch

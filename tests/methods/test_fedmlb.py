@@ -1,4 +1,4 @@
-"""FedMLB: METHODS section 30, BASELINES sections 1 and 4."""
+"""FedMLB: its loss against a network written out, where gradients go, and FedAvg without its terms."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedNova, BASELINES section 7: the length of a node's path by hand and by torch, FedAvg where steps are equal."""
+"""FedNova: the length of a node's path by hand and by torch, FedAvg where steps are equal."""
 
 import pytest
 import torch

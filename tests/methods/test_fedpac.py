@@ -1,4 +1,4 @@
-"""FedPAC: METHODS section 23, BASELINES sections 1 and 4."""
+"""FedPAC: mixtures and statistics by hand, the minimum over the simplex, heads, and the first round."""
 
 from functools import cache
 

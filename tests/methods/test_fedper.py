@@ -1,4 +1,4 @@
-"""FedPer, METHODS section 15: with nothing but a head it is Local, and the head never travels."""
+"""FedPer: with nothing but a head it is Local, and the head never travels."""
 
 import pytest
 from hand import LOCAL, golden_memory, no_head_travels, whole

@@ -1,4 +1,4 @@
-"""FedPPO: METHODS section 28, BASELINES sections 4 and 5."""
+"""FedPPO: draws, rewards and returns by hand, whom the agent learns to choose, and FedAvg with everybody chosen."""
 
 import math
 

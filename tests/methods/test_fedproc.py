@@ -1,4 +1,4 @@
-"""FedProc: METHODS section 33, BASELINES section 4."""
+"""FedProc: its contrast and its mix by hand, and FedAvg where cross-entropy is alone."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""FedProto, METHODS section 21: its distance and its prediction by hand, and Local without the distance."""
+"""FedProto: its distance and its prediction by hand, and Local without the distance."""
 
 import pytest
 import torch

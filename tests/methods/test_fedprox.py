@@ -1,4 +1,4 @@
-"""FedProx, METHODS section 9: its step by hand, the golden run, and FedAvg without a pull."""
+"""FedProx: its step by hand, the golden run, and FedAvg without a pull."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedRCL, FedSCL and FedCL, METHODS sections 5, 35 and 36: both forms of the loss by hand, the reductions, precision."""
+"""FedRCL, FedSCL and FedCL: both forms of the loss by hand, the reductions, precision."""
 
 import math
 

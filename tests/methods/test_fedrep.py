@@ -1,4 +1,4 @@
-"""FedRep, METHODS section 17: two phases, each of which leaves the other part as it was, and a last one before judging."""
+"""FedRep: two phases, each of which leaves the other part as it was, and a last one before judging."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""FedVARP: METHODS section 24, BASELINES sections 1 and 4."""
+"""FedVARP: two nodes and the mean over draws by hand, its table, the golden problem, and FedAvg with everybody there."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Local, METHODS section 8: by hand, and its nodes know nothing of each other."""
+"""Local: by hand, and its nodes know nothing of each other."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""MIFA: METHODS section 25, BASELINES sections 1 and 4."""
+"""MIFA: two nodes by hand, the golden problem, decaying rates, and FedAvg with everybody there."""
 
 import pytest
 from hand import FULL, GOLDEN, PATTERN, WORK, path, rule_of

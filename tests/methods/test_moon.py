@@ -1,4 +1,4 @@
-"""MOON, METHODS section 18: its loss by hand, the golden run, and FedAvg without its contrast."""
+"""MOON: its loss by hand, the golden run, and FedAvg without its contrast."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""MpFedcon, METHODS section 3: its contrast by hand, FedRep without it, and what its messages give away."""
+"""MpFedcon: its contrast by hand, FedRep without it, and what its messages give away."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Per-FedAvg: METHODS section 14, BASELINES sections 1 and 4."""
+"""Per-FedAvg: the golden problem and a step by hand, how batches are dealt out, FedAvg at a = 0, and the exact product."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""pFedMe: METHODS section 13, BASELINES sections 1 and 4."""
+"""pFedMe: the golden problem, exact and inner steps by hand, Local without the pull, and who is judged by what."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""PMFL, METHODS section 4: its contrast and its rule by hand, its buffer, the golden runs, and the methods it contains."""
+"""PMFL: its contrast and its rule by hand, its buffer, the golden runs, and the methods it contains."""
 
 import gc
 import math
@@ -347,7 +347,7 @@ def test_with_the_papers_sign_climbs():
 
 
 def test_step_is_divided_by_all_nodes():
-    # METHODS P10: K = 4, Delta = 1 with x = 4 (first seen in round 4), Delta = -2 with x = 1 (seen every round).
+    # K = 4, Delta = 1 with x = 4 (first seen in round 4), Delta = -2 with x = 1 (seen every round).
     changes = {**PLAIN, "history_size": 0}
     # Node 1 sits at its optimum at first (Delta 0), so that only round 4 moves; see the server rule's own test below.
     values = run_scalar("pmfl", [[], [], [], [0]], targets=(12, 2, 2, 2), **changes)

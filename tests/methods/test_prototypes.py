@@ -40,7 +40,7 @@ def test_prototype_weightings_by_hand():
 
 
 def test_a_class_that_nobody_held_keeps_its_prototype():
-    """Section 46: c_0 = (9,9) stays, c_1 from counts (1,3) and centres (1,1), (5,1) becomes (4,1)."""
+    """c_0 = (9,9) stays, c_1 from counts (1,3) and centres (1,1), (5,1) becomes (4,1)."""
     rows = [(1, [0.0, 1.0], [[0.0, 0.0], [1.0, 1.0]]), (3, [0.0, 3.0], [[0.0, 0.0], [5.0, 1.0]])]
     assert merged(rows, means=[[9.0, 9.0], [0.0, 0.0]], valid=[1.0, 0.0]) == ([[9.0, 9.0], [4.0, 1.0]], [1.0, 1.0])
 

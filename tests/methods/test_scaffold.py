@@ -1,4 +1,4 @@
-"""SCAFFOLD: METHODS section 10, BASELINES sections 1 and 4."""
+"""SCAFFOLD: the golden problem, a round and the correction by hand, what c is, and where it trains as without it."""
 
 import pytest
 import torch
