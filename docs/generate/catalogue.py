@@ -88,9 +88,7 @@ def judged_by(client: type, rule: type, values: dict[str, Any]) -> str:
 
 def prose(docstring: str | None) -> str:
     """Return a docstring as Markdown: its formulas escaped, its ``code`` kept."""
-    text = re.sub(r"\s*\(METHODS sections? [^)]*\)", "", inspect.cleandoc(docstring or ""))
-    text = re.sub(r"; METHODS sections? [^)]*\)", ")", text)
-    pieces = re.split(r"(``[^`]+``)", text)
+    pieces = re.split(r"(``[^`]+``)", inspect.cleandoc(docstring or ""))
     return "".join(p if p.startswith("``") else escaped(p) for p in pieces)
 
 
