@@ -206,7 +206,7 @@ class Client(NumPyClient):
         """Return the gradient (B, ...) of every node's loss at ``params`` (B, ...)."""
 
         def minimised(params: Tensors, batch: Batch, constants: Any) -> Tensor:
-            return loss(params, batch, constants)["loss"]
+            return loop.minimised(loss, loss(params, batch, constants))
 
         found: Tensors = each_node(grad(minimised), params, batch, constants)
         return found

@@ -87,6 +87,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     import partitions.partition
     from clients.training.workspace import client_class_of
     from contrafed.compatible import check_attack, check_mean, check_messages, check_privacy
+    from partitions.participation.base import pattern_class_of
     from strategies.base import strategy_class_of
 
     config = for_evaluation(composed)
@@ -100,6 +101,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     if top.held_out_nodes and node.partition.config.scarce_nodes:
         raise UserError("partition.scarce_nodes and held_out_nodes are both the last nodes: the scarce ones would never train")
     participation.config.count(top.num_nodes - top.held_out_nodes)
+    pattern_class_of(participation)
     trackers.check(chosen["tracker"])
     _check_plain_sgd(node.strategy)
     strategy_class_of(server).check(server.config, node.strategy, participation)

@@ -5,8 +5,10 @@ else's package. Nothing is imported before it is chosen.
 """
 
 import importlib
+import inspect
 import traceback
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -59,7 +61,7 @@ def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
     except Exception as error:
         what = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
         raise UserError(f"{choice} cannot be imported: {_place(error)}: {type(error).__name__}: {what}") from error
-    if not hasattr(module, "Config"):
+    if not is_dataclass(getattr(module, "Config", None)):
         if "." in name:
             raise UserError(f"{choice}: {target} has no dataclass Config, which names its settings")
         raise unknown(group, str(settings.get("name")), choices(group))
@@ -72,6 +74,26 @@ def _place(error: Exception) -> str:
         return f"{error.filename}, line {error.lineno}"
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     return f"{own[-1].filename}, line {own[-1].lineno}"
+
+
+def check_functions(module: ModuleType, choice: str, wanted: Mapping[str, str]) -> None:
+    """Raise ``UserError`` unless ``module`` has one of the functions ``wanted`` {name: its parameters}, and it takes these.
+
+    ``choice`` is what the error begins with: ``model=small``.
+    """
+    there = {name: parameters for name, parameters in wanted.items() if hasattr(module, name)}
+    for name, parameters in (there or dict([next(iter(wanted.items()))])).items():
+        if not _takes(getattr(module, name, None), parameters.split(", ")):
+            raise UserError(f"{choice}: {module.__name__} must define {name}({parameters})")
+
+
+def _takes(function: Any, arguments: list[str]) -> bool:
+    """Whether something can be called with so many arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def only_subclass(module: ModuleType, base: type[T]) -> type[T]:

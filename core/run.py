@@ -3,6 +3,7 @@
 ``NodeRun`` travels to workers and devices as JSON and is rebuilt there by ``node_run``, which built it in the first place.
 """
 
+import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from core import registry
 from core.config import build
+from core.errors import UserError
 from core.privacy import laplace, local
 
 
@@ -38,10 +40,38 @@ PACKAGES = {
     "aggregation": "strategies.aggregation",
 }
 
+# What the code behind a choice must define, the first of them if it has none, and with which parameters.
+FUNCTIONS = {
+    "dataset": {"load": "config, name"},
+    "partition": {
+        "split": "config, draw",
+        "explicit": "config, test, num_nodes",
+        "lazy": "config, y, pool, num_classes, num_nodes, seed",
+    },
+    "model": {"build": "config, in_channels, image_size, num_classes"},
+}
+# What its ``Config`` inherits: settings that Contrafed itself reads.
+INHERITED = {
+    "dataset": ("partitions.images", "Common"),
+    "partition": ("partitions.partition", "Common"),
+    "participation": ("partitions.participation.base", "Selection"),
+}
+
 
 def choose(group: str, values: Mapping[str, Any]) -> Choice:
-    """Return what ``values``, a group's composed YAML, describe. Raises ``UserError`` for a wrong name, key, type or value."""
-    return choice_of(registry.find(PACKAGES[group], group, values), group, values)
+    """Return what ``values``, a group's composed YAML, describe.
+
+    Raises ``UserError`` for a wrong name, key, type or value, or for code that lacks what its group needs.
+    """
+    module = registry.find(PACKAGES[group], group, values)
+    choice = f"{group}={values.get('name')}"
+    if group in FUNCTIONS:
+        registry.check_functions(module, choice, FUNCTIONS[group])
+    if group in INHERITED:
+        home, name = INHERITED[group]
+        if not issubclass(module.Config, getattr(importlib.import_module(home), name)):
+            raise UserError(f"{choice}: Config of {module.__name__} must inherit {name} of {home}")
+    return choice_of(module, group, values)
 
 
 def choice_of(module: ModuleType, group: str, values: Mapping[str, Any]) -> Choice:

@@ -154,7 +154,7 @@ def features_of(encoder: nn.Module, in_channels: int, image_size: tuple[int, int
 def build_model(choice: Choice, in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int) -> SplitModel:
     """Build the model that was chosen for images of a size; the initial weights are a pure function of ``seed``.
 
-    Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels.
+    Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels, and for what is no ``SplitModel``.
     """
     if min(image_size) < SMALLEST or in_channels not in (1, 3):
         raise UserError(
@@ -171,7 +171,22 @@ def build_model(choice: Choice, in_channels: int, image_size: tuple[int, int], n
             raise UserError(
                 f"model={choice.name} cannot be built for images of {shape}: {str(error).splitlines()[0]}"
             ) from error
+    _check_built(choice, model, num_classes)
     return model
+
+
+def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
+    """Raise ``UserError`` where what was built is no model that every method can train."""
+    said = f"model={choice.name}: {choice.module.__name__}.build must return a models.base.SplitModel"
+    if not isinstance(model, SplitModel):
+        raise UserError(f"{said}, got {type(model).__name__}")
+    if not isinstance(model.encoder, Stages):
+        raise UserError(f"{said} whose encoder is a models.base.Stages, got {type(model.encoder).__name__}")
+    if model.num_classes != num_classes:
+        raise UserError(f"{said} with {num_classes} outputs (num_classes), got {model.num_classes}")
+    buffers = [name for name, _ in model.named_buffers()]
+    if buffers:
+        raise UserError(f"{said} without buffers, got {buffers[0]}; normalise with models.base.group_norm")
 
 
 def hidden_layers(

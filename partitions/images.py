@@ -123,10 +123,14 @@ def load_images(dataset: Choice) -> ImageData:
     ``normalize: half`` maps pixels to [-1, 1] whatever their distribution. Else mean and standard deviation stay those of
     the published training part: the merged images are the nodes' tests too. ``image_deviations`` divides by the mean over
     images of each one's own deviation, as FedAU's and FedRCL's code does for CIFAR-10.
-    Raises ``UserError`` for data that are missing or damaged.
+    Raises ``UserError`` for data that are missing or damaged, or no ``ImageData``.
     """
     _check_path(dataset)
     data: ImageData = dataset.module.load(dataset.config, dataset.name)
+    if not isinstance(data, ImageData):
+        raise UserError(
+            f"dataset={dataset.name}: {dataset.module.__name__}.load must return ImageData, got {type(data).__name__}"
+        )
     if dataset.config.normalize == "image_deviations":
         data = replace(data, std=image_deviations(data.x[~data.test]))
     if dataset.config.fraction < 1 and data.stand_in != GENERATED:  # of which there are few

@@ -190,13 +190,28 @@ def _best_draw(
     """Return the first draw in which every node has enough examples, or the one whose smallest node is largest."""
     module, config, best = choice.module, choice.config, None
     for attempt in range(config.max_redraws + 1):
-        parts: list[np.ndarray] = module.split(config, Draw(y, num_classes, num_nodes, generator_of(attempt), owner))
+        parts = _split(choice, Draw(y, num_classes, num_nodes, generator_of(attempt), owner))
         if best is None or min(map(len, parts)) > min(map(len, best)):
             best = parts
         if min(map(len, parts)) >= config.min_node_size or not getattr(module, "RANDOM_SIZES", True):
             break
     assert best is not None
     return best
+
+
+def _split(choice: Choice, draw: Draw) -> list[np.ndarray]:
+    """Return K index arrays as the partition splits them. Raises ``UserError`` where what it returns is none."""
+    parts: list[np.ndarray] = choice.module.split(choice.config, draw)
+    said = f"partition={choice.name}: {choice.module.__name__}.split must return"
+    if not isinstance(parts, list) or len(parts) != draw.num_nodes:
+        got = f"{len(parts)} parts" if isinstance(parts, list) else type(parts).__name__
+        raise UserError(f"{said} a list of {draw.num_nodes} index arrays, one a node; got {got}")
+    for node, part in enumerate(parts):
+        if not isinstance(part, np.ndarray) or part.ndim != 1 or (len(part) and not np.issubdtype(part.dtype, np.integer)):
+            raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {np.asarray(part).dtype} {np.shape(part)}")
+        if len(part) and (part.min() < 0 or part.max() >= len(draw.y)):
+            raise UserError(f"{said} positions in draw.y, 0..{len(draw.y) - 1}; node {node} has {part.min()}..{part.max()}")
+    return parts
 
 
 def check(choice: Choice, num_nodes: int) -> None:

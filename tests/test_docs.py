@@ -31,7 +31,7 @@ import catalogue  # noqa: E402
 import results as made_of  # noqa: E402
 
 OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")  # a command of ours, without a shell's signs
-FAST = ("docs/own-method.md", "docs/quickstart.md")
+FAST = ("docs/own-method.md", "docs/own-parts.md", "docs/quickstart.md")
 ALL = [(page, list(blocks.blocks_of(page))) for page in blocks.pages()]
 RUN = {str(page.relative_to(ROOT)): found for page, found in ALL if any(not b.needs for b in found)}
 READ = [block for _, found in ALL for block in found if block.needs]

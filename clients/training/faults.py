@@ -2,7 +2,7 @@
 
 import math
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,15 @@ TORCH = Path(torch.__file__).parent
 
 class LocalError(Exception):
     """A node's work failed; the message names node, round and step, and the line of code."""
+
+
+class ReturnError(TypeError):
+    """A function of a method returned what it must not; ``place`` is where that function is."""
+
+    def __init__(self, function: Callable[..., Any], wanted: str) -> None:
+        code = getattr(function, "__code__", None)
+        self.place = "" if code is None else _short(code.co_filename, code.co_firstlineno)
+        super().__init__(f"{getattr(function, '__qualname__', function)} must return {wanted}")
 
 
 class NoRoomError(LocalError):
@@ -72,9 +81,16 @@ def named(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doin
 
 def _place(error: Exception) -> str:
     """Return the file and the line, the innermost outside torch, where something went wrong."""
+    if isinstance(error, ReturnError) and error.place:
+        return error.place
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((f for f in reversed(frames) if not Path(f.filename).is_relative_to(TORCH)), frames[-1])
-    return f"{'/'.join(Path(frame.filename).parts[-2:])}, line {frame.lineno}"
+    return _short(frame.filename, frame.lineno)
+
+
+def _short(file: str, line: int | None) -> str:
+    """Return a place as it is said: the file with its folder, and the line."""
+    return f"{'/'.join(Path(file).parts[-2:])}, line {line}"
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -10,6 +10,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from clients.training.batches import Batch, Batches
+from clients.training.faults import ReturnError
 from clients.training.optimizers import Optimizer
 from clients.training.stack import Stack, in_order, per_node
 from clients.training.work import LocalWork
@@ -158,16 +159,24 @@ def gradients(loss: Loss, params: Tensors, batch: Batch, constants: Any) -> dict
     """Give what requires one its gradient; returns each node's losses (B,)."""
     if len(batch.y) > 1:
         losses = vmap(loss)(params, batch, constants)
-        losses["loss"].sum().backward()
+        minimised(loss, losses).sum().backward()
         return {name: value.detach() for name, value in losses.items()}
     # A lone node's leaves have no node axis: taking it off within the graph costs autograd a view a tensor.
     leaves = {n: v.detach()[0].requires_grad_(v.requires_grad) for n, v in params.items()}
     losses = loss(leaves, *tree_map(lambda v: v[0], (batch, constants)))
-    losses["loss"].backward()
+    minimised(loss, losses).backward()
     for name, leaf in leaves.items():
         if leaf.requires_grad:
             params[name].grad = None if leaf.grad is None else leaf.grad.unsqueeze(0)
     return {name: value.detach().unsqueeze(0) for name, value in losses.items()}
+
+
+def minimised(loss: Loss, losses: Any) -> Tensor:
+    """Return the loss that is minimised, of what ``loss`` returned. Raises ``ReturnError``."""
+    if not isinstance(losses, dict) or "loss" not in losses:
+        raise ReturnError(loss, "a dictionary with 'loss'")
+    found: Tensor = losses["loss"]
+    return found
 
 
 def clip(grads: list[Tensor], limit: float) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clients.losses import cross_entropies
 from clients.training.batches import Batch
-from clients.training.faults import divergence, named
+from clients.training.faults import ReturnError, divergence, named
 from clients.training.privacy import made_private
 from clients.training.stack import Memory, Stack, joined, stacked, taken_apart, unstacked
 from core.metrics import confusion, scores_of
@@ -46,7 +46,10 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         stack = _opened(client, [received[k] for k in order], server_round, order, rows)
         stacks.append(stack)
         stack.deadline = deadline
-        work = _private(client, stack, client.local_work(stack))
+        work = client.local_work(stack)
+        if not isinstance(work, dict):
+            raise ReturnError(client.local_work, "what is sent: return self.sent(stack)")
+        work = _private(client, stack, work)
         own = {n: v for n, v in stack.memory.opened.items() if n.startswith("own/")}
         left = stack.params | own | {n: v for n, v in work.items() if not n.startswith("model/")}
         diverged = divergence(client.losses, left, len(stack))
@@ -93,6 +96,8 @@ def judge(
         if moment.post_train and models is None:
             client.local_work(stack)
         judged = client.judged(stack) if models is None else {"model": stack.params}
+        if not isinstance(judged, dict) or "model" not in judged:
+            raise ReturnError(client.judged, "a dictionary with 'model'")
         judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
         for name, model in judged.items():
             totals = client.over_examples(stack, _scored(client, bool(moment.metrics)), model, stack.received, examples)

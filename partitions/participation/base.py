@@ -95,7 +95,8 @@ class Participation:
     def participants(self, server_round: int) -> np.ndarray:
         """Return the nodes that take part, sorted ids: selected by the server and available.
 
-        The server draws ``select`` of all nodes uniformly without replacement, blind to who is available.
+        The server draws ``select`` of all nodes uniformly without replacement, blind to who is available. Raises ``UserError``
+        for an ``available`` of another shape or type.
         """
         chosen = None
         if self.select is not None:
@@ -105,12 +106,23 @@ class Participation:
         if self.everyone:
             return np.arange(self.num_nodes) if chosen is None else chosen
         here = self.available(server_round)
+        if not isinstance(here, np.ndarray) or here.shape != (self.num_nodes,) or here.dtype != bool:
+            wanted = f"{type(self).__name__}.available must return ({self.num_nodes},) bool"
+            raise UserError(f"{wanted}, got {getattr(here, 'dtype', type(here).__name__)} {np.shape(here)}")
         return np.flatnonzero(here) if chosen is None else chosen[here[chosen]]
+
+
+def pattern_class_of(choice: Choice) -> type[Participation]:
+    """Return the class of the pattern that was chosen. Raises ``UserError`` for none, or one that would never be asked."""
+    found = registry.only_subclass(choice.module, Participation)
+    if found.everyone and found.available is not Participation.available:
+        raise UserError(f"participation={choice.name}: {found.__name__} has an `available` and must say `everyone = False`")
+    return found
 
 
 def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> Participation:
     """Return the pattern that was chosen. Raises ``UserError``."""
-    return registry.only_subclass(choice.module, Participation)(choice.config, class_proportions, num_nodes, seed)
+    return pattern_class_of(choice)(choice.config, class_proportions, num_nodes, seed)
 
 
 @dataclass(frozen=True)

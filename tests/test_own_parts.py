@@ -1,0 +1,239 @@
+"""Mistakes in a model, data set, partition, pattern or method of one's own: each is one line that says what is wanted.
+
+The right modules are those of docs/own-parts.md, which tests/test_docs.py runs as they stand; here each has one mistake.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from test_outside import METHOD, NODE, write
+
+from clients.base import LocalError
+from clients.training.workspace import Workspace
+from contrafed.composition import compose_job
+from contrafed.settings import resolve
+from core.errors import UserError
+from partitions.federation import load_federation
+from partitions.participation.base import make_participation
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs" / "generate"))
+from blocks import blocks_of  # noqa: E402
+
+PARTS = {"model": "small", "dataset": "stripes", "partition": "sorted_labels", "participation": "shifts"}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with what docs/own-parts.md has in its files."""
+    write(tmp_path / "parts" / "__init__.py", "")
+    for block in blocks_of(ROOT / "docs" / "own-parts.md"):
+        if block.title:
+            write(tmp_path / block.title, block.text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] in ("parts", "my_package")]:
+        del sys.modules[name]
+
+
+def changed(home, group, old, new):
+    path = home / "parts" / f"{PARTS[group]}.py"
+    assert re.search(old, path.read_text(), re.S)
+    path.write_text(re.sub(old, new, path.read_text(), flags=re.S))
+
+
+def resolved(home, group, *overrides):
+    chosen = (f"{group}={PARTS[group]}", "num_nodes=4", "strategy=fedavg", *overrides)
+    return resolve(OmegaConf.to_container(compose_job(list(chosen), home / "yamls"), resolve=True))
+
+
+def said(found):
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "old", "new", "message"),
+    [
+        (
+            "model",
+            r"def build",
+            "def make",
+            "model=small: parts.small must define build(config, in_channels, image_size, num_classes)",
+        ),
+        (
+            "model",
+            r"config, in_channels, image_size, num_classes\):",
+            "config, num_classes):",
+            "model=small: parts.small must define build(config, in_channels, image_size, num_classes)",
+        ),
+        (
+            "model",
+            r"SplitModel\(encoder, .*",
+            "nn.Sequential(encoder)\n",
+            "model=small: parts.small.build must return a models.base.SplitModel, got Sequential",
+        ),
+        (
+            "model",
+            r"Stages\(\[first, (.*?)\], .*?\)\n",
+            r"nn.Sequential(first, first_tail, \1)\n",
+            "model=small: parts.small.build must return a models.base.SplitModel "
+            "whose encoder is a models.base.Stages, got Sequential",
+        ),
+        (
+            "model",
+            r"width, num_classes\)\)",
+            "width, 3))",
+            "model=small: parts.small.build must return a models.base.SplitModel with 10 outputs (num_classes), got 3",
+        ),
+        (
+            "model",
+            r"nn.ReLU\(\), nn.MaxPool",
+            "nn.BatchNorm2d(config.channels), nn.MaxPool",
+            "model=small: parts.small.build must return a models.base.SplitModel without buffers, "
+            "got encoder.tails.0.0.running_mean; normalise with models.base.group_norm",
+        ),
+        (
+            "model",
+            r"@dataclass\(frozen=True\)",
+            "",
+            "model=small: parts.small has no dataclass Config, which names its settings",
+        ),
+        ("dataset", r"def load", "def read", "dataset=stripes: parts.stripes must define load(config, name)"),
+        ("dataset", r"\(Common\)", "", "dataset=stripes: Config of parts.stripes must inherit Common of partitions.images"),
+        ("partition", r"def split", "def cut", "partition=sorted_labels: parts.sorted_labels must define split(config, draw)"),
+        (
+            "partition",
+            r"\(Common\)",
+            "",
+            "partition=sorted_labels: Config of parts.sorted_labels must inherit Common of partitions.partition",
+        ),
+        (
+            "participation",
+            r"\(Selection\)",
+            "",
+            "participation=shifts: Config of parts.shifts must inherit Selection of partitions.participation.base",
+        ),
+        ("participation", r"\(Participation\)", "", "parts.shifts must define exactly one Participation, found 0"),
+        (
+            "participation",
+            r"    everyone = False\n",
+            "",
+            "participation=shifts: Shifts has an `available` and must say `everyone = False`",
+        ),
+    ],
+)
+def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, group, old, new, message):
+    changed(home, group, old, new)
+    with pytest.raises(UserError) as found:
+        resolved(home, group)
+    assert said(found) == message
+
+
+@pytest.mark.parametrize(
+    ("group", "old", "new", "message"),
+    [
+        (
+            "dataset",
+            r"return make_images\(.*",
+            "return x, y\n",
+            "dataset=stripes: parts.stripes.load must return ImageData, got tuple",
+        ),
+        ("partition", r"cuts\[:-1\]", "cuts[:-2]", "split must return a list of 4 index arrays, one a node; got 3 parts"),
+        ("partition", r"return np.split.*?\n", "return order\n", "a list of 4 index arrays, one a node; got ndarray"),
+        ("partition", r"return np.split\(order,", "return np.split(order / 2,", "whole numbers; node 0 has float64 ("),
+        ("partition", r"return np.split\(order,", "return np.split(order + 9999,", "positions in draw.y, 0.."),
+    ],
+)
+def test_what_code_returns_is_looked_at_when_data_are_loaded(home, group, old, new, message):
+    assert load_federation(resolved(home, group).node).num_nodes == 4
+    for name in [name for name in sys.modules if name.split(".")[0] == "parts"]:
+        del sys.modules[name]
+    changed(home, group, old, new)
+    with pytest.raises(UserError) as found:
+        load_federation(resolved(home, group).node)
+    assert message in said(found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "got"),
+    [
+        (r"return np.arange.*?== shift", "return np.arange(3) == shift", "got bool (3,)"),
+        (r"return np.arange.*?== shift", "return np.arange(4)", "got int64 (4,)"),
+        (r"return np.arange.*?== shift", "return [True] * 4", "got list (4,)"),
+    ],
+)
+def test_a_pattern_that_returns_no_marks_is_one_line(home, old, new, got):
+    changed(home, "participation", old, new)
+    pattern = make_participation(resolved(home, "participation").participation, None, 4, seed=0)
+    with pytest.raises(UserError) as found:
+        pattern.participants(1)
+    assert said(found) == f"Shifts.available must return (4,) bool, {got}"
+
+
+def test_shifts_are_as_the_page_says(home):
+    pattern = make_participation(resolved(home, "participation").participation, None, 4, seed=0)
+    assert [pattern.participants(t).tolist() for t in (1, 2, 3)] == [[0, 2], [1, 3], [0, 2]]
+
+
+@pytest.mark.parametrize("group", ["model", "dataset"])
+def test_the_command_says_it_in_one_line_too(home, group):
+    changed(home, group, r"def (build|load)", "def nothing")
+    asked = [sys.executable, str(ROOT / "main.py"), "--config-dir=yamls", f"{group}={PARTS[group]}", "engine=local"]
+    env = os.environ | {"PYTHONPATH": str(home)}
+    done = subprocess.run(asked, cwd=home, capture_output=True, text=True, env=env, timeout=300)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"error: {group}=\w+: parts.\w+ must define \w+\(.*\)\n", done.stderr)
+
+
+def client_of(home, body):
+    """A client of two nodes whose method has this body, and what they receive."""
+    write(home / "my_package" / "__init__.py", "")
+    write(home / "my_package" / "my_method.py", NODE.split("    def loss")[0] + body)
+    yaml = METHOD.replace("_local@local,", "_local@local, server: fedavg,").replace("server: my_package.my_rule\n", "")
+    write(home / "yamls" / "strategy" / "mine.yaml", yaml.replace("share: 0.5\n", ""))
+    chosen = ["strategy=mine", "num_nodes=2", "participation=full", "model=mlp", "partition.test_fraction=0.2"]
+    run = resolve(OmegaConf.to_container(compose_job(chosen, home / "yamls"), resolve=True))
+    workspace = Workspace(run.node)
+    received = {f"model/{name}": value for name, value in workspace.initial.items()}
+    return lambda nodes: (workspace.client_class(workspace, nodes), [received] * len(nodes))
+
+
+LOSS = "    def loss(self, params, batch, constants):\n"
+TASK = "self.task_loss(self.forward(params, batch), batch)"
+
+
+@pytest.mark.parametrize(
+    ("body", "nodes", "message"),
+    [
+        (f"{LOSS}        return {TASK}\n", [0], "loss must return a dictionary with 'loss'"),
+        (f"{LOSS}        return {TASK}\n", [0, 1], "loss must return a dictionary with 'loss'"),
+        (f"{LOSS}        return {{'task': {TASK}}}\n", [0], "loss must return a dictionary with 'loss'"),
+        (f"{LOSS}        return {{'task': {TASK}}}\n", [0, 1], "loss must return a dictionary with 'loss'"),
+        (f"{LOSS}        {TASK}\n", [0], "loss must return a dictionary with 'loss'"),  # of two, torch's vmap says it
+        (
+            "    def local_work(self, stack):\n        self.train(stack)\n",
+            [0, 1],
+            "local_work must return what is sent: return self.sent(stack)",
+        ),
+    ],
+)
+def test_a_method_that_returns_something_else_is_told_which_function_and_where(home, body, nodes, message):
+    client, received = client_of(home, body)(nodes)
+    with pytest.raises(LocalError) as found:
+        client.update(received, 1)
+    line = 1 + next(i for i, text in enumerate(NODE.splitlines()) if "def loss" in text)
+    line += body[: body.index(f"def {message.split()[0]}")].count("\n")
+    assert said(found).endswith(f"ReturnError: MyClient.{message} (my_package/my_method.py, line {line})")
+    assert said(found).startswith(f"node {', '.join(map(str, client.nodes))}, round 1, step ")
+
+
+def test_models_to_be_judged_by_must_be_returned_too(home):
+    client, received = client_of(home, "    def judged(self, stack):\n        self.sent(stack)\n")([0, 1])
+    with pytest.raises(LocalError, match=r"ReturnError: MyClient.judged must return a dictionary with 'model' \(my_package"):
+        client.judge(received, 1)
