@@ -10,9 +10,9 @@ import datetime
 import ipaddress
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -78,7 +78,7 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
             public_file.unlink(missing_ok=True)
             made.append(private)
         if not public_file.exists():
-            public_key = _node_key(private).public_key()
+            public_key = _private(private, serialization.load_ssh_private_key).public_key()
             text = public_key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
             public_file.write_bytes(text + b"\n")
             made.append(public_file)
@@ -97,18 +97,9 @@ def _read(certificate: Path) -> x509.Certificate:
         raise UserError(f"{certificate} is no certificate; delete it to have it made anew") from error
 
 
-def _private(path: Path) -> ec.EllipticCurvePrivateKey:
+def _private(path: Path, load: Callable[..., Any] = serialization.load_pem_private_key) -> ec.EllipticCurvePrivateKey:
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is no private key that was made here") from error
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return key
-
-
-def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        key = load(path.read_bytes(), None)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is no private key that was made here") from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)
