@@ -84,7 +84,7 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            for line in (said_of_small(self.workspace), self._unscored(scored)):
+            for line in (said_of_small(self.workspace), self._unscored()):
                 if line and self.resumed is None:
                     progress.note(line)
             if self.tracker.line:
@@ -226,8 +226,7 @@ class Session:
 
     def _scored(self) -> list[int]:
         """Return the nodes that are asked to score their models."""
-        held_out = range(self.run.num_trained, self.run.num_nodes)
-        wanted = self.strategy.personal or len(held_out) > 0 if self.run.eval_nodes is None else self.run.eval_nodes
+        held_out, wanted = range(self.run.num_trained, self.run.num_nodes), self._asks_nodes
         scored = [node for node in range(self.run.num_nodes) if self.members.has_test(node)]
         alone = not self.strategy.whole
         needs = {
@@ -242,12 +241,20 @@ class Session:
             raise UserError("held_out_nodes: none of them has a test part of its own; dataset.merge_splits=true gives each one")
         return scored if wanted else []
 
-    def _unscored(self, scored: ConfigRecord) -> str:
+    @property
+    def _asks_nodes(self) -> bool:
+        """Whether nodes are to score models."""
+        if self.run.eval_nodes is not None:
+            return self.run.eval_nodes
+        return self.strategy.personal or self.run.held_out_nodes > 0
+
+    def _unscored(self) -> str:
         """Return a line about models that nothing scores, empty where all are."""
-        wanted = self.strategy.personal if self.run.eval_nodes is None else self.run.eval_nodes
-        if wanted and not scored["nodes"]:
+        if self.scored:
+            return ""
+        if self._asks_nodes:
             return "no node has a test part of its own to score its model on; dataset.merge_splits=true gives each one"
-        if not scored["nodes"] and not len(test_examples(self.members.federation, self.run.num_trained)):
+        if not len(test_examples(self.members.federation, self.run.num_trained)):
             return "the server has no test images, so the global model is not scored"
         return ""
 

@@ -89,8 +89,9 @@ def convert(hint: Any, value: Any, where: str) -> Any:
                 failures.append(error)
         if len(failures) == 1:
             raise failures[0]
-        if type(value) is int and int in map(_base, options):  # out of range, then
-            raise failures[[*map(_base, options)].index(int)]
+        kinds = [_base(option) for option in options]
+        if type(value) is int and int in kinds:  # out of range, then
+            raise failures[kinds.index(int)]
         raise UserError(f"{where} must be {_name(hint)}, got {value!r}")
     if origin is Literal:
         if value not in args:

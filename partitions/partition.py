@@ -154,10 +154,7 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
         train, test = parts, _dealt(parts, np.flatnonzero(data.test.numpy()), y, data.num_classes, rng)
     else:
         train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
-    train = _scarce(train, y, config, generator(seed, f"partition {drawn_as} scarce"))
-    if config.cut_test:
-        test = _scarce(test, y, config, generator(seed, f"partition {drawn_as} scarce test"))
-    partition = Partition(train, test, y, data.num_classes)
+    partition = _thinned(train, test, data, config, seed, drawn_as)
     partition.small = _small(best, enough, needed)
     return partition
 
@@ -166,17 +163,24 @@ def _from_file(
     config: Common, found: tuple[list[np.ndarray], list[np.ndarray] | None], data: ImageData, seed: int, held_out: float
 ) -> Partition:
     """Return a published partition, ``found`` as training and perhaps test parts, treated as one that is drawn."""
-    published, own_test = found
-    y = data.y.numpy()
+    published, test = found
     train = enough = _enough(published, None, config, generator(seed, "partition file small"))
-    if own_test is None:
-        train, own_test = _hold_out(enough, held_out, generator(seed, "partition file test"))
-    if config.cut_test:
-        own_test = _scarce(own_test, y, config, generator(seed, "partition file scarce test"))
-    train = _scarce(train, y, config, generator(seed, "partition file scarce"))
-    partition = Partition(train, own_test, y, data.num_classes)
+    if test is None:
+        train, test = _hold_out(enough, held_out, generator(seed, "partition file test"))
+    partition = _thinned(train, test, data, config, seed, "file")
     partition.small = _small(published, enough, config.min_node_size)
     return partition
+
+
+def _thinned(
+    train: list[np.ndarray], test: list[np.ndarray], data: ImageData, config: Common, seed: int, drawn_as: str
+) -> Partition:
+    """Return the partition of what the scarcity settings leave."""
+    y = data.y.numpy()
+    train = _scarce(train, y, config, generator(seed, f"partition {drawn_as} scarce"))
+    if config.cut_test:
+        test = _scarce(test, y, config, generator(seed, f"partition {drawn_as} scarce test"))
+    return Partition(train, test, y, data.num_classes)
 
 
 def _best_draw(

@@ -79,6 +79,12 @@ def command(*arguments, timeout=900):
         (["strategy=fedavg", "strategy.server=[fedavg]"], "strategy.server must be one name, got [fedavg]; choices: "),
         (["engine=local", "engine.device=gpu"], "engine.device=gpu cannot be used ("),
         (["engine.gpus_per_worker=1.5"], "engine.gpus_per_worker must be a whole number where it is more than 1, got 1.5"),
+        (["strategy=PMFL"], "unknown strategy 'PMFL', did you mean 'pmfl'?"),
+        (["dataset=CIFAR10"], "unknown dataset 'CIFAR10', did you mean 'cifar10'?"),
+        (["strategy.local.batch_size=0"], "strategy.local.batch_size must be >= 1, got 0"),
+        (["metrics=macro_f1"], "metrics must be a list, got 'macro_f1': write metrics=[macro_f1]"),
+        (["output_dir="], "output_dir is empty"),
+        (["strategy=local", "attack=alie"], "attack=alie: strategy=local sends nothing that attackers could change"),
     ],
 )
 def test_every_mistake_is_one_line(overrides, message):

@@ -1,4 +1,4 @@
-"""Nodes that draw fewer than min_node_size examples: refused, filled up or dropped, and reported; what nothing scores, too."""
+"""Nodes that draw fewer than min_node_size examples: refused, filled up or dropped, and reported."""
 
 import numpy as np
 import pytest
@@ -74,27 +74,3 @@ def test_a_run_reports_it_in_a_line_and_in_its_summary(tmp_path, capsys, on_smal
     plain = run(config_of(*shape, "partition=iid", f"output_dir={tmp_path}/plain"))
     assert not any(key.startswith("partition_small") for key in plain)
     assert "min_node_size" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (
-            ("strategy=fedper",),
-            "no node has a test part of its own to score its model on; dataset.merge_splits=true gives each one",
-        ),
-        (
-            ("strategy=fedavg", "dataset.merge_splits=true", "partition.test_fraction=0"),
-            "the server has no test images, so the global model is not scored",
-        ),
-        (("strategy=fedavg", "eval_nodes=false"), ""),
-        (("strategy=fedper", "dataset.merge_splits=true"), ""),
-    ],
-)
-def test_a_run_says_what_nothing_scores(tmp_path, capsys, overrides, said):
-    summary = run(
-        config_of("engine=local", "num_nodes=4", "num_rounds=1", "model=mlp", *overrides, f"output_dir={tmp_path}/run")
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "score" in line] == ([said] if said else [])
-    assert 0 < summary["probability_mean"] < 1  # of the default, markovian participation
