@@ -11,6 +11,7 @@ pickled: loading a foreign file runs no code. Random draws and availability are 
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from core.errors import UserError
 from core.tensors import Tensors, group, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
+BLOCK = 2**20  # bytes that are read at a time
 
 # Keys that may differ between a run and its continuation: they change no number, or only when it ends. But for those of the
 # engine's that say which replies count.
@@ -50,6 +52,7 @@ class Checkpoint:
     config: dict[str, Any]
     logs: dict[str, int]  # bytes of each log up to here
     nodes: dict[int, str]  # partition id -> file of what it remembers
+    sums: dict[str, int]  # file -> its checksum
     state: Any  # the strategy's state, packed
     grid: dict[str, Any]  # what the grid must know to go on: of devices, which keep what they remember; else empty
 
@@ -74,6 +77,7 @@ class Checkpoints:
         self.keep: int = config["checkpoint_keep"]
         own = resumed is not None and resumed.path.parent.resolve() == self.folder.resolve()
         self.nodes: dict[int, str] = dict(resumed.nodes) if resumed is not None and own else {}
+        self.sums: dict[str, int] = dict(resumed.sums) if resumed is not None and own else {}  # by a node's file
         (self.folder / NODES).mkdir(parents=True, exist_ok=True)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
@@ -135,9 +139,9 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
             write(part / SERVER, server)
-            sizes = {file: (self.folder / NODES / file).stat().st_size for file in self.nodes.values()}
-            sizes[SERVER] = (part / SERVER).stat().st_size
-            content = {**about, "config": self.config, "nodes": self.nodes, "sizes": sizes}
+            self.sums |= {file.name: checksum(file) for file in written}
+            sums = {SERVER: checksum(part / SERVER)} | {file: self.sums[file] for file in self.nodes.values()}
+            content = {**about, "config": self.config, "nodes": self.nodes, "sums": sums}
             (part / STATE).write_text(json.dumps(content), encoding="utf-8")
             logs = [self.folder.parent / f"{name}.csv" for name in about["logs"]]
             for path in (*written, self.folder / NODES, *logs, part / SERVER, part / STATE, part):
@@ -171,6 +175,7 @@ class Checkpoints:
             sync(self.folder)
         self.kept = self.kept[-self.keep :]
         used = set().union(*(files for _, files in self.kept))
+        self.sums = {file: self.sums[file] for file in self.nodes.values()}
         self._spare = [file for file in (self.folder / NODES).iterdir() if file.name not in used]
 
 
@@ -261,23 +266,28 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Checkpoint | None:
-    """Return the checkpoint in ``path``, or None when a file is missing, cut short or unreadable."""
+    """Return the checkpoint in ``path``, or None when a file is missing or not what was written."""
     try:
         content = json.loads((path / STATE).read_text(encoding="utf-8"))
-        for name, size in content["sizes"].items():
-            file = path / name if name == SERVER else path.parent / NODES / name
-            if file.stat().st_size != size:
+        nodes, sums = {int(node): str(file) for node, file in content["nodes"].items()}, dict(content["sums"])
+        for name in (SERVER, *nodes.values()):
+            if checksum(path / name if name == SERVER else path.parent / NODES / name) != sums[name]:
                 return None
-        nodes = {int(node): str(file) for node, file in content["nodes"].items()}
-        for file in (path / SERVER, *(path.parent / NODES / name for name in nodes.values())):
-            with safe_open(file, "pt"):
-                pass
         config, logs, grid = (dict(content.get(key, {})) for key in ("config", "logs", "grid"))
-        found = Checkpoint(path, int(content["round"]), config, logs, nodes, content["state"], grid)
+        found = Checkpoint(path, int(content["round"]), config, logs, nodes, sums, content["state"], grid)
         found.server()
         return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, SafetensorError):
         return None
+
+
+def checksum(file: Path) -> int:
+    """Return the CRC-32 of a file's bytes, by which it is known to be what was written."""
+    found = 0
+    with file.open("rb") as opened:
+        while block := opened.read(BLOCK):
+            found = zlib.crc32(block, found)
+    return found
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

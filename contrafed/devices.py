@@ -53,16 +53,21 @@ class DeviceGrid:
 
     def limit_replies(self, size: int) -> None:
         """Stop fetching a reply at ``size`` bytes: a node may send any number, and Flower would hold four times as many."""
+        if self.limit == sys.maxsize:
+            self._watch_fetching()
+        self.limit = size
+
+    def _watch_fetching(self) -> None:
         client: Any = getattr(self.grid, "_runtime_client", None)  # Flower's Grid has no other way to look at what comes
         if client is None:
             raise UserError("this version of Flower fetches replies in another way, so that their size cannot be limited")
-        self.limit, pull = size, client.PullObject
+        pull = client.PullObject
 
         def limited(request: Any) -> Any:
             response = pull(request)
             self.left -= len(response.object_content)
             if self.left < 0:
-                raise ValueError(f"it has more than {size} bytes")
+                raise ValueError(f"it has more than {self.limit} bytes")
             return response
 
         client.PullObject = limited

@@ -9,6 +9,7 @@ import argparse
 import datetime
 import ipaddress
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,9 @@ CA, SERVER = "ca", "server"  # ca.pem goes to everyone; ca.key stays with whoeve
 LOOPBACK = ("localhost", "127.0.0.1")  # by which the SuperLink's own helper processes reach it
 CLOCK_DAYS = 1  # clocks of devices may be behind by so much
 RENEW_DAYS = 30  # certificates with fewer days left are renewed
+MOST_DAYS, LONGEST_HOST = 36_500, 253
+LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a name that DNS can have, * for the first of them
+HOST = re.compile(rf"(\*\.)?{LABEL}(\.{LABEL})*\.?")
 
 
 class Written(NamedTuple):
@@ -37,39 +41,39 @@ class Written(NamedTuple):
 def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: int = RENEW_DAYS) -> Written:
     """Write what ``folder`` lacks of ca.pem, ca.key, server.pem, server.key, node-K and node-K.pub for K < ``nodes``.
 
-    ``hosts`` are the names and addresses by which devices reach the server, ``days`` how long certificates are valid.
-    Certificates with fewer than ``renew`` days left, at most half of ``days``, are renewed. Private files can be read by their
-    owner alone. Raises ``UserError``.
+    ``hosts`` are the names and addresses by which devices reach the server (none: those that its certificate has), ``days`` how
+    long certificates are valid. A certificate with fewer than ``renew`` days left, at most half of ``days``, is renewed, and so
+    is the server's for other ``hosts``. Private files can be read by their owner alone. Raises ``UserError``.
     """
     authority, authority_key, server = folder / f"{CA}.pem", folder / f"{CA}.key", folder / f"{SERVER}.pem"
-    if days < 1 or nodes < 0 or renew < 0:
-        raise UserError(f"--days must be at least 1, --nodes and --renew-within at least 0, got {days}, {nodes} and {renew}")
-    if authority.exists() != authority_key.exists():
-        there, gone = (authority, authority_key) if authority.exists() else (authority_key, authority)
-        raise UserError(f"{there} is there but {gone.name} is not; put it back, or delete both to begin anew")
+    if not 1 <= days <= MOST_DAYS or nodes < 0 or renew < 0:
+        raise UserError(
+            f"--days must be in 1..{MOST_DAYS}, --nodes and --renew-within at least 0, got {days}, {nodes} and {renew}"
+        )
+    if authority.exists() and not authority_key.exists():
+        raise UserError(f"{authority} is there but {authority_key.name} is not; put it back, or delete both to begin anew")
     if not server.exists() and not hosts:
         raise UserError("--host is missing: the name or address by which devices reach the server")
-    for host in hosts:
-        _alternative(host)
+    hosts = [str(_alternative(host).value) for host in hosts]
     folder.mkdir(parents=True, exist_ok=True)
     made, renewed, soon = list[Path](), list[Path](), min(renew, days // 2)
-    if not authority.exists():
+    if not authority_key.exists():
         _write_private(authority_key, ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.PKCS8)
         made.append(authority_key)
     if not authority.exists() or days_left(authority) < soon:
         (renewed if authority.exists() else made).append(authority)
         _write_certificate(authority, _authority(_private(authority_key), days))
+    known = _hosts(_read(server)) if server.exists() else []
+    hosts = [*dict.fromkeys((*hosts, *LOOPBACK))] if hosts else known
     if not server.exists() or not (folder / f"{SERVER}.key").exists():
-        hosts = hosts or _hosts(_read(server))
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(folder / f"{SERVER}.key", key, serialization.PrivateFormat.PKCS8)
         _write_certificate(server, _server(authority, authority_key, key.public_key(), hosts, days))
         made += [server, folder / f"{SERVER}.key"]
-    elif days_left(server) < soon:
-        old = _read(server)
-        public = old.public_key()
+    elif days_left(server) < soon or hosts != known:
+        public = _read(server).public_key()
         assert isinstance(public, ec.EllipticCurvePublicKey)
-        _write_certificate(server, _server(authority, authority_key, public, hosts or _hosts(old), days))
+        _write_certificate(server, _server(authority, authority_key, public, hosts, days))
         renewed.append(server)
     for node in range(nodes):
         private, public_file = folder / f"node-{node}", folder / f"node-{node}.pub"
@@ -117,9 +121,9 @@ def _authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
 def _server(
     authority: Path, authority_key: Path, public: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int
 ) -> x509.Certificate:
-    """Return the server's certificate for ``hosts`` and the loopback."""
+    """Return the server's certificate for ``hosts``."""
     issuer_key = _private(authority_key)
-    names = [_alternative(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    names = [_alternative(host) for host in hosts]
     certificate = (
         _builder(_name(hosts[0]), _read(authority).subject, public, days, authority=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -144,10 +148,9 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError as error:
-        raise UserError(f"--host {host} is neither a name nor an address; give it without port") from error
+    if len(host) > LONGEST_HOST or not HOST.fullmatch(host):
+        raise UserError(f"--host {host[:100]!r} is neither a name nor an address; give it without port")
+    return x509.DNSName(host)
 
 
 def _builder(
@@ -197,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(lines) or "everything is there already")
         for name in (CA, SERVER):
             print(_validity(options.folder / f"{name}.pem"))
+        print(f"{SERVER}.pem is for {', '.join(_hosts(_read(options.folder / f'{SERVER}.pem')))}")
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

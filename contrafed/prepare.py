@@ -37,6 +37,8 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
         raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need main.py or devices")
     if num_nodes is None and getattr(wanted.privacy.config, "noise", "secret") != "secret":
         raise UserError("privacy on devices needs privacy.noise=secret: all nodes know the seed that noise is else drawn from")
+    if num_nodes is None and getattr(wanted.privacy.config, "amplification", False):
+        raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
     if num_nodes is None and wanted.attack.name != "none":
         raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
     return with_folder(wanted, unique=True, devices=num_nodes is None)

@@ -35,6 +35,7 @@ from strategies.accountant import Budget, amplifies
 from strategies.aggregation.base import make_aggregation
 from strategies.base import FederatedStrategy, Population, Round, strategy_class_of
 from strategies.privacy import protected
+from strategies.replies import AROUND
 
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
 OnRound = Callable[[int, dict[str, float]], None]
@@ -53,6 +54,7 @@ class Session:
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         keeping = run.checkpoint_every is not None or self.resumed is not None
         grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
+        grid.limit_replies(AROUND)  # of who they are
         self.members = grid.members(run.node, self.workspace.federation, self.places)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
@@ -190,7 +192,9 @@ class Session:
 
     def finish(self, status: str) -> dict[str, Any]:
         """Write the model, the summary and the figures of what there is, and close every file; returns the summary."""
-        run, about = self.run, {"strategy": self.run.node.strategy.name, "seed": str(self.run.seed)}
+        run, about = self.run, {"strategy": self.run.node.strategy.name}
+        if self.budget is None:  # noise, and who took part, may be drawn again from the seed
+            about["seed"] = str(run.seed)
         with contextlib.ExitStack() as closing:
             if self.checkpoints is not None:
                 closing.callback(self.checkpoints.close)
@@ -227,7 +231,7 @@ class Session:
     def _scored(self) -> list[int]:
         """Return the nodes that are asked to score their models."""
         held_out, wanted = range(self.run.num_trained, self.run.num_nodes), self._asks_nodes
-        scored = [node for node in range(self.run.num_nodes) if self.members.has_test(node)]
+        scored = np.flatnonzero(self.members.test_sizes).tolist()
         alone = not self.strategy.whole
         needs = {
             "judge=post_train": self.run.judge == "post_train",
@@ -275,7 +279,7 @@ def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int)
         client_class=workspace.client_class,
         node_config=workspace.config,
         model=workspace.model,
-        population=Population(sizes, members.node_ids, run.held_out_nodes),
+        population=Population(sizes, members.node_ids, run.held_out_nodes, members.test_sizes),
         participation=make_participation(
             run.participation, lambda: members.class_proportions()[: run.num_trained], run.num_trained, run.seed
         ),

@@ -57,6 +57,11 @@ class Partition:
         """Training examples per node (K,)."""
         return np.diff(self._train_ends)
 
+    @property
+    def test_sizes(self) -> np.ndarray:
+        """Examples of the nodes' own test parts (K,)."""
+        return np.diff(self._test_ends)
+
     def train(self, node: int) -> np.ndarray:
         """Return a node's training examples, int64 indices."""
         return self._train[self._train_ends[node] : self._train_ends[node + 1]]

@@ -18,6 +18,10 @@ from partitions.partition import Partition
 POLL = 1.0
 # Of partitions without a node, so many are named.
 NAMED = 20
+# Characters of what a node says of itself that are shown, and examples of a class that it may say it has.
+LONGEST, MOST = 2000, 2**40
+# Seconds that nodes which come while a run goes on are waited for.
+NEWCOMERS = 60.0
 # Ids from here on stand for partitions whose node is away: Flower's are random of 64 bits, but for 0 (none) and 1 (the server).
 AWAY = 2
 
@@ -38,9 +42,10 @@ class Members:
         """Training examples by node (K,)."""
         return self.class_counts.sum(1)  # type: ignore[no-any-return]
 
-    def has_test(self, node: int) -> bool:
-        """Return whether a node has a test part of its own."""
-        return bool(len(self.federation.partition.test(node)) if self.num_test is None else self.num_test[node])
+    @property
+    def test_sizes(self) -> np.ndarray:
+        """Examples in the nodes' own test parts (K,)."""
+        return self.federation.partition.test_sizes if self.num_test is None else self.num_test
 
     def class_proportions(self) -> np.ndarray:
         """Return each node's class proportions (K, C), rows summing to 1; zeros for an empty node."""
@@ -74,21 +79,24 @@ class _Answer:
     def read(node_id: int, content: RecordDict, num_nodes: int, num_classes: int) -> "_Answer":
         """Return the answer in ``content``, checked."""
         metrics, about = content.get(codec.METRICS, MetricRecord()), content.get(codec.CONFIG, ConfigRecord())
-        assert isinstance(metrics, MetricRecord)
-        assert isinstance(about, ConfigRecord)
+        unreadable = UserError(f"node {node_id} gave no answer that can be read; is it of another version?")
+        if not isinstance(metrics, MetricRecord) or not isinstance(about, ConfigRecord):
+            raise unreadable
         if "refused" in about:
-            raise UserError(f"node {node_id} cannot take part: {about['refused']!s}")
+            raise UserError(f"node {node_id} cannot take part: {str(about['refused'])[:LONGEST]}")
         values: dict[str, Any] = dict(metrics)
         try:
             partition, counts = int(values["partition-id"]), np.array(values["class-counts"], dtype=np.int64)
             answer = _Answer(node_id, partition, counts, int(values["num-test-examples"]), bool(about["own-data"]))
             answer.classes = [str(name) for name in about["classes"]]  # type: ignore[union-attr]
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"node {node_id} gave no answer that can be read; is it of another version?") from error
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise unreadable from error
         if not 0 <= partition < num_nodes:
             raise UserError(f"node {node_id} says partition-id={partition}, which is not in 0..{num_nodes - 1}")
-        if counts.shape != (num_classes,) or counts.min() < 0 or answer.num_test < 0:
-            raise UserError(f"node {node_id} (partition {partition}) has counts of {len(counts)} classes, not {num_classes}")
+        if counts.shape != (num_classes,):
+            raise UserError(f"node {node_id} (partition {partition}) has counts of {counts.size} classes, not {num_classes}")
+        if min(counts.min(), answer.num_test) < 0 or max(counts.max(), answer.num_test) > MOST:
+            raise UserError(f"node {node_id} (partition {partition}) has counts that are not in 0..{MOST}")
         return answer
 
     def to_json(self) -> list[Any]:
@@ -123,6 +131,8 @@ class Registry:
         self.content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings, **places})})
         self.answers: dict[int, _Answer] = {}  # by partition
         self.known: set[int] = set()  # node ids that need not be asked
+        self.waits: dict[int, tuple[int, int]] = {}  # of those that were asked in vain: when again, and how many looks later
+        self.looks = 0  # at newcomers
         self.node_ids = np.zeros(0, dtype=object)
 
     def wait(self) -> Members:
@@ -131,7 +141,11 @@ class Registry:
         ends = None if self.patience is None else time.monotonic() + self.patience
         while len(self.answers) < wanted:
             online = set(self.grid.get_node_ids())
-            for answer in self._ask(sorted(online - self.known), None if ends is None else max(ends - time.monotonic(), POLL)):
+            left = None if ends is None else max(ends - time.monotonic(), POLL)
+            answers, errors = self._ask(sorted(online - self.known), left)
+            if errors:
+                raise errors[0]
+            for answer in answers:
                 self._enter(answer, online)
             if len(self.answers) == wanted:
                 break
@@ -151,43 +165,54 @@ class Registry:
     def newcomers(self) -> list[str]:
         """Ask nodes that are new: one without a key comes back under another id. Returns a line on each.
 
-        A node that cannot take part, or that claims the partition of a node still online, stays out.
+        A node that cannot take part stays out. One that does not answer, or claims the partition of a node still online, is
+        asked again after one round, two, four, ...
         """
-        online, lines = set(self.grid.get_node_ids()), []
-        for node_id in sorted(online - self.known):
-            try:
-                for answer in self._ask([node_id], self.patience):
-                    k, before = answer.partition, self.answers[answer.partition]
-                    if before.node_id in online:
-                        self.known.discard(node_id)  # Flower takes a minute to notice that a node is gone
-                    elif (answer.class_counts != before.class_counts).any() or answer.num_test != before.num_test:
-                        raise UserError(f"node {node_id} (partition {k}) holds other examples than the node it stands in for")
-                    else:
-                        self.answers[k], self.node_ids[k] = answer, node_id
-                        lines.append(f"partition {k} is back as node {node_id}")
-            except UserError as error:
-                lines.append(str(error))
+        self.looks += 1
+        online = set(self.grid.get_node_ids())
+        self.waits = {node_id: wait for node_id, wait in self.waits.items() if node_id in online}
+        new = sorted(node_id for node_id in online - self.known if self.waits.get(node_id, (0, 0))[0] <= self.looks)
+        answers, errors = self._ask(new, min(self.patience or NEWCOMERS, NEWCOMERS))
+        lines = [str(error) for error in errors]
+        for answer in answers:
+            before = self.answers[answer.partition]
+            if before.node_id in online:
+                self.known.discard(answer.node_id)  # Flower takes a minute to notice that a node is gone
+            elif (answer.class_counts != before.class_counts).any() or answer.num_test != before.num_test:
+                who = f"node {answer.node_id} (partition {answer.partition})"
+                lines.append(f"{who} holds other examples than the node it stands in for")
+            else:
+                self.answers[answer.partition], self.node_ids[answer.partition] = answer, answer.node_id
+                self.known.discard(before.node_id)  # should it come back it is asked, and may have its place again
+                lines.append(f"partition {answer.partition} is back as node {answer.node_id}")
+        for node_id in set(new) - self.known:
+            later = 2 * self.waits.get(node_id, (0, 0))[1] or 1
+            self.waits[node_id] = self.looks + later, later
         return lines
 
-    def _ask(self, ids: list[int], timeout: float | None) -> list[_Answer]:
+    def _ask(self, ids: list[int], timeout: float | None) -> tuple[list[_Answer], list[UserError]]:
+        """Return what nodes answer, and what is wrong with those that cannot take part."""
+        answers, errors = list[_Answer](), list[UserError]()
         if not ids:
-            return []
+            return answers, errors
         self.known |= set(ids)
         messages = [Message(self.content, node_id, MessageType.QUERY) for node_id in ids]
         replies = list(self.grid.send_and_receive(messages, timeout=timeout))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-        answers = []
         for reply in replies:
             node_id = asked.pop(reply.metadata.reply_to_message_id)
             if not reply.has_error():
                 classes = self.federation.data.num_classes
-                answers.append(_Answer.read(node_id, reply.content, self.federation.num_nodes, classes))
+                try:
+                    answers.append(_Answer.read(node_id, reply.content, self.federation.num_nodes, classes))
+                except UserError as error:
+                    errors.append(error)
             elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                 self.known.discard(node_id)  # it is asked once it is back
             else:
-                raise UserError(f"node {node_id} could not be asked for its partition: {reply.error.reason}")
+                errors.append(UserError(f"node {node_id} could not be asked for its partition: {reply.error.reason}"))
         self.known -= set(asked.values())  # those that did not answer in time
-        return answers
+        return answers, errors
 
     def _enter(self, answer: _Answer, online: set[int]) -> None:
         k, other = answer.partition, self.answers.get(answer.partition)

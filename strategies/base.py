@@ -230,7 +230,7 @@ class FederatedStrategy(Strategy):
         for node, reply in self._answers(replies, judging=True):
             self._note(node, reply)
             try:
-                score = read_score(node, reply)
+                score = read_score(node, reply, self.population.num_test)
             except ValueError as error:
                 self.round.rejected["evaluation malformed"] += 1
                 self.round.failures.append(f"node {node}, evaluation: {error}")
@@ -350,8 +350,9 @@ class FederatedStrategy(Strategy):
             if self.participation.loses(self.round.server_round, node):
                 self.round.lost += 1
                 continue
+            size = int(self.population.sizes[node])
             try:
-                reply = read_reply(node, message, self.up, self._received[node], self.max_norm)
+                reply = read_reply(node, message, self.up, self._received[node], size, self.max_norm)
             except ValueError as error:
                 self.round.reject(node, str(error), diverged(message))
             else:

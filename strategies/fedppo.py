@@ -96,9 +96,10 @@ class FedPPO(FedAvg):
         nodes, state = replies.nodes, self.state
         accuracy = np.array([float(reply.tensors["report/accuracy"]) for reply in replies])
         received = np.array([float(reply.tensors["report/received_accuracy"]) for reply in replies])
-        loss = np.array([reply.metrics["loss"] for reply in replies])
+        before = state["loss"][nodes]
+        loss = np.array([reply.metrics.get("loss", last) for reply, last in zip(replies, before, strict=True)])
         state["global_accuracy"] = float(np.average(received, weights=replies.num_examples))
-        rewards = rewards_of(accuracy, state["global_accuracy"], state["loss"][nodes], loss)
+        rewards = rewards_of(accuracy, state["global_accuracy"], before, loss)
         self.round.node_metrics["reward"] = (nodes, rewards)
         state["accuracy"][nodes], state["loss"][nodes] = accuracy, loss
         places = [self.drawn["chosen"].tolist().index(node) for node in nodes.tolist()]

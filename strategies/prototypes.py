@@ -34,11 +34,13 @@ class Prototypes:
         if not len(replies):
             return
         counts = torch.stack([reply.tensors["proto/count"] for reply in replies]).double()  # (m, C)
+        examples = torch.from_numpy(replies.num_examples).to(counts).unsqueeze(1)
+        counts = counts.clamp_min(0).minimum(examples)  # of no class does a node hold more than it holds
         held = counts > 0
         weights = {
             "class_count": counts,
             "plain": held.double(),
-            "data": held * torch.from_numpy(replies.num_examples).to(counts).unsqueeze(1),
+            "data": held * examples,
         }[weighting]
         present = held.any(0)
         pooled, old = replies.class_means(weights), self.state["means"]

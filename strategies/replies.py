@@ -153,11 +153,17 @@ def largest(up: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def read_reply(
-    node: int, message: Message, up: Mapping[str, tuple[int, ...]], received: Tensors, max_norm: float | None
+    node: int,
+    message: Message,
+    up: Mapping[str, tuple[int, ...]],
+    received: Tensors,
+    num_examples: int,
+    max_norm: float | None = None,
 ) -> Reply:
     """Return a reply's content, or raise ``ValueError`` with the cause; shapes are checked before bytes are read.
 
-    ``up`` names the tensors that the node half sends and their shapes; a joint L2 norm above ``max_norm`` is refused.
+    ``up`` names the tensors that the node half sends and their shapes. Refused is what counts other than the node's
+    ``num_examples``, by which it would weigh as it likes, and a joint L2 norm above ``max_norm``.
     """
     arrays, metrics = message.content.get(codec.ARRAYS), message.content.get(codec.METRICS)
     if not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
@@ -173,6 +179,8 @@ def read_reply(
     count = metrics.get("num-examples")
     if not isinstance(count, int) or count <= 0:
         raise ValueError("no examples")
+    if count != num_examples:
+        raise ValueError("wrong number of examples")
     try:
         tensors = {name: codec.to_tensor(arrays[name]) for name in up}
     except (TypeError, ValueError, OSError) as error:
@@ -184,7 +192,8 @@ def read_reply(
         raise ValueError(NOT_FINITE)
     if max_norm is not None and size > max_norm:
         raise ValueError("norm too large")
-    others = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
+    numbers = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
+    others = {n: v for n, v in numbers.items() if math.isfinite(v)}
     return Reply(node, tensors, count, others, received)
 
 

@@ -15,6 +15,7 @@ class Population:
     sizes: np.ndarray  # (K,) training examples
     node_ids: np.ndarray  # (K,) Flower's node ids
     num_held_out: int = 0  # the last so many never train; their sizes are 0
+    num_test: np.ndarray | None = None  # (K,) examples in the nodes' own test parts, where these are known
 
     @property
     def num_nodes(self) -> int:

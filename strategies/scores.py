@@ -23,9 +23,10 @@ class Score:
     models: dict[str, dict[str, float]]  # accuracy and loss by model; "" is the one that counts
 
 
-def read_score(node: int, message: Message) -> Score:
-    """Return a node's answer; raises ``ValueError`` where a number is missing or not finite.
+def read_score(node: int, message: Message, num_test: np.ndarray | None = None) -> Score:
+    """Return a node's answer; raises ``ValueError`` where a number is missing, not finite, or none that can be.
 
+    ``num_test`` (K,) is how many examples each node is judged on, where that is known.
     The model that counts has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``; and likewise what
     else was asked for (``core.metrics``).
     """
@@ -37,10 +38,14 @@ def read_score(node: int, message: Message) -> Score:
             prefix = f"{name}/" if name else ""
             scores |= {v: float(found[f"{prefix}{v}"]) for v in FUNCTIONS if f"{prefix}{v}" in found}
         count = int(found["num-examples"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("malformed content") from error
     if count < 0 or not all(math.isfinite(value) for scores in models.values() for value in scores.values()):
         raise ValueError("malformed content")
+    if not all(0 <= value <= 1 for scores in models.values() for name, value in scores.items() if name != "loss"):
+        raise ValueError("a score that is not in 0..1")
+    if num_test is not None and count != num_test[node]:
+        raise ValueError("wrong number of examples")
     return Score(node, count, models)
 
 

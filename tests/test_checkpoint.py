@@ -227,11 +227,30 @@ def damage_node(folder):
     file.write_bytes(file.read_bytes()[:-8])
 
 
+def damage_numbers(folder):
+    """Zeros in place of the last numbers: the file is as long as it was, and its header says so."""
+    file = folder / "checkpoints" / "000004" / "server.safetensors"
+    file.write_bytes(file.read_bytes()[:-200] + bytes(200))
+
+
+def damage_remembered_numbers(folder):
+    file = next((folder / "checkpoints" / "nodes").glob("*-4.safetensors"))
+    file.write_bytes(file.read_bytes()[:-200] + b"\xff" * 200)
+
+
+def endless_round(folder):
+    file = folder / "checkpoints" / "000004" / "state.json"
+    file.write_text(file.read_text().replace('"round": 4', '"round": Infinity'))
+
+
 def half_written(folder):
     os.rename(folder / "checkpoints" / "000004", folder / "checkpoints" / ".000004.part")
 
 
-@pytest.mark.parametrize("damage", [damage_state, damage_server, damage_node, half_written])
+@pytest.mark.parametrize(
+    "damage",
+    [damage_state, damage_server, damage_node, damage_numbers, damage_remembered_numbers, endless_round, half_written],
+)
 def test_a_damaged_checkpoint_is_passed_over(stopped, whole, damage):
     folder = stopped()
     damage(folder)

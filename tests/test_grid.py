@@ -273,8 +273,8 @@ def test_a_reply_beyond_the_norm_bound_is_rejected():
         RecordDict({"arrays": codec.to_record(tensors), "metrics": MetricRecord({"num-examples": 1})}), reply_to=sent
     )
     with pytest.raises(ValueError, match="norm too large"):
-        read_reply(0, reply, strategy.up, {}, 1e-6)
-    assert read_reply(0, reply, strategy.up, {}, 1e6).node == 0
+        read_reply(0, reply, strategy.up, {}, 1, 1e-6)
+    assert read_reply(0, reply, strategy.up, {}, 1, 1e6).node == 0
 
 
 def test_rounds_with_nobody_and_empty_nodes_pass():

@@ -1,5 +1,7 @@
 """Certificates and keys of a deployment."""
 
+import pytest
+
 from contrafed import keys
 
 
@@ -66,7 +68,8 @@ def test_what_is_about_to_expire_is_renewed_with_its_key(tmp_path, capsys):
     assert said[:2] == [f"renewed {tmp_path}/ca.pem", f"renewed {tmp_path}/server.pem"]
     assert [line.partition(" is valid")[0] for line in said[2:4]] == ["ca.pem", "server.pem"]
     assert all(line.endswith("(364 days)") for line in said[2:4])
-    assert said[4] == "copy ca.pem to the server and every device, which read it when they start"
+    assert said[4] == "server.pem is for fl.example.org, localhost, 127.0.0.1"
+    assert said[5] == "copy ca.pem to the server and every device, which read it when they start"
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert {name for name in after if after[name] != before[name]} == {"ca.pem", "server.pem"}
     authority, server = certificate(tmp_path / "ca.pem"), certificate(tmp_path / "server.pem")
@@ -87,6 +90,41 @@ def test_a_renewed_certificate_takes_the_names_that_are_given(tmp_path):
     assert ([path.name for path in written.renewed], written.made) == (["ca.pem", "server.pem"], [])
     names = certificate(tmp_path / "server.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["new.example.org", "localhost"]
+
+
+@pytest.mark.parametrize("again", [("--host", "a.example"), ("--host", "A.B", "--host", "2001:db8:0:0::7"), ()])
+def test_another_host_has_the_server_certificate_made_for_it(tmp_path, capsys, again):
+    first = ("--host", "a.example")
+    assert keys.main([str(tmp_path), *first]) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for _ in range(2):
+        assert keys.main([str(tmp_path), *again]) == 0
+    changed = {path.name for path in tmp_path.iterdir() if path.read_bytes() != before[path.name]}
+    other = again not in (first, ())
+    assert changed == ({"server.pem"} if other else set())
+    out = capsys.readouterr().out.splitlines()
+    assert out[-1].startswith("server.pem is for " + ("A.B, 2001:db8::7, " if other else "a.example, "))
+    assert ("copy server.pem to the server, and restart it" in out) == other
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--host", "fl.example:8000"), ("--host", ""), ("--host", "a b"), ("--host", "x" * 64), ("--days", "99999999")]
+)
+def test_what_no_certificate_can_say_leaves_nothing(tmp_path, capsys, wrong):
+    assert keys.main([str(tmp_path / "keys"), "--host", "a.example", *wrong]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "keys").exists()
+
+
+def test_an_authority_whose_certificate_is_lost_signs_it_anew(tmp_path):
+    assert keys.main([str(tmp_path), "--host", "a.example"]) == 0
+    server, key = certificate(tmp_path / "server.pem"), (tmp_path / "ca.key").read_bytes()
+    (tmp_path / "ca.pem").unlink()
+    assert keys.main([str(tmp_path)]) == 0
+    assert (tmp_path / "ca.key").read_bytes() == key
+    server.verify_directly_issued_by(certificate(tmp_path / "ca.pem"))
 
 
 def test_files_that_are_no_certificates_are_named(tmp_path, capsys):

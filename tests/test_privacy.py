@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import secrets
 from collections import Counter
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from flwr.supercore import privacy_accounting as flower
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 from rig import config_of, same
+from safetensors import safe_open
 from test_checkpoint import SMALL, equal, outcome, stopped  # noqa: F401
 from tiny import run_tiny
 
@@ -19,6 +21,7 @@ from contrafed.prepare import deployed
 from contrafed.settings import resolve
 from core.errors import UserError
 from core.privacy import central, laplace, local
+from core.privacy.mechanism import noise
 from core.randomness import torch_generator
 from strategies.accountant import Budget
 from strategies.privacy import PrivateReplies
@@ -133,10 +136,31 @@ def test_a_node_adds_laplace_noise_of_its_variance_and_clips_nothing(tmp_path):
         resolve(config_of("strategy=scaffold", "privacy=laplace"))
 
 
-def test_secret_noise_cannot_be_drawn_again():
-    config = central.Config(**HOW | {"noise": "secret"}, amplification=False)
-    first, second = (hidden(config).weighted_sum("delta", np.ones(2))["w"] for _ in range(2))
-    assert not torch.equal(first, second)
+@pytest.mark.parametrize(
+    "how", [central.Config(**HOW | {"noise": "secret"}, amplification=False), laplace.Config(variance=1.0, noise="secret")]
+)
+def test_secret_noise_cannot_be_drawn_again(monkeypatch, how):
+    """Nor be guessed: of a seed that torch's generators take, 32 bits count, which can be tried out in hours."""
+    keys = []
+    monkeypatch.setattr(secrets, "randbits", lambda bits: keys.append(bits) or 5 + len(keys) * 2**100)
+    like = {"model/w": torch.zeros(2, 50_000), "model/b": torch.zeros(())}
+    first, second = (noise(like, how, SEED, "update noise", ROUND) for _ in range(2))
+    assert min(keys) >= 128
+    assert {n: (v.shape, v.dtype) for n, v in first.items()} == {n: (v.shape, torch.float64) for n, v in like.items()}
+    assert not torch.equal(first["model/w"], second["model/w"])
+    variance = 1.0 if isinstance(how, central.Config) else 2.0
+    assert float(first["model/w"].mean()) == pytest.approx(0, abs=0.02)
+    assert float(first["model/w"].var()) == pytest.approx(variance, rel=0.03)
+
+
+def test_the_seed_that_noise_comes_of_is_not_in_the_released_model(tmp_path):
+    def about(folder, *overrides):
+        run_tiny(folder, "strategy=fedavg", "engine=local", "num_rounds=1", *overrides)
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            return file.metadata()
+
+    assert about(tmp_path / "open")["seed"] == "0"
+    assert about(tmp_path / "private", "privacy=central") == {"strategy": "fedavg"}
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -256,6 +280,9 @@ def test_devices_need_secret_noise_and_a_resumed_run_the_same(tmp_path):
         deployed(f"privacy=local num_nodes=3 output_dir={tmp_path}/a")
     assert not (tmp_path / "a").exists()
     assert deployed(f"privacy=local privacy.noise=secret num_nodes=3 output_dir={tmp_path}/b").node.privacy is not None
+    sampled = " ".join(SAMPLED)
+    with pytest.raises(UserError, match="hides who takes part, which all devices know from the seed"):
+        deployed(f"{sampled} privacy.noise=secret num_nodes=3 output_dir={tmp_path}/c")
     with pytest.raises(UserError, match="rounds that a resumed run repeats would have other noise"):
         resolve(config_of("strategy=fedavg", "privacy=central", "privacy.noise=secret", "resume=latest"))
 

@@ -155,6 +155,22 @@ def test_data_sets_lie_where_the_node_says(tmp_path):
                 check_paths(text(**{key: value}), str(mine))
 
 
+def test_a_data_set_of_the_hub_is_no_folder_of_the_nodes(tmp_path, monkeypatch):
+    def text(repository, path=None):
+        run = json.loads(node_run(config_of(*TINY)).to_json())
+        run["dataset"] |= {"repository": repository, "path": path, "root": str(tmp_path)}
+        return json.dumps(run)
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for name in ("uoft-cs/cifar10", "mnist", "flwrlabs/femnist_v1.0", None):
+        check_paths(text(name), str(tmp_path))
+        check_paths(text(name, path="generated"), str(tmp_path))
+    for name in (f"{tmp_path}/photos", "photos", "./photos", "../photos", "a/../photos", "~/photos", "", "a/b/c"):
+        with pytest.raises(UserError, match=r"^dataset.repository='.*' names no data set of the hub$"):
+            check_paths(text(name), str(tmp_path))
+
+
 def test_a_server_that_names_files_elsewhere_is_refused_before_round_1(tmp_path):
     (tmp_path / "parts.json").write_text(json.dumps([list(range(20 * k, 20 * k + 20)) for k in range(3)]))
     given_by_server = (

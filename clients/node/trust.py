@@ -15,6 +15,9 @@ RUN = re.compile(r"[0-9]{1,20}")
 LEFT = re.compile(r"([0-9]{1,20})@([0-9]{1,9})")
 # Where the server's settings name files: those of a data set, and a partition's lists.
 GROUPS, KEYS = ("dataset", "partition"), ("root", "path")
+# What names a data set of the hub, and never a folder.
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+GENERATED = "generated"  # dataset.path of drawn images
 # Below which a device without data-dir in its --node-config has data sets.
 DATA_DIR = "~/.cache/contrafed"
 
@@ -53,10 +56,13 @@ def _count(config: Mapping[str, Any], key: str) -> int:
 def check_paths(settings: str, data_dir: str) -> None:
     """Raise ``UserError`` where the server's settings name files outside of ``data_dir``, the node's own choice."""
     allowed, groups = Path(data_dir).expanduser().resolve(), json.loads(settings)
+    repository = groups["dataset"].get("repository")
+    if repository is not None and (not REPOSITORY.fullmatch(str(repository)) or Path(str(repository)).exists()):
+        raise UserError(f"dataset.repository={str(repository)[:100]!r} names no data set of the hub")
     for group in GROUPS:
         for key in KEYS:
             value = groups[group].get(key)
-            if value is None:
+            if value is None or (group, key, value) == ("dataset", "path", GENERATED):
                 continue
             try:
                 inside = Path(str(value)).expanduser().resolve().is_relative_to(allowed)

@@ -1,7 +1,9 @@
 """What noise is made of: scale to a norm, as the Gaussian mechanism does, and draw."""
 
 import secrets
+from functools import partial
 
+import numpy as np
 import torch
 
 from core.privacy import laplace
@@ -9,7 +11,7 @@ from core.privacy.gaussian import Gaussian
 from core.randomness import torch_generator
 from core.tensors import Tensors
 
-SEED_BITS = 63
+KEY_BITS = 128
 
 
 def clipped(tensors: Tensors, limit: float) -> Tensors:
@@ -23,14 +25,16 @@ def clipped(tensors: Tensors, limit: float) -> Tensors:
 def noise(like: Tensors, how: Gaussian | laplace.Config, seed: int, purpose: str, server_round: int, node: int = 0) -> Tensors:
     """Return noise in the shapes of ``like``, float64, drawn in the order of the names: standard normal, or Laplace of scale 1.
 
-    From the stream of (seed, purpose, round, node), or one that nobody can draw again. torch's generator is a Mersenne twister,
-    no cryptographic one.
+    From the stream of (seed, purpose, round, node), or one that nobody can draw again: Philox under a key of 128 random bits,
+    which is hard to guess but no cryptographic generator. Of a seed torch's own takes 32 bits, which can be tried out.
     """
-    generator = torch_generator(seed, purpose, server_round, node)
     if how.noise == "secret":
-        generator = torch.Generator().manual_seed(secrets.randbits(SEED_BITS))
-    draw = _normal if isinstance(how, Gaussian) else _laplace
-    return {name: draw(like[name].shape, generator).to(like[name].device) for name in sorted(like)}
+        secret = np.random.Generator(np.random.Philox(key=secrets.randbits(KEY_BITS)))
+        draw = secret.standard_normal if isinstance(how, Gaussian) else partial(secret.laplace, 0.0, 1.0)
+        return {name: torch.as_tensor(draw(size=tuple(like[name].shape))).to(like[name].device) for name in sorted(like)}
+    generator = torch_generator(seed, purpose, server_round, node)
+    drawn = _normal if isinstance(how, Gaussian) else _laplace
+    return {name: drawn(like[name].shape, generator).to(like[name].device) for name in sorted(like)}
 
 
 def _normal(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
