@@ -241,7 +241,7 @@ class Client(NumPyClient):
 
         def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
             with self.model.holding(params) as model:
-                z = model(batch.x).z
+                z = model.represent(batch.x)
             member = torch.nn.functional.one_hot(batch.y, self.model.num_classes).to(z) * batch.mask.unsqueeze(1)
             return {"sum": member.T @ z, "count": member.sum(0)}
 
@@ -303,8 +303,8 @@ class Client(NumPyClient):
         ``final`` marks the run's last evaluation. ``post_train``: after a round's local work, which is thrown away. ``metrics``
         beside accuracy and loss. Raises as ``update``.
         """
-        moment = one_round.Moment(split, final, post_train, deadline, metrics)
-        return one_round.judge(self, received, server_round, moment, models)
+        how = one_round.Judging(split, final, post_train, deadline, metrics)
+        return one_round.judge(self, received, server_round, how, models)
 
     # ------------------------------------------------------------------------------------------------ Flower's NumPyClient
 

@@ -1,10 +1,10 @@
 """FedBABU, the node half: only the body learns; the head stays as it was drawn, until every node fine-tunes at the end."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from clients.base import PARTS, Client, LocalWork, Stack, Tensors
-from clients.fedper import HEADS
+from clients.base import PARTS, LocalWork, Stack, Tensors
+from clients.fedper import HEADS, FedPerClient
 from clients.tuning import tuned
 from core.config import Range
 
@@ -19,17 +19,12 @@ class Config:
     tune_epochs: Annotated[int, Range(ge=0)]
 
 
-class FedBABUClient(Client):
+class FedBABUClient(FedPerClient):
     """Cross-entropy on the shared body alone, under the head that every node drew from the run's seed.
 
     Source: Oh et al. 2022. The head never changes, so it does not travel. In the run's last evaluation every node fine-tunes
     what it received on its own data, for itself alone; what it was before is judged as ``untuned``.
     """
-
-    @classmethod
-    def shared_parts(cls, config: Any) -> tuple[str, ...]:
-        """Everything but the head travels."""
-        return tuple(part for part in PARTS if part not in HEADS[config.head])
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train the body."""

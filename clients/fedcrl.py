@@ -103,7 +103,7 @@ class FedCRLClient(Client):
 
         def sums(params: Tensors, batch: Batch, table: Tensors) -> Tensors:
             with self.model.holding(params) as model:
-                z = model(batch.x).z
+                z = model.represent(batch.x)
             known = table["valid"][batch.y] * batch.mask
             return {"sum": (self._each(z, batch.y, table) * known).sum(), "count": known.sum()}
 

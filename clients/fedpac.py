@@ -72,7 +72,8 @@ class FedPACClient(Client):
         """Return the own class means under the received body (B, C, D), and h and v."""
 
         def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
-            z = self.represent(params, batch.x)
+            with self.model.holding(params) as model:
+                z = model.represent(batch.x)
             member = torch.nn.functional.one_hot(batch.y, self.model.num_classes).to(z) * batch.mask.unsqueeze(1)
             return {"z": member.T @ z, "count": member.sum(0), "square": member.T @ z.square().sum(1)}
 

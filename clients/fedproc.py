@@ -1,22 +1,16 @@
 """FedProc, the node half: cross-entropy and a contrast with the global prototypes, in a moving mix."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
+from clients.base import Batch, Client, Config, Shapes, Stack, Tensors
 from clients.losses import masked_mean, prototype_contrast
 from clients.prototypes import prototype_table, with_prototypes
 from models.base import SplitModel
 
-
-@dataclass(frozen=True)
-class Config:
-    """Hyper-parameters of a node half that has none of its own beside the local work."""
-
-    local: LocalWork
+__all__ = ["Config", "FedProcClient"]
 
 
 class FedProcClient(Client):

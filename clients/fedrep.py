@@ -1,10 +1,10 @@
 """FedRep, the node half: head epochs with the body frozen, then body epochs with the head frozen."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from clients.base import PARTS, Client, LocalWork, Stack, Tensors
-from clients.fedper import HEADS
+from clients.base import Client, LocalWork, Stack, Tensors
+from clients.fedper import HEADS, FedPerClient
 from core.config import Range
 
 
@@ -18,13 +18,8 @@ class Config:
     eval_head_refresh: bool  # whether the run's last evaluation also judges nodes by heads fitted to the final body
 
 
-class FedRepClient(Client):
+class FedRepClient(FedPerClient):
     """Cross-entropy, first on the personal head alone, then on the shared body alone. Source: Collins et al. 2021."""
-
-    @classmethod
-    def shared_parts(cls, config: Any) -> tuple[str, ...]:
-        """Everything but the head travels."""
-        return tuple(part for part in PARTS if part not in HEADS[config.head])
 
     def local_work(self, stack: Stack) -> Tensors:
         """The head phase, then the body phase."""

@@ -24,7 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from contrafed.settings import ORIGIN
+from contrafed.settings import HOW_IT_RUNS, ORIGIN
+from core.config import dotted
 from core.disk import sync
 from core.errors import UserError
 from core.tensors import Tensors, group, write
@@ -32,15 +33,11 @@ from core.tensors import Tensors, group, write
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 BLOCK = 2**20  # bytes that are read at a time
 
+ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
 # Keys that may differ between a run and its continuation: they change no number, or only when it ends. But for those of the
 # engine's that say which replies count.
-FREE_KEYS = (
-    "output_dir", "resume", "checkpoint_every", "checkpoint_keep", "engine", "tracker", "verbose", "save_personal",
-    "wait_for_nodes", "early_stop", "target_accuracy", "on_divergence",
-    *ORIGIN,
-)  # fmt: skip
+FREE_KEYS = (*HOW_IT_RUNS, *ENDING_KEYS, *ORIGIN)
 RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
-ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
 
 
 @dataclass
@@ -73,7 +70,7 @@ class Checkpoints:
     def __init__(self, folder: Path, config: Mapping[str, Any], resumed: Checkpoint | None) -> None:
         """``resumed`` is where the run went on from; in its own folder, files of nodes that did not change are kept."""
         self.folder = folder / FOLDER
-        self.config = {key: value for key, value in config.items() if key not in ("folder", "text")}
+        self.config = dict(config)
         self.keep: int = config["checkpoint_keep"]
         own = resumed is not None and resumed.path.parent.resolve() == self.folder.resolve()
         self.nodes: dict[int, str] = dict(resumed.nodes) if resumed is not None and own else {}
@@ -189,7 +186,7 @@ def find(where: str | Path) -> Checkpoint | None:
 
 def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise ``UserError`` naming the keys in which ``config`` differs from what is ``stored`` in more than ``FREE_KEYS``."""
-    old, new = _flat(stored), _flat(config)
+    old, new = dotted(stored), dotted(config)
     differ = [
         f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
         for key in sorted({*old, *new})
@@ -201,12 +198,12 @@ def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any])
 
 def identity(config: Mapping[str, Any]) -> str:
     """Return what two configurations of the same run have in common: all that moves a number."""
-    flat = sorted(_flat(config).items())
+    flat = sorted(dotted(config).items())
     return json.dumps({key: value for key, value in flat if value is not None and (_counts(key) or key in ENDING_KEYS)})
 
 
 def _counts(key: str) -> bool:
-    return key in RULING_KEYS or key.split(".")[0] not in (*FREE_KEYS, "folder", "text")
+    return key in RULING_KEYS or key.split(".")[0] not in FREE_KEYS
 
 
 def check_logs(checkpoint: Checkpoint) -> None:
@@ -288,10 +285,3 @@ def checksum(file: Path) -> int:
         while block := opened.read(BLOCK):
             found = zlib.crc32(block, found)
     return found
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return out

@@ -4,7 +4,6 @@ Up to here only YAMLs are read, so that a mistake on the command line is answere
 """
 
 import pickle
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,17 +19,15 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from contrafed import grid
-from contrafed.settings import EVALUATION_KEYS, GROUPS
+from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS
 from core import registry
+from core.config import dotted
 from core.errors import UserError, unknown
 
 CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment", "scale")
 
 # What a command line may set beside an experiment and still have its setting.
-FREE = (
-    "experiment", "scale", "seed", "engine", "tracker", "output_dir", "verbose", "save_personal", "resume", "checkpoint_every",
-    "checkpoint_keep", "wait_for_nodes",
-)  # fmt: skip
+FREE = ("experiment", "scale", "seed", *HOW_IT_RUNS)
 
 
 # Whose YAMLs set keys of other groups too, by Hydra's directive.
@@ -278,12 +275,12 @@ def _merge(
     known = registry.choices("strategy", own) if methods else {}
     if stray := [str(method) for method in methods if method not in known]:
         raise unknown("method in the experiment's methods", stray[0], known)
-    holding = {c: v for c, v in where.items() if grid.holds(c, config, own)}
+    holding = {c: OmegaConf.to_container(v) for c, v in where.items() if grid.holds(c, config, own)}
     for condition, values in holding.items():
         if "scale=" not in condition:
-            _put(config, values, parsed, f"the experiment's where '{condition}'")
+            _put(config, values, parsed, f"key in the experiment's where '{condition}'")
     named = _merge_methods(config, methods, parsed)
-    _put(config, OmegaConf.create(cases), parsed, "the experiment's grid")
+    _put(config, cases, parsed, "key in the experiment's grid")
     if "published" in config:  # a small run stands beside the number of the full one
         OmegaConf.update(config, "published", OmegaConf.to_container(config.published, resolve=True))
     for condition, values in holding.items():
@@ -292,52 +289,35 @@ def _merge(
     return named
 
 
-def _put(config: DictConfig, values: DictConfig, parsed: list[Override], place: str | None) -> None:
-    """Set dotted keys that the command line does not set.
+def _put(config: DictConfig, values: Any, parsed: list[Override], what: str | None, at: str = "") -> None:
+    """Set dotted keys below ``at`` that the command line does not set.
 
-    Raises ``UserError`` for one that is not there, naming the ``place``; where that is None such a key is left out.
+    Raises ``UserError`` for one that is not there, saying ``what`` it is; where that is None such a key is left out.
     """
-    for key, value in OmegaConf.to_container(values).items():  # type: ignore[union-attr]
-        *above, last = str(key).split(".")
-        group = OmegaConf.select(config, ".".join(above)) if above else config
+    root = config[at] if at else config
+    for key, value in values.items():
+        *above, last = key.split(".")
+        group = OmegaConf.select(root, ".".join(above)) if above else root
         if not isinstance(group, DictConfig) or last not in group:
-            if place is not None:
-                raise unknown(f"key in {place}", str(key), map(str, group if isinstance(group, DictConfig) else config))
-        elif not _is_set(str(key), parsed):
-            OmegaConf.update(config, str(key), value)
+            if what is not None:
+                raise unknown(what, key, map(str, group if isinstance(group, DictConfig) else root))
+        elif not _is_set(f"{at}.{key}" if at else key, parsed):
+            OmegaConf.update(root, key, value)
 
 
 def _merge_methods(config: DictConfig, methods: Any, parsed: list[Override]) -> frozenset[str]:
     """Put what the experiment sets for the chosen method alone (``methods: {NAME: {...}}``) into its group; returns its keys.
 
-    What was set on the command line stays. Raises ``UserError`` for a key that the method does not have.
+    What was set on the command line stays. Raises ``UserError`` for a key that the method does not have, but for those of a
+    rule that the command line put another in the place of.
     """
     strategy = config.get("strategy")
     if not isinstance(strategy, DictConfig) or strategy.name not in methods:
         return frozenset()
-    method = str(strategy.name)
-    named = dict(_leaves(methods[method]))
+    named = dotted(methods[strategy.name])
     other_rule = any(o.key_or_group == "strategy/server" for o in parsed)
-    for key, value in named.items():
-        *above, last = key.split(".")
-        group = OmegaConf.select(strategy, ".".join(above)) if above else strategy
-        if not isinstance(group, DictConfig) or last not in group:
-            if other_rule:  # a key of the rule that the command line put another in the place of
-                continue
-            names = group if isinstance(group, DictConfig) else strategy
-            raise unknown(f"strategy key in the experiment's methods.{method}", key, map(str, names))
-        if not _is_set(f"strategy.{key}", parsed):
-            OmegaConf.update(strategy, key, value)
+    _put(config, named, parsed, None if other_rule else f"strategy key in the experiment's methods.{strategy.name}", "strategy")
     return frozenset(named)
-
-
-def _leaves(values: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        name = f"{prefix}{key!s}"
-        if isinstance(value, DictConfig):
-            yield from _leaves(value, f"{name}.")
-        else:
-            yield name, value
 
 
 def _is_set(key: str, parsed: list[Override]) -> bool:

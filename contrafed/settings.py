@@ -22,6 +22,12 @@ LOG_CHOICES = ("deviation", "features", "nodes_train", "probability", "weights")
 SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
 
+# Where and how a run is done, and what of it is kept. Of these, the engine's keys that say which replies count move numbers.
+HOW_IT_RUNS = (
+    "output_dir", "verbose", "engine", "tracker", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
+    "wait_for_nodes",
+)  # fmt: skip
+
 # What a configuration says of where it comes from and stands beside; no number depends on it.
 ORIGIN = ("experiment", "scale", "changed", "published")
 

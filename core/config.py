@@ -138,3 +138,11 @@ def _name(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, args))
     return str(getattr(hint, "__name__", hint))
+
+
+def dotted(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Return {dotted key: value} of mappings in mappings, in their order; an empty one leaves nothing."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        out |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return out

@@ -7,7 +7,7 @@ from torch import nn
 
 from core.config import Range
 from core.errors import UserError
-from models.base import SplitModel, Stages, features_of, fitting_padding, projector_of, relu_pool
+from models.base import SplitModel, Stages, fitting_padding, hidden_layers, projector_of, relu_pool
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,8 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
         stages.append(nn.Conv2d(channels, width, config.kernel, padding=padding))
         tails.append(relu_pool())
         channels = width
-    tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
-    flat = features_of(Stages(stages, tails), in_channels, image_size)
-    stages.append(nn.Linear(flat, config.hidden))
-    tails.append(nn.ReLU() if config.rep_relu else nn.Identity())
-    projector, width = projector_of(config.hidden, config.projection)
+    width = hidden_layers(stages, tails, (config.hidden,), in_channels, image_size)
+    if not config.rep_relu:
+        tails[-1] = nn.Identity()
+    projector, width = projector_of(width, config.projection)
     return SplitModel(Stages(stages, tails), projector, nn.Linear(width, num_classes), config.dropout)

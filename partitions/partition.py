@@ -248,7 +248,7 @@ def _check_common(choice: Choice, num_nodes: int) -> None:
         unused["keep_fraction"] = 1 - common.keep_fraction
         if any(unused.values()):
             key = next(key for key, value in unused.items() if value)
-            raise UserError(f"partition={choice.name} has no partition.{key}: its nodes hold what they draw, no more")
+            raise UserError(f"partition={choice.name} has no partition.{key}: its nodes hold what they have, no more")
     if common.deal_test and (hasattr(module, "explicit") or common.test_fraction is not None):
         other = "partition=file" if hasattr(module, "explicit") else "partition.test_fraction"
         raise UserError(f"partition.deal_test and {other} both say what a node's test part is: set one of them")
@@ -347,7 +347,7 @@ def _dealt(
 
 
 def _scarce(parts: list[np.ndarray], y: np.ndarray, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
-    """Keep a stratified fraction of training data (FedCoSR's scarcity settings)."""
+    """Keep a stratified fraction of training or test parts (FedCoSR's scarcity settings)."""
     first_scarce = len(parts) - common.scarce_nodes
     kept = []
     for node, part in enumerate(parts):

@@ -37,10 +37,11 @@ __all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tens
 class FederatedStrategy(Strategy):
     """A Flower ``Strategy`` whose subclasses only state the server rule.
 
-    Subclasses set ``Config`` in their module and override ``aggregate`` and, where needed, ``check``, ``setup``, ``select``,
-    ``broadcast``, ``broadcast_for_evaluation``, ``download`` and ``judged``. Everything that a rule carries from round to
-    round lives in ``self.state``: tensors, arrays and numbers, in lists and in dictionaries whose keys are text or whole
-    numbers (``dict[int, Tensors]``: tables by partition id or round). A checkpoint brings it back as it was.
+    Subclasses set ``Config`` in their module and override ``aggregate`` and, where needed, ``check``, ``single_replies``,
+    ``setup``, ``select``, ``broadcast``, ``broadcast_for_evaluation``, ``download``, ``node_weights`` and ``judged``.
+    Everything that a rule carries from round to round lives in ``self.state``: tensors, arrays and numbers, in lists and in
+    dictionaries whose keys are text or whole numbers (``dict[int, Tensors]``: tables by partition id or round). A checkpoint
+    brings it back as it was.
 
     A rule may read ``config``, ``client_class``, ``node_config`` and ``rate`` (of the node half), ``seed``, ``num_rounds``
     (planned), ``state``, ``round``, ``population``, ``participation``, ``down`` and ``up`` (names and shapes of what travels)

@@ -7,7 +7,7 @@ import numpy as np
 
 from core.combine import combine
 from core.config import Range
-from core.tensors import group, named
+from core.tensors import named
 from strategies.base import Replies, Tensors
 from strategies.fedavg import FedAvg, Weights
 
@@ -50,7 +50,7 @@ class FedAWE(FedAvg):
         away, shares = now - active[replies.nodes], self.shares(replies)  # t - tau_k
         self.round.node_metrics["weight"] = (replies.nodes, away.astype(np.float64))
         weights = shares / shares.sum()
-        begun = [group(reply.received, "model") for reply in replies]  # x_k
+        begun = [reply.begun(models[0]) for reply in replies]  # x_k
         steps, lengths = replies.terms("delta", weights * self.config.server_lr * away)
         mean = combine(begun + steps, weights.tolist() + lengths)
         models[now] = {name: value.to(model[name].dtype) for name, value in mean.items()}

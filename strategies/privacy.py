@@ -17,7 +17,7 @@ from core.combine import combine
 from core.errors import UserError
 from core.privacy.central import Config
 from core.privacy.mechanism import clipped, noise
-from core.tensors import Tensors, group
+from core.tensors import Tensors
 from strategies.replies import Replies, Reply
 
 __all__ = ["Hidden", "PrivateReplies", "aggregate_privately", "protected"]
@@ -63,7 +63,7 @@ class PrivateReplies(Replies):
             total[name] += scale * value
         if group == "delta":
             return total
-        base = combine([_received(reply, total) for reply in self], weights.tolist())
+        base = combine([reply.begun(total) for reply in self], weights.tolist())
         return {name: value + base[name] for name, value in total.items()}
 
     def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
@@ -129,9 +129,3 @@ def _clipped(tensors: Tensors, limit: float) -> Tensors:
     if not tensors:
         return tensors
     return {n: v[0] for n, v in clipped({n: v.unsqueeze(0) for n, v in tensors.items()}, limit).items()}
-
-
-def _received(reply: Reply, like: Tensors) -> Tensors:
-    """Return what a node's change is a change of."""
-    base = group(reply.received, "model")
-    return {name: base[name].to(value.device) for name, value in like.items()}

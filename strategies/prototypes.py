@@ -1,4 +1,4 @@
-"""The table of global prototypes that FedProto, MpFedcon, FedCRL and FedCoSR keep on the server."""
+"""The table of global prototypes, for the rules that keep one."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

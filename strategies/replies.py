@@ -56,6 +56,10 @@ class Reply:
             return {x: tensor - base[x].to(tensor.device) for x, tensor in sent.items()}
         return {x: base[x].to(tensor.device) + tensor for x, tensor in sent.items()}
 
+    def begun(self, like: Tensors) -> Tensors:
+        """Return what this node's model was before its work, by the names of ``like`` and where its tensors are."""
+        return {name: self.received[f"model/{name}"].to(value.device) for name, value in like.items()}
+
 
 class Replies(Sequence[Reply]):
     """The valid replies of a round, sorted by partition id so that sums do not depend on who answered first."""
@@ -134,8 +138,7 @@ class Replies(Sequence[Reply]):
         if group != "model":
             return self.aggregation.combine(self.group(group), shares)
         change = self.aggregation.combine(self.deltas(), shares)
-        received = [{n: reply.received[f"model/{n}"].to(value.device) for n, value in change.items()} for reply in self]
-        begun = combine(received, shares.tolist())
+        begun = combine([reply.begun(change) for reply in self], shares.tolist())
         return {name: begun[name] + change[name] for name in change}
 
     def mean_metrics(self) -> dict[str, float]:

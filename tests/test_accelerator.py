@@ -305,3 +305,9 @@ def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, me
     assert there[0]["failures"] == there[0]["replies_rejected"] == 0
     assert same(here[1], there[1])
     assert here[2:] == there[2:]
+
+
+def test_a_rule_of_what_nodes_worked_from_has_it_where_the_replies_are(tmp_path):
+    """A run's first model is the CPU's, of which nodes receive what they then change on the accelerator."""
+    here, there = both(tmp_path, *STACKED, "strategy=fedawe")
+    assert same(here[1], there[1])

@@ -62,9 +62,8 @@ class Moment:
     sitting: str  # Flower's run id
     server_round: int = 0
     past: Mapping[str, int] = field(default_factory=dict)  # sittings before -> the round of the checkpoint each was left at
-    checkpoint: int | None = (
-        None  # the round of the last one that is on the server's disk, 0 for none yet; None: there are none
-    )
+    # The round of the last one that is on the server's disk, 0 for none yet; None: there are none.
+    checkpoint: int | None = None
     known: int = 0  # the last round after which the server heard that this node remembers something
 
     def holds(self, sitting: str, server_round: int) -> bool:

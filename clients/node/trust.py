@@ -9,6 +9,7 @@ from typing import Any
 
 from clients.node.files import Moment
 from core.errors import UserError
+from partitions.images import GENERATED
 
 # Flower's run ids have 64 bits.
 RUN = re.compile(r"[0-9]{1,20}")
@@ -17,7 +18,6 @@ LEFT = re.compile(r"([0-9]{1,20})@([0-9]{1,9})")
 GROUPS, KEYS = ("dataset", "partition"), ("root", "path")
 # What names a data set of the hub, and never a folder.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-GENERATED = "generated"  # dataset.path of drawn images
 # Below which a device without data-dir in its --node-config has data sets.
 DATA_DIR = "~/.cache/contrafed"
 

@@ -38,12 +38,9 @@ class Judged:
 
 def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
     """Have a client's nodes do their local work; see ``Client.update``."""
-    sizes = [len(client.workspace.federation.partition.train(node)) for node in client.nodes]
-    order = sorted(range(len(sizes)), key=lambda k: -client.work_of(sizes[k]))  # longest first
     client.losses, stacks = [], list[Stack]()
-    with named([client.nodes[k] for k in order], server_round, stacks):
-        rows = [_remembered(client, client.memories[k], received[k]) for k in order]
-        stack = _opened(client, [received[k] for k in order], server_round, order, rows)
+    with named(client.nodes, server_round, stacks):
+        rows, stack = _opened(client, received, server_round, client.memories)
         stacks.append(stack)
         stack.deadline = deadline
         work = client.local_work(stack)
@@ -57,16 +54,16 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         stack.memory |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.travels(n)}
         opened = taken_apart({n: v.detach() for n, v in stack.memory.opened.items()}, len(stack))
         metrics = _means(client, len(stack))
-    updates: list[Update] = [None] * len(order)  # type: ignore[list-item]
-    for row, k in enumerate(order):
+    updates = []
+    for k, row in enumerate(rows):
         # What was never asked for is what it was; a copy where it came with the message, which may be written over.
-        rest = {n: v if client.memories[k] else v.clone() for n, v in rows[row].items() if n not in opened[row]}
-        memory = {n: v for n, v in (rest | opened[row]).items() if n in stack.memory}
-        updates[k] = Update(sent[row], sizes[k], metrics[row], memory, diverged[row])
+        rest = {n: v if client.memories[k] else v.clone() for n, v in row.items() if n not in opened[k]}
+        memory = {n: v for n, v in (rest | opened[k]).items() if n in stack.memory}
+        updates.append(Update(sent[k], stack.sizes[k], metrics[k], memory, diverged[k]))
     return updates
 
 
-class Moment(NamedTuple):
+class Judging(NamedTuple):
     """When, and on what, nodes are judged."""
 
     split: str  # test or train: the part of their own data
@@ -77,33 +74,32 @@ class Moment(NamedTuple):
 
 
 def judge(
-    client: Any, received: Sequence[Tensors], server_round: int, moment: Moment, models: Sequence[Tensors] | None
+    client: Any, received: Sequence[Tensors], server_round: int, judging: Judging, models: Sequence[Tensors] | None
 ) -> list[Judged]:
     """Score a client's nodes; see ``Client.judge``."""
     client.losses, stacks = [], list[Stack]()
     nodes, partition = client.nodes, client.workspace.federation.partition
-    examples = [partition.test(node) if moment.split == "test" else partition.train(node) for node in nodes]
+    examples = [partition.test(node) if judging.split == "test" else partition.train(node) for node in nodes]
     metrics: list[dict[str, float]] = [{} for _ in nodes]
     with named(nodes, server_round, stacks, ", evaluation"):
-        if models is None:
-            rows = [_remembered(client, *pair) for pair in zip(client.memories, received, strict=True)]
-        else:
-            rows = [{f"personal/{n}": v for n, v in model.items()} for model in models]
+        memories = client.memories
+        if models is not None:
+            memories = [{f"personal/{n}": v for n, v in model.items()} for model in models]
             received = [{n: v for n, v in tensors.items() if not n.startswith("model/")} for tensors in received]
-        stack = _opened(client, received, server_round, range(len(nodes)), rows)
+        _, stack = _opened(client, received, server_round, memories)
         stacks.append(stack)
-        stack.final, stack.deadline = moment.final, moment.deadline
-        if moment.post_train and models is None:
+        stack.final, stack.deadline = judging.final, judging.deadline
+        if judging.post_train and models is None:
             client.local_work(stack)
         judged = client.judged(stack) if models is None else {"model": stack.params}
         if not isinstance(judged, dict) or "model" not in judged:
             raise ReturnError(client.judged, "a dictionary with 'model'")
         judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
         for name, model in judged.items():
-            totals = client.over_examples(stack, _scored(client, bool(moment.metrics)), model, stack.received, examples)
+            totals = client.over_examples(stack, _scored(client, bool(judging.metrics)), model, stack.received, examples)
             prefix = "" if name == "model" else f"{name}/"
-            for k, found in enumerate(metrics if moment.metrics and totals else []):
-                more = scores_of(moment.metrics, totals["confusion"][k])
+            for k, found in enumerate(metrics if judging.metrics and totals else []):
+                more = scores_of(judging.metrics, totals["confusion"][k])
                 found.update({f"{prefix}{key}": value for key, value in more.items()})
             for key in ("loss", "accuracy"):
                 sums = totals[key].tolist() if totals else [0.0] * len(nodes)
@@ -136,20 +132,23 @@ def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
     return own | begun
 
 
-def _opened(client: Any, received: Sequence[Tensors], server_round: int, order: Sequence[int], rows: list[Tensors]) -> Stack:
-    """Stack what nodes received and remember, in this order."""
-    place, nodes = _placed(client), [client.nodes[k] for k in order]
+def _opened(
+    client: Any, received: Sequence[Tensors], server_round: int, memories: Sequence[Tensors]
+) -> tuple[list[Tensors], Stack]:
+    """Return what each node remembers, or begins with, and the stack of what they received and remember."""
+    rows = [_remembered(client, *pair) for pair in zip(memories, received, strict=True)]
+    place = _placed(client)
     constants = {n: joined([tensors[n] for tensors in received], place) for n in received[0]}
     # Optimiser state of phases that some of the nodes have not been through starts at zero, as in a new optimiser.
     kept = {n: v for row in rows for n, v in row.items() if n.startswith("optimizer/")}
-    rows[:] = [{n: torch.zeros_like(v) for n, v in kept.items()} | row for row in rows]
+    rows = [{n: torch.zeros_like(v) for n, v in kept.items()} | row for row in rows]
     memory = Memory(rows[0], lambda name: stacked([row[name] for row in rows], place))
     params = {}
     for name in client.workspace.initial:
         source = constants.get(f"model/{name}")
         params[name] = (memory[f"personal/{name}"] if source is None else source).clone()
-    examples = [client.workspace.federation.partition.train(node) for node in nodes]
-    return Stack(nodes, examples, server_round, params, constants, memory)
+    examples = [client.workspace.federation.partition.train(node) for node in client.nodes]
+    return rows, Stack(list(client.nodes), examples, server_round, params, constants, memory)
 
 
 def _scored(client: Any, confused: bool) -> Callable[..., Tensors]:

@@ -60,7 +60,7 @@ class Memory(MutableMapping[str, Tensor]):
 
 @dataclass
 class Stack:
-    """B nodes, sorted by how many steps they take, longest first.
+    """B nodes that train, or are judged, together.
 
     ``params`` are trained in place and may hold more than one model (``own/encoder...``); ``received`` are constants of the
     round, by message name; ``memory`` is what the nodes will remember.

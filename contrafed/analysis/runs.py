@@ -15,8 +15,9 @@ import pandas as pd
 import yaml
 
 from contrafed.reporting.series import points_of, summary_of_curves
-from contrafed.settings import read_config
+from contrafed.settings import HOW_IT_RUNS, read_config
 from core import registry
+from core.config import dotted
 from core.errors import UserError
 
 Points = list[tuple[int, float]]
@@ -28,10 +29,7 @@ NODES = {"round": "int64", "node": "int64", "metric": "str", "value": "float64"}
 MEAN_OF_NODES = ("nodes", "mean")
 
 # Keys that do not tell experiments apart: where and how it ran, what it kept, and what is said of it.
-ASIDE = frozenset({
-    "seed", "output_dir", "verbose", "engine", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
-    "wait_for_nodes", "log", "tracker", "experiment", "published", "changed",
-})  # fmt: skip
+ASIDE = frozenset({*HOW_IT_RUNS, "seed", "log", "experiment", "published", "changed"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,17 +228,9 @@ def _own_server(name: str) -> str | None:
     return _own_server(inherited[0]) if inherited else None
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return {dotted key: value} of a configuration, without what does not tell experiments apart."""
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        if prefix == "" and key in ASIDE:
-            continue
-        if isinstance(value, Mapping):
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
+    return dotted({key: value for key, value in config.items() if key not in ASIDE})
 
 
 def varied(runs: Sequence[FinishedRun]) -> list[str]:

@@ -1,10 +1,11 @@
 """Where a run's numbers come from: the machine, and the commit of a checkout."""
 
 import functools
-import os
 import platform
 import subprocess
 from pathlib import Path
+
+from core.combine import cores
 
 _HOME = Path(__file__).resolve().parents[2]
 
@@ -26,8 +27,8 @@ def commit() -> str | None:
 
 def hardware(device: str) -> str:
     """Return the processor, how many of its cores this process may use, and the accelerator of a ``device`` such as cuda:0."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    named = f"{_processor()}, {cores} core{'s' if cores > 1 else ''}"
+    count = cores()
+    named = f"{_processor()}, {count} core{'s' if count > 1 else ''}"
     if not device.startswith("cuda"):
         return named
     import torch

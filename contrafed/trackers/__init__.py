@@ -37,7 +37,7 @@ class Tracker:
         """Take a round's metrics, named SCOPE/SPLIT/METRIC as the columns of ``metrics.csv``. May raise anything."""
 
     def close(self, status: str) -> None:
-        """End with the run's status: finished, interrupted or failed. May raise anything."""
+        """End with the run's status: finished, interrupted, diverged or failed. May raise anything."""
 
 
 def check(tracker: Choice) -> None:

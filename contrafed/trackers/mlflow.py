@@ -4,11 +4,12 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from contrafed.trackers import Tracked, Tracker
+from core.config import dotted
 
 # In the run's folder: by which a run that goes on finds itself again.
 NAME_FILE = "mlflow.id"
@@ -47,7 +48,7 @@ class MLflow(Tracker):
         experiment = found.experiment_id if found is not None else self.client.create_experiment(config.experiment)
         self.id = self.client.create_run(experiment, run_name=run.folder.name).info.run_id
         name.write_text(self.id, encoding="utf-8")
-        parameters = [Param(key, str(value)[:LONGEST]) for key, value in _flat(run.composed)]
+        parameters = [Param(key, str(value)[:LONGEST]) for key, value in dotted(run.composed).items()]
         for start in range(0, len(parameters), AT_ONCE):
             self.client.log_batch(self.id, params=parameters[start : start + AT_ONCE])
 
@@ -68,11 +69,3 @@ class MLflow(Tracker):
     def close(self, status: str) -> None:
         """End the run."""
         self.client.set_terminated(self.id, STATUS.get(status, "FAILED"))
-
-
-def _flat(composed: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in composed.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

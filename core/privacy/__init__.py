@@ -1,1 +1,1 @@
-"""Node-level differential privacy by the Gaussian mechanism: what is chosen, and the two things it is made of."""
+"""What ``privacy`` may choose: Gaussian noise with a budget, or Laplace noise without; and what noise is made of."""

@@ -83,7 +83,7 @@ def node():
 def test_statistics_by_hand():
     """Features {1, 3} of one class and {2, 2} of another: p = 1/2, h = (1, 1), v = (6/... ) / n = 0.625."""
     client, received = node()
-    stack = _opened(client, [received], 1, [0], [{f"personal/{n}": client.workspace.initial[n] for n in HEAD} | {}])
+    _, stack = _opened(client, [received], 1, [{f"personal/{n}": client.workspace.initial[n] for n in HEAD}])
     values, labels = torch.tensor([1.0, 3.0, 2.0, 2.0], dtype=torch.float64), torch.tensor([0, 0, 1, 1])
 
     class Fixed(type(client)):
