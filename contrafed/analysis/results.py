@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from contrafed.analysis.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, curves_of, message_sizes, read_table
+from contrafed.analysis.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, read_table
 from core.disk import replace
 from core.errors import UserError
 
@@ -81,9 +81,6 @@ def load(path: Path) -> list[FinishedRun]:
         name = str(row["run"])
         mine = nodes[nodes["run"] == name].drop(columns="run")
         metrics = _long(curves[curves["run"] == name], path)
-        # Rows of before were means over the nodes asked, also of those whose replies did not count.
-        for key, size in message_sizes(curves_of(metrics[metrics["split"] == "system"])).items():
-            summary[key] = max(size, summary.get(key, 0))
         found.append(FinishedRun(name, config, summary, metrics, lambda table=mine: table))  # type: ignore[misc]
     return found
 
