@@ -257,6 +257,15 @@ def test_a_runs_training_scores_by_node_are_its_training_accuracy(logged, tmp_pa
         last_values(logged[2], "train_loss")
 
 
+def test_nodes_values_of_a_run_that_is_still_written_or_is_none(tmp_path):
+    file = tmp_path / "nodes.csv"
+    file.write_text("round,node,metric,value\n1,0,accuracy,0.5\n1,1,accuracy,0.25\n2,0,accur")
+    assert last_values(tmp_path, "accuracy") == {0: 0.5, 1: 0.25}
+    file.write_text("round,node,value\n1,0,0.5\n")
+    with pytest.raises(UserError, match=r"cannot read .*nodes.csv: it has no column metric$"):
+        last_values(tmp_path, "accuracy")
+
+
 def parts_of(folder):
     from contrafed.settings import read_config
     from partitions.federation import load_federation

@@ -23,12 +23,12 @@ def ecdf(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def node_values(folder: str | Path, metric: str) -> Any:
     """Return a run's rows of ``nodes.csv`` with one metric, as a pandas table ``round, node, value``. Raises ``UserError``."""
-    import pandas as pd
+    from contrafed.analysis.runs import NODES, read_table
 
     path = Path(folder) / "nodes.csv"
     if not path.is_file():
         raise UserError(f"there is no {path}; give the folder of a run")
-    table = pd.read_csv(path)
+    table = read_table(path, NODES)
     return table.loc[table["metric"] == metric, ["round", "node", "value"]]
 
 
