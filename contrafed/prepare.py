@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 from contrafed.composition import compose_job
 from contrafed.reporting import claim_folder, quiet_libraries
 from contrafed.settings import Run, read_config, resolve
-from contrafed.sweep import finished
 from core.errors import UserError
 
 LATEST = "latest"
@@ -85,7 +84,7 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
     if there := checkpoint.numbered(folder / checkpoint.FOLDER):
         raise UserError(f"resume: {there[-1]} and {len(there) - 1} before it cannot be read; delete the folder to begin anew")
     if (folder / "config.yaml").exists():  # a run that stopped before its first checkpoint is begun anew, no other
-        if finished(folder) is not None:
+        if (folder / "summary.json").exists() and '"finished"' in (folder / "summary.json").read_text(encoding="utf-8"):
             raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
         checkpoint.check_same(folder, read_config(folder), wanted.composed)
     print(f"no checkpoint in {folder}: beginning with round 1", flush=True)

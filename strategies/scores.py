@@ -12,6 +12,8 @@ from core import codec
 from core.metrics import FUNCTIONS
 
 VALUES = ("accuracy", "loss")
+# Scores are in 0..1, but for these, which are in -1..1.
+LOWEST = {"mcc": -1}
 
 
 @dataclass
@@ -42,8 +44,9 @@ def read_score(node: int, message: Message, num_test: np.ndarray | None = None) 
         raise ValueError("malformed content") from error
     if count < 0 or not all(math.isfinite(value) for scores in models.values() for value in scores.values()):
         raise ValueError("malformed content")
-    if not all(0 <= value <= 1 for scores in models.values() for name, value in scores.items() if name != "loss"):
-        raise ValueError("a score that is not in 0..1")
+    named = [pair for scores in models.values() for pair in scores.items() if pair[0] != "loss"]
+    if not all(LOWEST.get(name, 0) <= value <= 1 for name, value in named):
+        raise ValueError("a score that cannot be")
     if num_test is not None and count != num_test[node]:
         raise ValueError("wrong number of examples")
     return Score(node, count, models)

@@ -213,63 +213,6 @@ def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
     assert [p.name for p in (tmp_path / "checkpoints" / "nodes").iterdir()] == ["0-3.safetensors"]
 
 
-def damage_state(folder):
-    (folder / "checkpoints" / "000004" / "state.json").write_text('{"round": 4')
-
-
-def damage_server(folder):
-    file = folder / "checkpoints" / "000004" / "server.safetensors"
-    file.write_bytes(file.read_bytes()[:-8])
-
-
-def damage_node(folder):
-    file = next((folder / "checkpoints" / "nodes").glob("*-4.safetensors"))
-    file.write_bytes(file.read_bytes()[:-8])
-
-
-def damage_numbers(folder):
-    """Zeros in place of the last numbers: the file is as long as it was, and its header says so."""
-    file = folder / "checkpoints" / "000004" / "server.safetensors"
-    file.write_bytes(file.read_bytes()[:-200] + bytes(200))
-
-
-def damage_remembered_numbers(folder):
-    file = next((folder / "checkpoints" / "nodes").glob("*-4.safetensors"))
-    file.write_bytes(file.read_bytes()[:-200] + b"\xff" * 200)
-
-
-def endless_round(folder):
-    file = folder / "checkpoints" / "000004" / "state.json"
-    file.write_text(file.read_text().replace('"round": 4', '"round": Infinity'))
-
-
-def half_written(folder):
-    os.rename(folder / "checkpoints" / "000004", folder / "checkpoints" / ".000004.part")
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [damage_state, damage_server, damage_node, damage_numbers, damage_remembered_numbers, endless_round, half_written],
-)
-def test_a_damaged_checkpoint_is_passed_over(stopped, whole, damage):
-    folder = stopped()
-    damage(folder)
-    summary = run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
-    assert summary["resumed_from"].endswith("000002")
-    assert equal(outcome(folder), whole)
-
-
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stopped):
-    folder = stopped()
-    for path in folder.glob("checkpoints/0*/state.json"):
-        path.write_text(path.read_text()[:99])
-    before = (folder / "metrics.csv").read_bytes()
-    with pytest.raises(UserError, match=r"000004 and 1 before it cannot be read; delete the folder to begin anew$"):
-        run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
-    assert (folder / "metrics.csv").read_bytes() == before
-    assert len(list(folder.glob("checkpoints/0*"))) == 2
-
-
 def test_another_configuration_is_refused_by_its_keys(stopped):
     folder = stopped()
     with pytest.raises(UserError, match=r"num_rounds=9 \(there: 7\); strategy.local.lr=0.2 \(there: 0.1\)$") as error:
@@ -284,15 +227,6 @@ def test_another_configuration_is_refused_by_its_keys(stopped):
 def test_what_says_which_replies_count_may_not_differ(stopped):
     with pytest.raises(UserError, match=r"engine.max_norm=0.5 \(there: None\)$"):
         run(config_of("strategy=pmfl", *SMALL, "engine.max_norm=0.5", "resume=latest", f"output_dir={stopped()}"))
-
-
-def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stopped, whole):
-    """The damaged one is neither kept in place of a good one nor read again."""
-    folder = stopped()
-    damage_state(folder)
-    run(config_of("strategy=pmfl", *SMALL, "checkpoint_every=1", "checkpoint_keep=1", "resume=latest", f"output_dir={folder}"))
-    assert equal(outcome(folder), whole)
-    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["000007", "nodes"]
 
 
 def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stopped):

@@ -202,5 +202,5 @@ def test_what_goes_wrong_is_said_with_node_round_and_step():
 
     received = {f"model/{n}": v for n, v in workspace.initial.items()}
     place = rf"\(tests/test_training\.py, line {Broken.local_work.__code__.co_firstlineno + 1}\)"
-    with pytest.raises(LocalError, match=rf"^node 0, 1, round 7, step 3: ZeroDivisionError: division by zero {place}$"):
+    with pytest.raises(LocalError, match=rf"^node 1, 0, round 7, step 3: ZeroDivisionError: division by zero {place}$"):
         Broken(workspace, [1, 0]).update([received] * 2, 7)

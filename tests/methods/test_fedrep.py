@@ -7,6 +7,8 @@ from hand import EPOCH, LOCAL, golden_memory, heads, no_head_travels, whole
 from rig import Schedule, close, config_of, run_strategy, same, workspace_of
 
 from clients.training.batches import Batches
+from partitions.federation import Federation
+from partitions.partition import Partition
 from simulation.grid import LocalGrid
 
 
@@ -42,8 +44,9 @@ def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
         config["strategy"] |= {"head": head, "head_epochs": 3}
         config["strategy"]["local"] |= {"batch_size": 7}
         workspace, grid = workspace_of(config, dtype=torch.float64), LocalGrid(4, stack_size)
-        whole_part = workspace.federation.partition.train
-        workspace.federation.partition.train = lambda node: whole_part(node)[: 20 + 5 * node]
+        data, dealt = workspace.federation.data, workspace.federation.partition
+        parts = [dealt.train(node)[: 20 + 5 * node] for node in range(4)], [dealt.test(node) for node in range(4)]
+        workspace.federation = Federation(data, Partition(*parts, data.y.numpy(), data.num_classes))
         models, _ = run_strategy(workspace, config, Schedule([range(4)] * 2), 2, grid=grid)
         return models[-1] | {f"{k}/{n}": v for k in range(4) for n, v in grid.memory.get(1000 + k).items()}
 

@@ -1,0 +1,76 @@
+"""A checkpoint that is not what was written counts as none: the run goes on from the one before, or is refused."""
+
+import os
+
+import pytest
+from rig import config_of
+from test_checkpoint import SMALL, equal, outcome, stopped, whole  # noqa: F401
+
+from contrafed.experiment import run
+from core.errors import UserError
+
+
+def damage_state(folder):
+    (folder / "checkpoints" / "000004" / "state.json").write_text('{"round": 4')
+
+
+def damage_server(folder):
+    file = folder / "checkpoints" / "000004" / "server.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def damage_node(folder):
+    file = next((folder / "checkpoints" / "nodes").glob("*-4.safetensors"))
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def damage_numbers(folder):
+    """Zeros in place of the last numbers: the file is as long as it was, and its header says so."""
+    file = folder / "checkpoints" / "000004" / "server.safetensors"
+    file.write_bytes(file.read_bytes()[:-200] + bytes(200))
+
+
+def damage_remembered_numbers(folder):
+    file = next((folder / "checkpoints" / "nodes").glob("*-4.safetensors"))
+    file.write_bytes(file.read_bytes()[:-200] + b"\xff" * 200)
+
+
+def endless_round(folder):
+    file = folder / "checkpoints" / "000004" / "state.json"
+    file.write_text(file.read_text().replace('"round": 4', '"round": Infinity'))
+
+
+def half_written(folder):
+    os.rename(folder / "checkpoints" / "000004", folder / "checkpoints" / ".000004.part")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_state, damage_server, damage_node, damage_numbers, damage_remembered_numbers, endless_round, half_written],
+)
+def test_a_damaged_checkpoint_is_passed_over(stopped, whole, damage):  # noqa: F811
+    folder = stopped()
+    damage(folder)
+    summary = run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
+    assert summary["resumed_from"].endswith("000002")
+    assert equal(outcome(folder), whole)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stopped):  # noqa: F811
+    folder = stopped()
+    for path in folder.glob("checkpoints/0*/state.json"):
+        path.write_text(path.read_text()[:99])
+    before = (folder / "metrics.csv").read_bytes()
+    with pytest.raises(UserError, match=r"000004 and 1 before it cannot be read; delete the folder to begin anew$"):
+        run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
+    assert (folder / "metrics.csv").read_bytes() == before
+    assert len(list(folder.glob("checkpoints/0*"))) == 2
+
+
+def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stopped, whole):  # noqa: F811
+    """The damaged one is neither kept in place of a good one nor read again."""
+    folder = stopped()
+    damage_state(folder)
+    run(config_of("strategy=pmfl", *SMALL, "checkpoint_every=1", "checkpoint_keep=1", "resume=latest", f"output_dir={folder}"))
+    assert equal(outcome(folder), whole)
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["000007", "nodes"]
