@@ -80,7 +80,7 @@ def _report(asked: argparse.Namespace) -> None:
         runs = _usable(find(asked.folders), asked.unfinished)
         folder = asked.out or asked.folders[0] / "report"
         title = asked.title or ", ".join(pages.name_of(path) for path in asked.folders)
-        files = pages.write(runs, folder, title, None if asked.target is None else asked.target / 100)
+        files = pages.write(runs, folder, title, None if asked.target is None else round(asked.target / 100, 12))
         print((folder / "runs.md").read_text(encoding="utf-8"))
         print(f"{len(files)} files of {len(runs)} runs are in {folder}: {', '.join(path.name for path in files)}")
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from contrafed.settings import HOW_IT_RUNS, ORIGIN
+from contrafed.settings import HOW_IT_RUNS, ORIGIN, RULING_KEYS
 from core.config import dotted
 from core.disk import sync
 from core.errors import UserError
@@ -37,7 +37,6 @@ ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
 # Keys that may differ between a run and its continuation: they change no number, or only when it ends. But for those of the
 # engine's that say which replies count.
 FREE_KEYS = (*HOW_IT_RUNS, *ENDING_KEYS, *ORIGIN)
-RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
 
 
 @dataclass
@@ -198,7 +197,8 @@ def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any])
 
 def identity(config: Mapping[str, Any]) -> str:
     """Return what two configurations of the same run have in common: all that moves a number."""
-    flat = sorted(dotted(config).items())
+    # 1 and 1.0 are one number, whichever of them a command line says.
+    flat = [(k, int(v) if isinstance(v, float) and v.is_integer() else v) for k, v in sorted(dotted(config).items())]
     return json.dumps({key: value for key, value in flat if value is not None and (_counts(key) or key in ENDING_KEYS)})
 
 

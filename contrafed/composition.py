@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from contrafed import grid
-from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS
+from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS, RULING_KEYS
 from core import registry
 from core.config import dotted
 from core.errors import UserError, unknown
@@ -268,10 +268,8 @@ def _merge(
         where, methods, axes = (config.pop(key, None) or {} for key in ("where", "methods", "grid"))
         if choices:
             config.experiment, config.scale = choices.get("experiment"), choices.get("scale")
-            varied = set(map(choice_key, axes))
-            config.changed = [
-                o.input_line for o in asked if o.key_or_group not in varied and o.key_or_group.split(".")[0] not in FREE
-            ]
+            free = {choice_key(key) for key, axis in axes.items() if axis is not None}  # null: this file does without it
+            config.changed = [o.input_line for o in asked if o.key_or_group not in free and _moves(o.key_or_group)]
     known = registry.choices("strategy", own) if methods else {}
     if stray := [str(method) for method in methods if method not in known]:
         raise unknown("method in the experiment's methods", stray[0], known)
@@ -287,6 +285,11 @@ def _merge(
         if "scale=" in condition:
             _put(config, values, parsed, None)
     return named
+
+
+def _moves(key: str) -> bool:
+    """Whether a key that the command line sets makes another setting than the experiment's."""
+    return key in RULING_KEYS or key.split(".")[0] not in FREE
 
 
 def _put(config: DictConfig, values: Any, parsed: list[Override], what: str | None, at: str = "") -> None:

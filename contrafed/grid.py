@@ -65,13 +65,15 @@ def text(value: Any) -> str:
 def axes_of(grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str]) -> tuple[dict[str, list[str]], set[str]]:
     """Return each axis of a grid with the texts of its values, and which keys of the command line are used up by them.
 
-    ``asked`` is key -> its values' texts on the command line. An axis's own name replaces its values; a choice of ``groups``
+    ``asked`` is key -> its values' texts on the command line. An axis's own name replaces its values, numbers as the
+    grid writes them; a choice of ``groups``
     that named cases make too, as ``dataset=svhn``, keeps the cases that make it. Raises ``UserError`` where no case is left.
     """
     axes, used = dict[str, list[str]](), set[str]()
     for name, axis in grid.items():
         if name in asked:
-            axes[name] = asked[name]
+            known = [text(value) for value in axis] if isinstance(axis, list) else []
+            axes[name] = [next((own for own in known if _number(own) == _number(value)), value) for value in asked[name]]
             used.add(name)
             continue
         if isinstance(axis, list):
@@ -84,6 +86,14 @@ def axes_of(grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str])
             wanted = " ".join(f"{key}={','.join(asked[key])}" for key in sorted(narrowing))
             raise UserError(f"no {name} of the grid has {wanted}; its cases: {', '.join(axis)}")
     return axes, used
+
+
+def _number(word: str) -> float | str:
+    """Return what a text is as a number, by which 1 is the 1.0 of a table; itself where it is none."""
+    try:
+        return float(word)
+    except ValueError:
+        return word
 
 
 def holds(condition: str, config: Any, own: Path | None = None) -> bool:

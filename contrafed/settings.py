@@ -27,6 +27,7 @@ HOW_IT_RUNS = (
     "output_dir", "verbose", "engine", "tracker", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
     "wait_for_nodes",
 )  # fmt: skip
+RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
 
 # What a configuration says of where it comes from and stands beside; no number depends on it.
 ORIGIN = ("experiment", "scale", "changed", "published")

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from contrafed.settings import Run
 from core.errors import RunStopped, UserError
 
 OUTPUTS = Path("outputs")
+POLL = 0.5  # seconds between two looks at what another process does
+PERSONAL = "personal"  # the folder of a run's personal models
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,10 @@ class Sweep:
             there = self._past(job, run)
             if there is not None and (summary := finished(there)) is not None:
                 self._done(there, summary)
+                if run.save_personal and "personal_accuracy_best" in summary and not (there / PERSONAL).exists():
+                    print(
+                        f"{there} finished without saving its personal models: save_personal=true needs it run anew elsewhere"
+                    )
             else:
                 left.append((job, run))
         what = "" if not self.folders else f", {len(self.folders)} of them finished already"
@@ -175,6 +182,11 @@ class Sweep:
         from contrafed.reporting import print_summary
 
         there = self._past(job, run)
+        if there is None and self._begins_elsewhere(job, run):
+            print("another process begins a run of this name: waiting to see which", flush=True)
+            while there is None and self._begins_elsewhere(job, run):
+                time.sleep(POLL)
+                there = self._past(job, run)
         if there is not None and (summary := finished(there)) is not None:  # by another process meanwhile
             return self._done(there, summary)
         # Flower keeps what nodes remember to itself, and secret noise must not be drawn twice.
@@ -229,6 +241,14 @@ class Sweep:
         home, wanted = self._home(job, run), identity(run.composed)
         found = self._there[home].get(wanted)
         return found or runs_in(home, f"{job.name}*").get(wanted)  # another process may have begun it meanwhile
+
+    def _begins_elsewhere(self, job: Job, run: Run) -> bool:
+        """Whether another process has a folder of this name of which it has not said yet what it runs there."""
+        for claim in self._home(job, run).glob(f"{job.name}*/config.yaml") if job.experiment is not None else ():
+            with contextlib.suppress(FileNotFoundError):  # given up meanwhile
+                if not claim.stat().st_size and taken(claim.parent):
+                    return True
+        return False
 
     def _to_go(self, left: int) -> str:
         """Return about how long so many jobs take, by the mean of those that are finished."""
@@ -286,6 +306,12 @@ def held(folder: Path) -> Iterator[bool]:
         if new and free:
             with contextlib.suppress(OSError):  # empty after a mistake in the data
                 folder.rmdir()
+
+
+def taken(folder: Path) -> bool:
+    """Whether another process holds a run's folder."""
+    with held(folder) as free:
+        return not free
 
 
 def make_folder(folder: Path) -> bool:

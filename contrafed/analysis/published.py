@@ -7,6 +7,7 @@ method, metric, value, std, note. Accuracies and ``std`` (FedCRL's and FedCoSR's
 """
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,7 @@ from contrafed.analysis.statistics import first_at, over_seeds, ranks, spearman
 from core.errors import unknown
 
 FOLDER = Path(__file__).resolve().parent / "published"
+LONGEST = 150  # characters of a file's name, to which endings come
 LOWER_IS_BETTER = frozenset({"rounds", "traffic_mb"})
 # What stands for a target that no run reached: the last rank.
 NEVER = {"rounds": math.inf, "speedup": 0.0, "traffic_mb": math.inf}
@@ -70,9 +72,10 @@ class Comparison:
 
     @property
     def stem(self) -> str:
-        """What its files are called."""
+        """What its files are called; of a long name its beginning and a checksum."""
         parts = [self.paper, f"table{self.table}", *([self.scale] if self.scale else []), *self.changed]
-        return "-".join("".join(c if c.isalnum() or c in ".=" else "_" for c in part) for part in parts).lower()
+        name = "-".join("".join(c if c.isalnum() or c in ".=" else "_" for c in part) for part in parts).lower()
+        return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{zlib.crc32(name.encode()):08x}"
 
     @property
     def both(self) -> pd.DataFrame:

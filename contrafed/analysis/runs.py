@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 
 from contrafed.reporting.series import points_of, summary_of_curves
-from contrafed.settings import HOW_IT_RUNS, read_config
+from contrafed.settings import HOW_IT_RUNS, RULING_KEYS, read_config
 from core import registry
 from core.config import dotted
 from core.errors import UserError
@@ -59,8 +59,10 @@ class FinishedRun:
     @property
     def method(self) -> str:
         """The method as the papers' tables name it: fedrcl, fedrcl+fedadam, pmfl/no_mct."""
-        published = self.config.get("published") or {}
-        return str(published.get("method") or composition(self.config["strategy"]))
+        strategy, published = self.config["strategy"], self.config.get("published") or {}
+        named = published.get("method") or strategy["name"]
+        # A table that names methods by their node half alone says nothing of the rule.
+        return composition(strategy) if named == strategy["name"] else str(named)
 
     @property
     def finished(self) -> bool:
@@ -230,7 +232,8 @@ def _own_server(name: str) -> str | None:
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return {dotted key: value} of a configuration, without what does not tell experiments apart."""
-    return dotted({key: value for key, value in config.items() if key not in ASIDE})
+    ruling = {key: value for key, value in dotted(config).items() if key in RULING_KEYS}
+    return dotted({key: value for key, value in config.items() if key not in ASIDE}) | ruling
 
 
 def varied(runs: Sequence[FinishedRun]) -> list[str]:

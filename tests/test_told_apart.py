@@ -1,0 +1,118 @@
+"""What tells two runs apart, in tables, sweeps and what is said of a command line, and what does not."""
+
+import fcntl
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from reported import method, write_run
+from test_sweep import DIGITS, called, finished  # noqa: F401
+
+from contrafed.analysis import published
+from contrafed.analysis.runs import find, groups, usable, varied
+from contrafed.checkpoint import identity
+from contrafed.composition import compose_job
+from contrafed.grid import axes_of
+from contrafed.sweep import taken
+
+
+def of_a_paper(server, **more):
+    about = {"paper": "fedrcl", "table": "5", "method": "fedrcl", "dataset": "CIFAR-10", "setting": "", "cells": []}
+    return {"strategy": {"name": "fedrcl", "server": server}, "published": about, **more}
+
+
+def test_server_rules_beside_one_method_are_groups_of_their_own(tmp_path):
+    """Also where the experiment names methods by their node half alone."""
+    rules = ("fedavg", "fedavgm", "fedexp", "fedvarp", "mifa", "fedadam")
+    for k, rule in enumerate(rules):
+        write_run(tmp_path / rule, (0.1, 0.1 + k / 10), **of_a_paper(rule))
+    runs, _ = usable(find([tmp_path]))
+    names = {"fedrcl" if rule == "fedavg" else f"fedrcl+{rule}" for rule in rules}
+    assert {group.method for group in groups(runs)} == names
+
+
+@pytest.mark.parametrize("server", ["fedavgm", "fedadam", "fedagm"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedrcl", "moon"])
+def test_a_rule_of_fedrcls_table_5_is_in_the_methods_name(strategy, server):
+    config = compose_job(["experiment=fedrcl/table5", f"strategy={strategy}", f"strategy.server={server}"])
+    assert config.published.method == (server if strategy == "fedavg" else f"{strategy}+{server}")
+    if strategy != "moon":
+        table = published.load("fedrcl")
+        assert config.published.method in set(table[table["table"] == "5"]["method"])
+
+
+def test_what_says_which_replies_count_makes_another_run(tmp_path):
+    for name, limit in (("free", None), ("bound", 1.0)):
+        write_run(tmp_path / name, **method("moon", engine={"name": "local", "max_norm": limit, "stack_size": len(name)}))
+    runs = find([tmp_path])
+    assert len(usable(runs)[0]) == 2
+    assert varied(runs) == ["engine.max_norm"]
+    asked = compose_job(["experiment=pmfl/table1", "engine=local", "engine.max_norm=1", "engine.stack_size=2", "seed=3"])
+    assert list(asked.changed) == ["engine.max_norm=1"]
+
+
+def test_an_axis_that_a_file_does_without_is_no_axis():
+    changed = compose_job(["experiment=fedrcl/table6", "dataset=cifar10"]).changed
+    assert list(changed) == ["dataset=cifar10"]
+    assert list(compose_job(["experiment=fedrcl/table1", "dataset=cifar10"]).changed) == []
+
+
+def test_one_is_one_however_it_is_written():
+    grid = {"partition.alpha": [0.1, 1.0, 5.0], "strategy": ["pmfl", "fedau"]}
+    axes, _ = axes_of(grid, {"partition.alpha": ["1", "5e0", "0.3"], "strategy": ["moon"]}, ())
+    assert axes == {"partition.alpha": ["1.0", "5.0", "0.3"], "strategy": ["moon"]}
+    assert (
+        identity({"partition": {"alpha": 1}})
+        == identity({"partition": {"alpha": 1.0}})
+        != identity({"partition": {"alpha": 2}})
+    )
+    assert identity({"a": True}) != identity({"a": 1})
+
+
+def test_a_long_list_of_changes_makes_no_name_that_cannot_be_written(tmp_path):
+    about = of_a_paper("fedavgm")["published"] | {
+        "cells": [{"metric": "ema_accuracy", "setting": "", "value": "accuracy_final", "std": None}]
+    }
+    for k in range(2):
+        changed = [f"strategy.local.of_a_long_name_{i}={k}" for i in range(20)]
+        write_run(tmp_path / str(k), **of_a_paper("fedavgm") | {"published": about, "changed": changed})
+    stems = {comparison.stem for comparison in published.compare(find([tmp_path]))}
+    assert len(stems) == 2
+    assert max(map(len, stems)) < 200
+
+
+def test_a_run_that_another_process_just_begins_is_waited_for_and_not_run_twice(called):  # noqa: F811
+    """Between the claim of its folder and the first line in it, while Ray starts, it does not say yet what it is."""
+    done = called(*DIGITS, "seed=0")
+    assert (done.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
+    folder = Path("outputs/digits/fedavg-uniform-seed=0")
+    config, text = folder / "config.yaml", (folder / "config.yaml").read_text()
+    (folder / "summary.json").unlink()
+    config.write_text("")
+    held = os.open(folder, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    assert taken(folder)
+
+    def begin():
+        time.sleep(1.5)
+        config.write_text(text)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    again = called(*DIGITS, "seed=0")
+    thread.join()
+    os.close(held)
+    assert not taken(folder)
+    assert "another process begins a run of this name" in again.out
+    assert "another process is at it" in again.out
+    assert [path.name for path in Path("outputs/digits").iterdir()] == ["fedavg-uniform-seed=0"]
+
+
+def test_a_finished_sweep_says_that_it_saved_no_personal_models(called):  # noqa: F811
+    asked = ("-m", "experiment=digits", *DIGITS[2:-1], "strategy=fedper", "seed=0")
+    assert called(*asked).status == 0
+    again = called(*asked, "save_personal=true")
+    assert again.status == 0
+    assert "finished without saving its personal models" in again.out
