@@ -298,7 +298,7 @@ def _put(config: DictConfig, values: Any, parsed: list[Override], what: str | No
     Raises ``UserError`` for one that is not there, saying ``what`` it is; where that is None such a key is left out.
     """
     root = config[at] if at else config
-    for key, value in values.items():
+    for key, value in ((str(key), value) for key, value in values.items()):
         *above, last = key.split(".")
         group = OmegaConf.select(root, ".".join(above)) if above else root
         if not isinstance(group, DictConfig) or last not in group:

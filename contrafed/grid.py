@@ -65,9 +65,9 @@ def text(value: Any) -> str:
 def axes_of(grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str]) -> tuple[dict[str, list[str]], set[str]]:
     """Return each axis of a grid with the texts of its values, and which keys of the command line are used up by them.
 
-    ``asked`` is key -> its values' texts on the command line. An axis's own name replaces its values, numbers as the
-    grid writes them; a choice of ``groups``
-    that named cases make too, as ``dataset=svhn``, keeps the cases that make it. Raises ``UserError`` where no case is left.
+    ``asked`` is key -> its values' texts on the command line. An axis's own name replaces its values, numbers as the grid
+    writes them; a choice of ``groups`` that named cases make too, as ``dataset=svhn``, keeps the cases that make it. Raises
+    ``UserError`` where no case is left.
     """
     axes, used = dict[str, list[str]](), set[str]()
     for name, axis in grid.items():

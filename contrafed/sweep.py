@@ -143,9 +143,7 @@ class Sweep:
             if there is not None and (summary := finished(there)) is not None:
                 self._done(there, summary)
                 if run.save_personal and "personal_accuracy_best" in summary and not (there / PERSONAL).exists():
-                    print(
-                        f"{there} finished without saving its personal models: save_personal=true needs it run anew elsewhere"
-                    )
+                    print(f"{there} finished without saving its personal models: save_personal=true needs another output_dir")
             else:
                 left.append((job, run))
         what = "" if not self.folders else f", {len(self.folders)} of them finished already"
