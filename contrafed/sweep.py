@@ -31,7 +31,6 @@ from core.errors import RunStopped, UserError
 
 OUTPUTS = Path("outputs")
 POLL = 0.5  # seconds between two looks at what another process does
-PERSONAL = "personal"  # the folder of a run's personal models
 
 
 @dataclass(frozen=True)
@@ -133,6 +132,8 @@ class Sweep:
 
     def run(self) -> None:
         """Run what is left. A job that fails is reported and the others go on; Ctrl-C ends the sweep. Raises ``UserError``."""
+        from simulation.personal import place_in
+
         left = []
         for job, run in self.jobs:
             home = self._home(job, run)
@@ -142,7 +143,7 @@ class Sweep:
             there = self._past(job, run)
             if there is not None and (summary := finished(there)) is not None:
                 self._done(there, summary)
-                if run.save_personal and "personal_accuracy_best" in summary and not (there / PERSONAL).exists():
+                if run.save_personal and "personal_accuracy_best" in summary and not Path(place_in(there)).exists():
                     print(f"{there} finished without saving its personal models: save_personal=true needs another output_dir")
             else:
                 left.append((job, run))

@@ -46,11 +46,12 @@ class FedAWE(FedAvg):
         if not len(replies):
             return model
         models, active, now = self.state["models"], self.state["active"], self.round.server_round
-        models.setdefault(0, {name: model[name] for name in self.travelling})
+        travelling = {name: model[name] for name in self.travelling}
+        models.setdefault(0, travelling)
         away, shares = now - active[replies.nodes], self.shares(replies)  # t - tau_k
         self.round.node_metrics["weight"] = (replies.nodes, away.astype(np.float64))
         weights = shares / shares.sum()
-        begun = [reply.begun(models[0]) for reply in replies]  # x_k
+        begun = [reply.begun(travelling) for reply in replies]  # x_k
         steps, lengths = replies.terms("delta", weights * self.config.server_lr * away)
         mean = combine(begun + steps, weights.tolist() + lengths)
         models[now] = {name: value.to(model[name].dtype) for name, value in mean.items()}

@@ -232,8 +232,7 @@ def _own_server(name: str) -> str | None:
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return {dotted key: value} of a configuration, without what does not tell experiments apart."""
-    ruling = {key: value for key, value in dotted(config).items() if key in RULING_KEYS}
-    return dotted({key: value for key, value in config.items() if key not in ASIDE}) | ruling
+    return {key: v for key, v in dotted(config).items() if key in RULING_KEYS or key.partition(".")[0] not in ASIDE}
 
 
 def varied(runs: Sequence[FinishedRun]) -> list[str]:
