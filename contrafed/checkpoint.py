@@ -8,10 +8,10 @@ A checkpoint's folder gets its name by one rename when all of it is written, so 
 pickled: loading a foreign file runs no code. Random draws and availability are functions of the round and need no state.
 """
 
+import hashlib
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +31,6 @@ from core.errors import UserError
 from core.tensors import Tensors, group, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
-BLOCK = 2**20  # bytes that are read at a time
 
 ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
 # Keys that may differ between a run and its continuation: they change no number, or only when it ends. But for those of the
@@ -48,7 +47,7 @@ class Checkpoint:
     config: dict[str, Any]
     logs: dict[str, int]  # bytes of each log up to here
     nodes: dict[int, str]  # partition id -> file of what it remembers
-    sums: dict[str, int]  # file -> its checksum
+    sums: dict[str, str]  # file -> its checksum
     state: Any  # the strategy's state, packed
     grid: dict[str, Any]  # what the grid must know to go on: of devices, which keep what they remember; else empty
 
@@ -73,7 +72,7 @@ class Checkpoints:
         self.keep: int = config["checkpoint_keep"]
         own = resumed is not None and resumed.path.parent.resolve() == self.folder.resolve()
         self.nodes: dict[int, str] = dict(resumed.nodes) if resumed is not None and own else {}
-        self.sums: dict[str, int] = dict(resumed.sums) if resumed is not None and own else {}  # by a node's file
+        self.sums: dict[str, str] = dict(resumed.sums) if resumed is not None and own else {}  # by a node's file
         (self.folder / NODES).mkdir(parents=True, exist_ok=True)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
@@ -278,10 +277,7 @@ def _read(path: Path) -> Checkpoint | None:
         return None
 
 
-def checksum(file: Path) -> int:
-    """Return the CRC-32 of a file's bytes, by which it is known to be what was written."""
-    found = 0
+def checksum(file: Path) -> str:
+    """Return the SHA-256 of a file's bytes, by which it is known to be what was written."""
     with file.open("rb") as opened:
-        while block := opened.read(BLOCK):
-            found = zlib.crc32(block, found)
-    return found
+        return hashlib.file_digest(opened, "sha256").hexdigest()
