@@ -23,6 +23,7 @@ class Config(FedRepConfig):
     contrast_weight: Annotated[float, Range(ge=0)]  # mu
     temperature: Annotated[float, Range(gt=0)]  # T
     invalid_centre: Literal["mask", "zero_vector"]  # a class without a centre: no contrast, or a centre of zero
+    frozen_model: Literal["all", "body"]  # which part of z_con's model is as the round began
     body_phase: Literal["body", "all"]  # what learns in the body phase
 
 
@@ -32,7 +33,8 @@ class MpFedconClient(FedRepClient):
     ``l_con = log(1 + e^((cos(z, z_con) - cos(z, z_glob)) / T))``: z is the projection under the model in training, z_con under
     the node's whole model as it was at the start of the round, z_glob the global centre (prototype) of the example's class.
     Deviations: Algorithm 1 line 25 lacks mu, which Equation 6 has; an example whose class has no centre yet has l_con = 0.
-    ``body_phase: all`` is Equation 6 to the letter, a minimum over the whole model.
+    ``body_phase: all`` is Equation 6 to the letter, a minimum over the whole model; ``frozen_model: body`` is section 4.3's, of
+    the body alone.
     """
 
     @classmethod
@@ -44,6 +46,8 @@ class MpFedconClient(FedRepClient):
         """Algorithm 1: freeze the model as the round begins (line 11), head phase, body phase, centres (Equation 3)."""
         start = {n: v.clone() for n, v in stack.params.items()}
         self.train_head(stack, "head batches")
+        if self.config.frozen_model == "body":
+            start = {n: v.clone() for n, v in stack.params.items()}  # the head phase leaves the body as it was
         contrast = self.config.contrast_weight > 0
         self.train(
             stack,

@@ -1,6 +1,6 @@
 """pFedMe, the node half: Moreau envelopes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from torch import Tensor
@@ -72,6 +72,11 @@ class PFedMeClient(Client):
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """A node is judged by theta as its last round left it."""
         return {"model": stack.remembered("own")}
+
+    @classmethod
+    def solver(cls, config: Config) -> LocalWork:
+        """theta has the pull to w alone."""
+        return replace(config.local, proximal_weight=0.0)
 
     def work_of(self, examples: int) -> int:
         """Return the inner steps."""

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from contrafed.settings import HOW_IT_RUNS, ORIGIN, RULING_KEYS
-from core.config import dotted
+from core.config import dotted, plain_numbers
 from core.disk import sync
 from core.errors import UserError
 from core.tensors import Tensors, group, write
@@ -196,8 +196,7 @@ def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any])
 
 def identity(config: Mapping[str, Any]) -> str:
     """Return what two configurations of the same run have in common: all that moves a number."""
-    # 1 and 1.0 are one number, whichever of them a command line says.
-    flat = [(k, int(v) if isinstance(v, float) and v.is_integer() else v) for k, v in sorted(dotted(config).items())]
+    flat = sorted(plain_numbers(dotted(config)).items())
     return json.dumps({key: value for key, value in flat if value is not None and (_counts(key) or key in ENDING_KEYS)})
 
 

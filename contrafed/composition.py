@@ -27,7 +27,7 @@ from core.errors import UserError, unknown
 CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment", "scale")
 
 # What a command line may set beside an experiment and still have its setting.
-FREE = ("experiment", "scale", "seed", *HOW_IT_RUNS)
+FREE = ("experiment", "scale", "seed", "log", "metrics", *HOW_IT_RUNS)
 
 
 # Whose YAMLs set keys of other groups too, by Hydra's directive.
@@ -128,6 +128,12 @@ def grid_of(experiment: str, config_dir: str | Path | None = None) -> grid.Grid:
     return _grid_of(experiment, own, _stamp(own))
 
 
+def choices_of(experiment: str, own: Path | None) -> dict[str, str]:
+    """Return group -> the choice that an experiment makes itself, of each group."""
+    composed = _compose([f"experiment={experiment}"], own, return_hydra_config=True)
+    return {str(group): str(choice) for group, choice in composed.hydra.runtime.choices.items()}
+
+
 @lru_cache(maxsize=64)
 def _grid_of(experiment: str, own: Path | None, stamp: object) -> grid.Grid:
     _check_names(parse([f"experiment={experiment}"]), own)
@@ -181,9 +187,10 @@ def _take_cases(parsed: list[Override], own: Path | None) -> tuple[dict[str, Any
     experiment = next((o.value() for o in parsed if o.key_or_group == "experiment"), None)
     if experiment is None:
         return {}, parsed
-    axes = {name: axis for name, axis in grid_of(str(experiment), own).items() if isinstance(axis, dict)}
+    table = grid_of(str(experiment), own)
+    axes = {name: axis for name, axis in table.items() if isinstance(axis, dict)}
     values: dict[str, Any] = {}
-    rest = [o for o in parsed if o.key_or_group not in axes]
+    rest = [_spelled(o, table) for o in parsed if o.key_or_group not in axes]
     taken = {o.key_or_group for o in rest}
     choices = []
     for override in parsed:
@@ -198,6 +205,13 @@ def _take_cases(parsed: list[Override], own: Path | None) -> tuple[dict[str, Any
                 choices.append(line)
         values |= {key: value for key, value in cases[name].items() if choice_key(key) not in CHOICE_GROUPS}
     return values, [*rest, *parse(choices)]
+
+
+def _spelled(override: Override, table: grid.Grid) -> Override:
+    """Return an override with its number as a listed axis of the grid writes it, by which published cells are found."""
+    key, _, value = str(override.input_line).partition("=")
+    axis = table.get(key, {})
+    return override if (own := grid.spelled(value, axis)) == value else parse([f"{key}={own}"])[0]
 
 
 def _check_names(choosing: list[Override], own: Path | None) -> None:

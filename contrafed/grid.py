@@ -62,18 +62,19 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def axes_of(grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str]) -> tuple[dict[str, list[str]], set[str]]:
+def axes_of(
+    grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str], default: Mapping[str, str]
+) -> tuple[dict[str, list[str]], set[str]]:
     """Return each axis of a grid with the texts of its values, and which keys of the command line are used up by them.
 
     ``asked`` is key -> its values' texts on the command line. An axis's own name replaces its values, numbers as the grid
-    writes them; a choice of ``groups`` that named cases make too, as ``dataset=svhn``, keeps the cases that make it. Raises
-    ``UserError`` where no case is left.
+    writes them; a choice of ``groups`` that named cases make too, as ``dataset=svhn``, keeps the cases that make it, also by
+    leaving the experiment's own, its ``default``. Raises ``UserError`` where no case is left.
     """
     axes, used = dict[str, list[str]](), set[str]()
     for name, axis in grid.items():
         if name in asked:
-            known = [text(value) for value in axis] if isinstance(axis, list) else []
-            axes[name] = [next((own for own in known if _number(own) == _number(value)), value) for value in asked[name]]
+            axes[name] = [spelled(value, axis) for value in asked[name]]
             used.add(name)
             continue
         if isinstance(axis, list):
@@ -81,11 +82,19 @@ def axes_of(grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str])
             continue
         narrowing = {key for key in asked if key in groups and any(key in case for case in axis.values())}
         used |= narrowing
-        axes[name] = [n for n, case in axis.items() if all(key in case and text(case[key]) in asked[key] for key in narrowing)]
+        axes[name] = [
+            n for n, case in axis.items() if all(text(case.get(key, default.get(key))) in asked[key] for key in narrowing)
+        ]
         if not axes[name]:
             wanted = " ".join(f"{key}={','.join(asked[key])}" for key in sorted(narrowing))
             raise UserError(f"no {name} of the grid has {wanted}; its cases: {', '.join(axis)}")
     return axes, used
+
+
+def spelled(value: str, axis: list[Any] | dict[str, Case]) -> str:
+    """Return a value's text as a list of values has it: 1 is the 1.0 of a table."""
+    known = [text(one) for one in axis] if isinstance(axis, list) else []
+    return next((own for own in known if _number(own) == _number(value)), value)
 
 
 def _number(word: str) -> float | str:

@@ -129,13 +129,18 @@ class Session:
                 on_round=after,
                 first_round=first,
             )
-            if first > self.rounds and self.places["save"]:  # a finished run whose personal models are wanted after all
-                record = codec.to_record(self.model)
-                self.grid.send_and_receive(
-                    strategy.configure_evaluate(self.rounds, record, scored, self.grid)  # type: ignore[arg-type]
-                )
+            if first > self.rounds:
+                self._look_back(scored)
             if self.resumed is None:
                 self._advise(log, progress)
+
+    def _look_back(self, scored: ConfigRecord) -> None:
+        """Do what is wanted after all of a run that is resumed behind its last round: its target, its personal models."""
+        scope = "personal" if self.strategy.personal and self.recorder.curve("personal", "test", "accuracy") else "global"
+        self.stopping.look(self.recorder.curve(scope, "test", "accuracy"))
+        if self.places["save"]:
+            grid: Any = self.grid
+            grid.send_and_receive(self.strategy.configure_evaluate(self.rounds, codec.to_record(self.model), scored, grid))
 
     def _advise(self, log: RoundLog, progress: Progress) -> None:
         """Say what is to be done where few or none took part."""
@@ -221,6 +226,7 @@ class Session:
         """Put server, nodes and figures back to where a checkpoint left them."""
         self.model, state = resumed.server()
         self.strategy.state.update(state)
+        self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
         self.grid.restore(resumed.memories(), changed=elsewhere)
         for nodes in self.recorder.past_participants(resumed.server_round):
@@ -240,10 +246,20 @@ class Session:
             "target_accuracy": alone and self.run.target_accuracy is not None,
         }
         if wanted and not scored and (need := next((key for key, is_so in needs.items() if is_so), None)) is not None:
-            raise UserError(f"{need}: no node has a test part of its own; dataset.merge_splits=true gives each one")
+            raise UserError(f"{need}: no node has a test part of its own; {self._for_test_parts}")
         if wanted and held_out and not set(held_out) & set(scored):
-            raise UserError("held_out_nodes: none of them has a test part of its own; dataset.merge_splits=true gives each one")
+            raise UserError(f"held_out_nodes: none of them has a test part of its own; {self._for_test_parts}")
         return scored if wanted else []
+
+    @property
+    def _for_test_parts(self) -> str:
+        """What gives nodes test parts."""
+        partition = self.run.node.partition
+        return (
+            f"partition={partition.name} gives none"
+            if hasattr(partition.module, "lazy")
+            else "dataset.merge_splits=true gives each one"
+        )
 
     @property
     def _asks_nodes(self) -> bool:
@@ -257,7 +273,7 @@ class Session:
         if self.scored:
             return ""
         if self._asks_nodes:
-            return "no node has a test part of its own to score its model on; dataset.merge_splits=true gives each one"
+            return f"no node has a test part of its own to score its model on; {self._for_test_parts}"
         if not len(test_examples(self.members.federation, self.run.num_trained)):
             return "the server has no test images, so the global model is not scored"
         return ""

@@ -17,10 +17,14 @@ class Stopping:
         self.reached: int | None = None  # the first round whose accuracy was at least the target
         self.stopped: str | None = None  # by which key the run ended, and not by its last round
 
-    def ends(self, curve: Curve, last_round: int) -> bool:
-        """Whether the run ends with the last point of ``curve``, before ``last_round``."""
+    def look(self, curve: Curve) -> None:
+        """Note the first round that reaches the target."""
         if self.target is not None and self.reached is None:
             self.reached = next((t for t, accuracy in curve if accuracy >= self.target), None)
+
+    def ends(self, curve: Curve, last_round: int) -> bool:
+        """Whether the run ends with the last point of ``curve``, before ``last_round``."""
+        self.look(curve)
         if curve and curve[-1][0] < last_round:
             accuracies = [accuracy for _, accuracy in curve]
             since = len(accuracies) - 1 - accuracies.index(max(accuracies))

@@ -25,7 +25,7 @@ import yaml
 from hydra.core.override_parser.types import Override
 
 from contrafed import grid
-from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, grid_of, own_folder, parse
+from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, choices_of, grid_of, own_folder, parse
 from contrafed.settings import Run
 from core.errors import RunStopped, UserError
 
@@ -63,7 +63,9 @@ def expand(overrides: list[str], config_dir: str | Path | None = None) -> list[J
         axes, used, bare = dict[str, list[str]](), set[str](), set(CHOICE_GROUPS)
         if experiment is not None:
             table = {choice_key(name): axis for name, axis in grid_of(experiment, own).items()}
-            axes, used = grid.axes_of(table, {key: list(values) for key, values in asked.items()}, CHOICE_GROUPS)
+            axes, used = grid.axes_of(
+                table, {key: list(values) for key, values in asked.items()}, CHOICE_GROUPS, choices_of(experiment, own)
+            )
             bare |= {name for name, axis in table.items() if isinstance(axis, dict)}
         columns = {key: {value: f"{key}={value}" for value in values} for key, values in axes.items()}
         columns |= {key: values for key, values in asked.items() if key not in used}

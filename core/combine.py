@@ -56,3 +56,8 @@ def _add(total: Tensor, parts: Sequence[Tensor], factors: Sequence[float]) -> No
     total.zero_()
     for part, factor in zip(parts, factors, strict=True):
         total.add_(part, alpha=factor)
+
+
+def squared_distance(a: Tensors, b: Tensors) -> float:
+    """Return |a - b|^2 over all tensors of ``a``, in float64."""
+    return sum(float((a[name].double() - b[name].double()).square().sum()) for name in a)

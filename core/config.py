@@ -92,7 +92,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         kinds = [_base(option) for option in options]
         if type(value) is int and int in kinds:  # out of range, then
             raise failures[kinds.index(int)]
-        raise UserError(f"{where} must be {_name(hint)}, got {value!r}")
+        raise UserError(f"{where} must be {' or '.join(map(_bounded, args))}, got {value!r}")
     if origin is Literal:
         if value not in args:
             raise UserError(f"{where} is {value!r}; choices: {', '.join(map(str, args))}")
@@ -126,6 +126,12 @@ def _base(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
+def _bounded(hint: Any) -> str:
+    """Return a type's name, a number's with its bounds."""
+    rules = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
+    return " ".join([_name(hint), *(str(rule) for rule in rules if isinstance(rule, Range))])
+
+
 def _name(hint: Any) -> str:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if hint in words:
@@ -146,3 +152,8 @@ def dotted(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         out |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return out
+
+
+def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with whole floats as integers: 1 and 1.0 are one number, whichever of them a command line says."""
+    return {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in values.items()}

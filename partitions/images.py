@@ -71,6 +71,7 @@ def make_images(
         raise UserError(f"{count} images, {len(y)} labels{marks} do not match")
     if owner is not None and owner.shape != (count,):
         raise UserError(f"{count} images and {len(owner)} owners do not match")
+    test = test.astype(bool)
     if count == 0 or test.all():
         raise UserError(f"the training split is empty; there are {count} images, {count} of them for testing")
     low, high = int(y.min()), int(y.max())
@@ -82,7 +83,7 @@ def make_images(
     mean, std = _moments(x[~test])
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
     labels = torch.from_numpy(y.astype(np.int64))
-    return ImageData(images, labels, torch.from_numpy(test.astype(bool)), mean, std, classes, owner)
+    return ImageData(images, labels, torch.from_numpy(test), mean, std, classes, owner)
 
 
 def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -220,7 +220,7 @@ def _split(choice: Choice, draw: Draw) -> list[np.ndarray]:
             raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {np.asarray(part).dtype} {np.shape(part)}")
         if len(part) and (part.min() < 0 or part.max() >= len(draw.y)):
             raise UserError(f"{said} positions in draw.y, 0..{len(draw.y) - 1}; node {node} has {part.min()}..{part.max()}")
-    return parts
+    return [part.astype(np.int64) for part in parts]
 
 
 def check(choice: Choice, num_nodes: int) -> None:

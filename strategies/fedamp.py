@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from core.combine import combine
+from core.combine import combine, squared_distance
 from core.config import Range
 from core.tensors import named
 from strategies.base import FederatedStrategy, Replies, Tensors
@@ -60,7 +60,7 @@ class FedAMP(FederatedStrategy):
         unit, sigma = self.state["spread"] if self.config.relative else 1.0, self.config.sigma
         if not unit:  # all known models are one
             return [0.0] * len(others)
-        found = [self.config.cloud_lr / sigma * math.exp(-distance(own, other) / unit / sigma) for other in others]
+        found = [self.config.cloud_lr / sigma * math.exp(-squared_distance(own, other) / unit / sigma) for other in others]
         most = 1 - 1 / (len(others) + 1)
         scale = most / sum(found) if self.config.cap and sum(found) > most else 1.0
         return [scale * weight for weight in found]
@@ -69,14 +69,11 @@ class FedAMP(FederatedStrategy):
         """Remember what each node sent, and how far apart known models are."""
         own_weights = [self.own_weights[node] for node in replies.nodes.tolist()]
         self.round.node_metrics["own_weight"] = (replies.nodes, np.array(own_weights))
-        self.state["known"] |= dict(zip(replies.nodes.tolist(), replies.models(), strict=True))
+        for node, sent in zip(replies.nodes.tolist(), replies.models(), strict=True):
+            # Copies: a reply may be a view of memory that holds many of them.
+            self.state["known"][node] = {name: value.clone() for name, value in sent.items()}
         self.state["spread"] = spread(list(self.state["known"].values()))
         return model
-
-
-def distance(a: Tensors, b: Tensors) -> float:
-    """Return |a - b|^2, in float64."""
-    return sum(float((a[name].double() - b[name].double()).square().sum()) for name in a)
 
 
 def spread(models: Sequence[Tensors]) -> float:
@@ -84,4 +81,4 @@ def spread(models: Sequence[Tensors]) -> float:
     if len(models) < 2:
         return 0.0
     mean = combine(models, [1 / len(models)] * len(models))
-    return 2 / (len(models) - 1) * sum(distance(model, mean) for model in models)
+    return 2 / (len(models) - 1) * sum(squared_distance(model, mean) for model in models)

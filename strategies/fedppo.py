@@ -61,7 +61,7 @@ class FedPPO(FedAvg):
     def count(self) -> int:
         """How many nodes are chosen a round: m."""
         share = self.config.choose
-        return max(1, math.ceil(share * self.population.num_holders)) if isinstance(share, float) else int(share)
+        return max(1, math.ceil(round(share * self.population.num_holders, 9))) if isinstance(share, float) else int(share)
 
     def select(self, server_round: int) -> np.ndarray:
         """Choose among those available, or among all with data, of whom the available train."""

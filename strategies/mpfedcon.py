@@ -55,7 +55,8 @@ class MpFedcon(FederatedStrategy):
             return replies
         bank: dict[int, Tensors] = self.state["bank"]
         for reply in replies:
-            centres = {n: v for n, v in reply.tensors.items() if n.startswith("proto/")}
+            # Copies: a reply may be a view of memory that holds many of them.
+            centres = {n: v.clone() for n, v in reply.tensors.items() if n.startswith("proto/")}
             bank[reply.node] = centres | {"examples": torch.tensor(reply.num_examples)}
         known = (Reply(node, latest, int(latest["examples"]), {}) for node, latest in bank.items())
         return Replies(known, replies.aggregation)

@@ -12,7 +12,7 @@ import strategies
 from contrafed.settings import resolve
 from core.errors import UserError
 from core.run import choose
-from strategies.aggregation.base import make_aggregation
+from strategies.aggregation.base import make_aggregation, share_of
 from strategies.base import FederatedStrategy
 from strategies.prototypes import Prototypes
 from strategies.replies import Replies, Reply
@@ -66,6 +66,19 @@ def test_the_plain_mean_is_the_rules_own():
 )
 def test_by_hand(name, changes, points, weights, expected):
     assert combined(name, points, weights, **changes) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "expected"), [(0.29, 100, 29), (0.35, 180, 63), (0.7, 90, 63), (0.3, 9, 2), (0.3, 0, 0)]
+)
+def test_a_share_of_replies_is_that_of_the_decimal_that_was_written(share, count, expected):
+    assert share_of(share, count) == expected
+
+
+def test_a_trimmed_mean_cuts_as_many_as_are_said():
+    """63 of 180 at either end, where 0.35 * 180 is 62.99 in binary."""
+    points = [[1e6 if k < 63 else 1.0, 0.0] for k in range(180)]
+    assert combined("trimmed_mean", points, trim=0.35) == pytest.approx([1, 0])
 
 
 @pytest.mark.parametrize("name", MEDIANS)

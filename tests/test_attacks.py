@@ -267,6 +267,7 @@ def test_wrong_labels_by_hand():
     assert more.owner.tolist() == [0, 0, 1, 1, 1, 0, 1]
     assert partition.test(1).tolist() == [3]
     assert partition.sizes.tolist() == [2, 2]
+    assert partition.test_sizes.tolist() == true.test_sizes.tolist() == [1, 1]
     assert partition.class_counts().tolist() == true.class_counts().tolist()
     assert np.array_equal(partition.class_proportions(), true.class_proportions())
 

@@ -262,6 +262,19 @@ def test_personal_models_of_a_finished_run_can_still_be_saved(tmp_path, capsys):
     assert again["personal_accuracy_mean"] == first["personal_accuracy_mean"]
 
 
+def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_after_it(tmp_path):
+    """FedProc mixes by the round: nodes that train before they are judged leave the models of the last evaluation."""
+    proc = ("strategy=fedproc", "judge=post_train", *SMALL)
+    run(config_of(*proc, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
+    run(config_of(*proc, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
+    run(config_of(f"evaluate_only={tmp_path}/b", "engine=local", f"output_dir={tmp_path}/c"))
+    lines = [(tmp_path / place / "metrics.csv").read_text().splitlines() for place in ("run", "c")]
+    left, scored = (
+        [line.split(",")[-1] for line in of if line.split(",")[1:4] == ["personal", "test", "loss"]][-1] for of in lines
+    )
+    assert left == scored
+
+
 def test_where_there_is_no_checkpoint(tmp_path, capsys):
     with pytest.raises(UserError, match="there is no whole checkpoint in .*nowhere"):
         run(config_of(*SMALL, "resume=nowhere", f"output_dir={tmp_path}/run"))

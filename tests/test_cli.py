@@ -49,7 +49,10 @@ def command(*arguments, timeout=900):
             ["strategy=fedrcl", "strategy.local.augment=[blur]"],
             "strategy.local.augment[0] is 'blur'; choices: sharpness, jitter, posterize, equalize, rotation, crop, flip",
         ),
-        (["strategy.local.batch_size=1.5"], "strategy.local.batch_size must be a whole number or a number, got 1.5"),
+        (
+            ["strategy.local.batch_size=1.5"],
+            "strategy.local.batch_size must be a whole number >= 1 or a number > 0 and < 1, got 1.5",
+        ),
         (["sed=1"], "unknown key 'sed', did you mean 'seed'?"),
         (["+extra=1"], "unknown key 'extra'"),
         (["+strategy.extra=1"], "unknown strategy key 'extra'"),

@@ -295,6 +295,13 @@ def test_stratified_split_takes_the_fraction_of_every_class():
     assert stratified_split(np.array([0, 1, 1]), 0.9, 0).sum() == 1, "each class keeps one example to train on"
 
 
+def test_a_split_may_be_marked_by_numbers():
+    x, marks = np.arange(4, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2), np.array([0, 0, 1, 1])
+    data = make_images(x, np.array([0, 1, 0, 1]), marks)
+    assert data.mean == (pytest.approx(0.5 / 255),)
+    assert data.test.tolist() == [False, False, True, True]
+
+
 def test_a_constant_channel_does_not_divide_by_zero():
     data = make_images(np.full((4, 8, 8), 7, dtype=np.uint8), np.array([0, 1, 0, 1]), np.zeros(4, dtype=bool))
     assert data.std[0] > 0

@@ -4,11 +4,13 @@ import csv
 
 import numpy as np
 import pytest
+from reported import write_run
 from rig import close, config_of
 from safetensors.torch import load_file
 from tiny import TINY
 
 from contrafed import UserError, run
+from contrafed.analysis.runs import read
 from strategies.scores import Score, summaries
 
 FULL = (*TINY, "engine=local", "participation=full", "held_out_nodes=2", "num_rounds=2")
@@ -106,3 +108,10 @@ def test_mistakes_are_one_line(tmp_path):
     ):
         with pytest.raises(UserError, match=rf"log=\[{log}\] does not go with strategy={method}"):
             run(config_of(*TINY, f"strategy={method}", f"log=[{log}]", out))
+
+
+def test_nodes_that_are_held_out_are_not_among_those_that_train(tmp_path):
+    rows = [(10, node, "accuracy", value) for node, value in enumerate((0.5, 1.0, 0.0, 0.0))]
+    found = read(write_run(tmp_path / "a", nodes=rows, held_out_nodes=2), "a")
+    assert found.last_of_nodes("accuracy") == {0: 0.5, 1: 1.0}
+    assert found.mean_over_nodes("accuracy") == [(10, 0.75)]

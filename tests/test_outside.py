@@ -48,7 +48,7 @@ class Config(Weights):
 class MyRule(FedAvg):
     def aggregate(self, model, replies):
         mean = self.mean(model, replies)
-        return {name: (1 - self.config.share) * value + self.config.share * mean[name] for name, value in model.items()}
+        return {name: (1 - self.config.share) * model[name] + self.config.share * value for name, value in mean.items()}
 """
 METHOD = """# a method of my own
 defaults: [_local@local, _self_]

@@ -19,7 +19,7 @@ def is_drawn(experiment):
     """Whether a report draws what the file says of its figure."""
     path = registry.CONF / "experiment" / f"{experiment}.yaml"
     plot = (OmegaConf.load(path).get("published") or {}).get("plot") or {}
-    return bool(plot) and figures.OVER_TIME.get(plot.get("kind", "curves"), plot.get("kind", "curves")) in plots.KINDS
+    return bool(plot) and plot.get("kind", "curves") in plots.KINDS
 
 
 def sampled(experiment):
@@ -73,7 +73,7 @@ def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment):
         place = measures.place_of(run, plot)
         assert "-" not in (*place.panel.split(", "), place.line), place
         assert plot["x"] in ("round", "node", None) or place.x != "-", place
-    metrics, shape = measures.metrics_of(runs[0]), figures.OVER_TIME.get(plot["kind"], plot["kind"])
+    metrics, shape = measures.metrics_of(runs[0]), plot["kind"]
     for which, metric in enumerate(metrics):
         for run in runs:
             measures.add(into := {}, shape, measures.metrics_of(run)[which], run, runs, measures.place_of(run, plot))
@@ -110,11 +110,27 @@ def test_a_gain_is_over_who_trains_alone_with_the_same_seed(tmp_path):
     assert figures.of_papers(find([tmp_path / "2"])) == {}
 
 
+def test_bars_stand_in_the_order_of_their_numbers(tmp_path):
+    plot = {"kind": "bars", "metric": "global/test/accuracy", "x": "model.epochs", "line": None}
+    many = [{"model": {"name": "cnn", "epochs": epochs}} for epochs in (1, 10, 20, 5)]
+    (figure,) = figures.of_papers(runs_of(tmp_path, plot, *many)).values()
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1", "5", "10", "20"]
+
+
+def test_nodes_are_those_of_one_seed_which_is_said(tmp_path):
+    plot = {"kind": "bars", "metric": "nodes:accuracy", "x": "node"}
+    rows = [[(30, node, "accuracy", value) for node in range(2)] for value in (0.25, 0.75)]
+    many = [{"nodes": nodes, "seed": seed} for seed, nodes in zip((3, 1), rows, strict=True)]
+    (figure,) = figures.of_papers(runs_of(tmp_path, plot, *many)).values()
+    assert "seed 1" in figure.get_suptitle()
+    assert [bar.get_height() for axes in figure.axes for bar in axes.patches] == [75, 75]
+
+
 def test_weights_are_shown_of_all_nodes_and_of_those_nearest_to_a_probability(tmp_path):
     """p = 0.5 is nearest to 0.402 of the nodes with a weight, and tends to (1 - 0.5^2) / 0.5 = 1.5 with a cutoff of 2."""
     rows = [(t, node, "weight_all", t * (node + 1)) for t in (1, 2) for node in range(2)]
     rows += [(2, node, "probability", p) for node, p in enumerate((0.5, 0.02, 0.4))]
-    plot = {"kind": "weights", "metric": "weight", "line": None, "probabilities": [0.402, 0.02]}
+    plot = {"kind": "curves", "metric": "weight_all", "line": None, "probabilities": [0.402, 0.02]}
     strategy = {"name": "pmfl", "server": "pmfl", "cutoff": 2}
     (figure,) = figures.of_papers(runs_of(tmp_path, plot, {"nodes": rows, "strategy": strategy})).values()
     shown = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[0].lines}

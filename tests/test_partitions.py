@@ -71,6 +71,14 @@ def test_iid_sizes_differ_by_at_most_one():
     assert sizes.max() - sizes.min() <= 1
 
 
+@pytest.mark.parametrize("on_small", ["move", "drop"])
+def test_a_node_without_examples_may_have_an_array_of_any_type(monkeypatch, on_small):
+    settings = settings_of("iid", on_small=on_small, min_node_size=5)
+    monkeypatch.setattr(settings.module, "split", lambda config, draw: [np.arange(len(draw.y)), np.array([])])
+    part = make_partition(settings, data_of(), 2, 0, False)
+    assert part.sizes.tolist() == ([1995, 5] if on_small == "move" else [2000, 0])
+
+
 def test_dirichlet_per_node_deals_in_proportion():
     """With the same generator: shares D / sum_n D of each class, to within rounding."""
     from core.randomness import generator

@@ -381,6 +381,14 @@ def test_numbers_of_nodes_with_the_global_model(tmp_path):
     assert math.isnan(own.number("nodes_accuracy_best"))
 
 
+def test_what_a_sweeps_table_leaves_out_is_said(sweep, capsys):
+    write_run(sweep / "unfinished", summary={"status": "interrupted"})
+    leave(sweep, sorted(path for path in sweep.iterdir()))
+    said = capsys.readouterr().out
+    assert "from the table of the sweep, left out: unfinished" in said
+    assert "a table and a figure of" in said
+
+
 def test_help_needs_neither_pandas_nor_torch():
     code = "import sys, report; report.parser(); print(sorted({'pandas', 'torch', 'matplotlib', 'ray'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

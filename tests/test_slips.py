@@ -9,13 +9,24 @@ QUICK = ("engine=local", "num_nodes=4", "num_rounds=1", "model=mlp", "model.hidd
 
 
 @pytest.mark.parametrize(
-    "asked",
-    ["early_stop=3", "target_accuracy=0.5", "eval_nodes=true"],
+    ("asked", "advice"),
+    [
+        (["early_stop=3"], "dataset.merge_splits=true gives each one"),
+        (["target_accuracy=0.5"], "dataset.merge_splits=true gives each one"),
+        (["eval_nodes=true"], "dataset.merge_splits=true gives each one"),
+        (["eval_nodes=true", "partition=sampled"], "partition=sampled gives none"),
+    ],
 )
-def test_what_needs_a_score_is_refused_where_nothing_is_scored(asked, tmp_path):
-    with pytest.raises(UserError, match="no node has a test part of its own; dataset.merge_splits=true gives each one"):
-        run(config_of(*QUICK, "strategy=fedper", asked, f"output_dir={tmp_path}/run"))
+def test_what_needs_a_score_is_refused_where_nothing_is_scored(asked, advice, tmp_path):
+    with pytest.raises(UserError, match=f"no node has a test part of its own; {advice}"):
+        run(config_of(*QUICK, "strategy=fedper", *asked, f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("choice", ["partition=sampled", "attack=label_flip", "partition=iid"])
+def test_every_kind_of_partition_runs(choice, tmp_path):
+    summary = run(config_of(*QUICK, "strategy=fedavg", choice, f"output_dir={tmp_path}/run"))
+    assert summary["status"] == "finished"
 
 
 def test_compose_and_run_take_what_they_say():

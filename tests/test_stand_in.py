@@ -55,12 +55,32 @@ def test_the_data_set_itself_goes_before_drawn_images(tmp_path):
         load_images(settings)
 
 
-def test_another_data_set_of_the_same_owner_is_not_at_hand(tmp_path):
-    (tmp_path / "hub" / "flwrlabs___cinic10" / "default").mkdir(parents=True)
+@pytest.mark.parametrize(
+    "there",
+    [
+        "flwrlabs___cinic10/default/cinic10-train.arrow",  # of the same owner
+        "flwrlabs___femnist2/default/femnist2-train.arrow",
+        "flwrlabs___femnist/default/0.0.0/femnist-train.lock",  # left by a download that failed
+    ],
+)
+def test_what_is_not_the_data_set_is_not_at_hand(tmp_path, there):
+    (tmp_path / "hub" / there).parent.mkdir(parents=True)
+    (tmp_path / "hub" / there).touch()
     settings = chosen("dataset=femnist", "dataset.path=generated", f"dataset.root={tmp_path}", "dataset.download=false")
     assert load_images(settings).stand_in == "generated"
     with pytest.raises(UserError, match="not found, and dataset.download is false"):
         check(chosen("dataset=femnist", f"dataset.root={tmp_path}", "dataset.download=false"))
+
+
+def test_a_repository_with_capitals_is_found_in_the_cache(tmp_path):
+    """The library writes its name in small letters."""
+    wanted = ("dataset=hub", "dataset.repository=Someone/Brain_MRI", f"dataset.root={tmp_path}", "dataset.download=false")
+    with pytest.raises(UserError, match="not found, and dataset.download is false"):
+        check(chosen(*wanted))
+    table = tmp_path / "hub" / "Someone___brain_mri" / "default" / "0.0.0" / "abc" / "brain_mri-train.arrow"
+    table.parent.mkdir(parents=True)
+    table.touch()
+    check(chosen(*wanted))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+from reported import write_run
 from rig import config_of
 from safetensors.torch import load_file
 from tiny import TINY
 
+from contrafed.analysis.runs import read
 from contrafed.experiment import run
 from contrafed.stopping import Stopping
 
@@ -73,6 +75,16 @@ def test_a_target_beyond_reach_is_said_to_be(tmp_path):
     assert "stopped_by" not in summary
 
 
+def test_a_finished_run_is_looked_at_again_for_a_target(whole, tmp_path):
+    _, target = whole
+    finished = (*SIX, "checkpoint_every=3", f"output_dir={tmp_path}/run")
+    run(config_of(*finished))
+    summary = run(config_of(*finished, "resume=latest", f"target_accuracy={target}"))
+    assert (summary["rounds"], summary["rounds_to_target"]) == (6, 3)
+    assert summary["bytes_up_to_target"] == 3 * 6 * 4 * summary["parameters"]
+    assert "stopped_by" not in summary
+
+
 def test_a_run_without_progress_ends_by_patience_also_resumed(tmp_path, capsys):
     patient = (*SIX, STILL, "early_stop=3", "checkpoint_every=1")
     summary = run(config_of(*patient, f"output_dir={tmp_path}/whole"))
@@ -126,3 +138,13 @@ def test_a_callback_gets_every_round_and_may_end_the_run(whole, tmp_path):
     assert json.loads((tmp_path / "failed" / "summary.json").read_text())["status"] == "failed"
     assert max(int(row["round"]) for row in metrics(tmp_path / "failed")) == 2
     assert load_file(tmp_path / "failed" / "model.safetensors")
+
+
+def test_a_run_that_was_evaluated_before_its_first_round_alone(tmp_path):
+    """As one of a method that reports a second model is until its first evaluation."""
+    first = [(0, "personal", "test", "trained/accuracy", 0.1)]
+    found = read(write_run(tmp_path / "a", (0.1,), scope=("personal", "test"), more=first, summary=False), "a")
+    assert not [key for key in found.summary if key.startswith("personal_")]
+    later = [*first, (10, "personal", "test", "trained/accuracy", 0.6)]
+    found = read(write_run(tmp_path / "b", (0.1, 0.5), scope=("personal", "test"), more=later, summary=False), "b")
+    assert found.number("personal_trained_accuracy_mean") == 0.6

@@ -75,6 +75,19 @@ def test_a_command_line_narrows_a_grid_and_extends_it(folder):
         check_jobs([TABLE, "variant=fall"], True, folder)
 
 
+def test_a_choice_keeps_the_cases_that_leave_it_as_it_is():
+    def columns(*overrides):
+        jobs = expand(["experiment=fedcrl/table3", "strategy=fedavg", "seed=0", *overrides])
+        return [override.partition("=")[2] for job in jobs for override in job.overrides if override.startswith("column=")]
+
+    cifar10 = ["n100", "n100_pathological", "beta_001", "beta_1"]
+    assert columns("dataset=cifar10") == cifar10
+    assert len(columns("dataset=cifar10,cifar100")) == len(columns()) == 6
+    assert columns("dataset=cifar10", "partition=pathological") == ["n100_pathological"]
+    with pytest.raises(UserError, match="no column of the grid has dataset=svhn"):
+        columns("dataset=svhn")
+
+
 def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
     def composed(*overrides):
         config = OmegaConf.to_container(compose_job([TABLE, *overrides], folder), resolve=True)
@@ -264,9 +277,9 @@ def test_parts_of_a_sweep_leave_a_table_of_all_that_is_finished(called):
         for shard in ("shard=1/2", "shard=2/2"):
             done = called(*sweep, "seed=0,1,2", shard)
         assert done.status == 0
-        assert f"of all 3 runs are in {home}" in done.out
+        assert f"of 3 runs are in {home}" in done.out
         assert called(*QUICK, "strategy=moon", f"output_dir={home}/moon").status == 0
-    assert "of all 3 runs" in called(*DIGITS, "seed=0,1,2", "shard=1/2").out
+    assert "of 3 runs" in called(*DIGITS, "seed=0,1,2", "shard=1/2").out
     (row,) = Path("outputs/digits/sweep.csv").read_text().splitlines()[1:]
     assert row.startswith("fedavg,3,")
 

@@ -1,9 +1,15 @@
 """Rounds and MiB to FedAvg's last accuracy, in the setting of each row."""
 
+import sys
+from pathlib import Path
+
 from reported import method, write_run
 
 from contrafed.analysis import tables
 from contrafed.analysis.runs import find
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs" / "generate"))
+import results
 
 
 def targets(folder, *keys):
@@ -28,6 +34,19 @@ def test_rounds_are_counted_to_fedavgs_last_in_the_same_setting(tmp_path):
         assert found["moon", "full", weight] == ("70.00", "-", "-")
         assert found["moon", "cyclic", weight] == ("40.00", "10", "6")
     assert found["moon", "uniform", "-"] == ("", "", "")
+
+
+def test_fedavg_stands_beside_a_method_with_keys_of_its_own(tmp_path):
+    strategy = {**method("moon")["strategy"], "contrast_weight": 2}
+    write_run(tmp_path / "moon", strategy=strategy, judge="post_train")
+    write_run(tmp_path / "fedavg", judge="received")
+    write_run(tmp_path / "elsewhere", judge="received", participation__name="cyclic")
+    own, compared = results.beside_fedavg("moon", find([tmp_path]))
+    assert [group.method for group in own] == ["moon"]
+    assert [(group.method, dict(group.setting)["participation.name"]) for group in compared] == [
+        ("fedavg", "full"),
+        ("moon", "full"),
+    ]
 
 
 def test_what_fedavg_itself_varies_is_a_setting(tmp_path):

@@ -61,7 +61,7 @@ def test_an_axis_that_a_file_does_without_is_no_axis():
 
 def test_one_is_one_however_it_is_written():
     grid = {"partition.alpha": [0.1, 1.0, 5.0], "strategy": ["pmfl", "fedau"]}
-    axes, _ = axes_of(grid, {"partition.alpha": ["1", "5e0", "0.3"], "strategy": ["moon"]}, ())
+    axes, _ = axes_of(grid, {"partition.alpha": ["1", "5e0", "0.3"], "strategy": ["moon"]}, (), {})
     assert axes == {"partition.alpha": ["1.0", "5.0", "0.3"], "strategy": ["moon"]}
     assert (
         identity({"partition": {"alpha": 1}})
@@ -69,6 +69,25 @@ def test_one_is_one_however_it_is_written():
         != identity({"partition": {"alpha": 2}})
     )
     assert identity({"a": True}) != identity({"a": 1})
+    for one in ("1", "1.0"):
+        config = compose_job(["experiment=pmfl/table2", "strategy=pmfl", "participation=bernoulli", f"partition.alpha={one}"])
+        assert config.published.setting == "bernoulli alpha=1.0"
+
+
+def test_seeds_are_of_one_group_however_a_number_is_written(tmp_path):
+    for seed, one in enumerate((1, 1.0)):
+        write_run(tmp_path / f"{seed}", seed=seed, partition__alpha=one)
+    write_run(tmp_path / "other", partition__alpha=0.5)
+    found = {group.setting: len(group.runs) for group in groups(find([tmp_path]))}
+    assert found == {(("partition.alpha", "1"),): 2, (("partition.alpha", "0.5"),): 1}
+
+
+def test_what_is_written_down_beside_makes_no_other_run(tmp_path):
+    asked = compose_job(["experiment=pmfl/table1", "log=[deviation]", "metrics=[accuracy,macro_f1]"])
+    assert list(asked.changed) == []
+    for name, more in (("plain", {}), ("logged", {"log": ["deviation"], "metrics": ["accuracy", "macro_f1"]})):
+        write_run(tmp_path / name, **more)
+    assert varied(find([tmp_path])) == []
 
 
 def test_a_long_list_of_changes_makes_no_name_that_cannot_be_written(tmp_path):

@@ -10,6 +10,7 @@ from torch import Tensor
 from core.combine import combine
 from core.errors import UserError
 from core.tensors import Tensors, flat, group
+from simulation.personal import place_in
 
 
 def deviation(deltas: Sequence[Tensors]) -> tuple[float, float]:
@@ -43,7 +44,7 @@ def distance_of_runs(solo: str | Path, shared: str | Path) -> float:
 
     MpFedcon, Figure 3: SOLO (``strategy=local save_personal=true``) and FedAvg. Raises ``UserError`` where a file is missing.
     """
-    folder, file = Path(solo) / "personal", Path(shared) / "model.safetensors"
+    folder, file = Path(place_in(Path(solo))), Path(shared) / "model.safetensors"
     if not file.is_file():
         raise UserError(f"there is no {file}; give the folder of a finished run")
     places = sorted(folder.glob("*.safetensors"))

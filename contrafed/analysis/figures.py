@@ -1,5 +1,6 @@
 """Which figures a set of runs gives: those of a paper that an experiment names, and what suits any runs."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from contrafed.analysis.runs import (
     Points,
     accuracy_of,
     groups,
+    number_of,
     short,
 )
 from contrafed.analysis.statistics import over_seeds
@@ -31,9 +33,6 @@ OVER_ROUNDS = (
     ("training", ("global", "train", "accuracy"), "training accuracy (%)", 100),
     ("deviation", ("global", "fit", "deviation"), "deviation of the updates, summed over participants", 1),
 )
-
-# Kinds that are curves.
-OVER_TIME = {"weights": "curves", "traces": "curves", "dev": "curves"}
 
 
 def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
@@ -142,7 +141,7 @@ def _swept(found: Sequence[Group], title: str, said: str, points: Callable[[Fini
     if any(group.until is not None for group in found):
         return {}
     keys = [key for key, _ in found[0].setting]
-    if not 1 <= len(keys) <= 2 or not all(_is_number(value) for group in found for _, value in group.setting):
+    if not 1 <= len(keys) <= 2 or not all(math.isfinite(number_of(value)) for group in found for _, value in group.setting):
         return {}
     ylabel = f"{said}, last round (%)"
     if len(keys) == 1:
@@ -157,14 +156,6 @@ def _swept(found: Sequence[Group], title: str, said: str, points: Callable[[Fini
     if len(panels) > PANELS:
         return {}
     return {"heat_map": plots.draw("heatmap", panels, f"{title}: {ylabel}", short(keys[1]), short(keys[0]))}
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
 
 
 def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
@@ -201,12 +192,15 @@ def planned(runs: Sequence[FinishedRun], which: int, title: str) -> Figure | Non
     personal models are scored otherwise. None for a kind that is not drawn here, and where no run has the metric.
     """
     plot = plot_of(runs[0])
-    shape = OVER_TIME.get(str(plot["kind"]), str(plot["kind"]))
-    # One of an earlier version may have fewer metrics.
-    having = [run for run in runs if which < len(metrics_of(run))]
+    shape = str(plot["kind"])
+    # In the order of x, not of folders' names. One of an earlier version may have fewer metrics.
+    having = sorted((run for run in runs if which < len(metrics_of(run))), key=lambda run: number_of(place_of(run, plot).x))
     if shape not in plots.KINDS:
         return None
     panels: dict[str, dict[Any, Any]] = {}
+    seeds = sorted({run.config["seed"] for run in having})
+    if any(metrics_of(run)[which].startswith(NODES) for run in having) and len(seeds) > 1:  # another seed's nodes are others
+        title, having = f"{title}, seed {seeds[0]}", [run for run in having if run.config["seed"] == seeds[0]]
     for run in having:
         place = place_of(run, plot)
         add(panels.setdefault(place.panel, {}), shape, metrics_of(run)[which], run, runs, place)

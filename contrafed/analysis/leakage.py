@@ -29,6 +29,7 @@ from contrafed.composition import compose_job
 from contrafed.reporting import quiet_libraries, versions
 from contrafed.reporting.provenance import hardware
 from core import registry
+from core.disk import replace
 from core.errors import UserError, unknown
 from core.run import choose
 from core.tensors import Tensors
@@ -77,7 +78,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", default=None, help=f"of {', '.join(CASES)}; default: all, or none beside --methods")
     parser.add_argument("--methods", default="", help="attack what these methods' nodes send; 'every' for all there are")
     parser.add_argument("--images", type=int, default=10, help="how many training images")
-    parser.add_argument("--first", type=int, default=0, help="which is the first of them, so that processes can share the work")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        help="which is the first of them, so that processes can share the work, each with an --out",
+    )
     parser.add_argument("--batch", type=int, default=1, help="images behind one gradient")
     parser.add_argument("--steps", type=int, default=100, help="of torch's L-BFGS, each of up to 20 iterations")
     parser.add_argument("--starts", type=int, default=3, help="of which the one with the nearest gradient counts")
@@ -201,12 +207,15 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
 
 
 def write(folder: Path, rows: list[dict[str, Any]], pictures: dict[str, np.ndarray]) -> None:
-    """Write what was found so far."""
-    with (folder / CSV).open("w", encoding="utf-8", newline="") as file:
+    """Write what was found so far; whole files, the pictures first, so that every row has one whenever this is ended."""
+    table, images = folder / f"{CSV}.part", folder / f"part-{PICTURES}"
+    np.savez_compressed(images, **pictures)  # type: ignore[arg-type]
+    with table.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, max(rows, key=len), restval="")
         writer.writeheader()
         writer.writerows(rows)
-    np.savez_compressed(folder / PICTURES, **pictures)  # type: ignore[arg-type]
+    replace(images, folder / PICTURES)
+    replace(table, folder / CSV)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from contrafed.analysis.runs import FinishedRun, Points, composition, flat, show
 from contrafed.analysis.weights import expected_weight
 from core.errors import UserError
 
-# Metrics of nodes, one by one; under which name log=[...] writes a metric down.
+# Metrics of nodes, one by one.
 NODES = "nodes:"
-LOGGED = {"weight": "weight_all", "dev": "deviation"}
 # What is of a run beside another one, and beside whose: MpFedcon, Figures 9 and 3.
 GAIN, DISTANCE = "nodes:accuracy_gain", "distance"
 BESIDE = {GAIN: "local", DISTANCE: "fedavg"}
@@ -38,6 +37,8 @@ SAID = {
     "global/fit/features_between": "trace of the covariance between classes",
     "global/fit/features_effective_rank": "effective rank of representations",
     "global/fit/features_vci": "variability collapse index of representations",
+    "global/fit/deviation": "deviation of the updates, summed over participants",
+    "weight_all": "weight",
     "train_accuracy": "training accuracy of a node",
     "train_loss": "training loss of a node",
     "nodes:probability": "p_k",
@@ -145,11 +146,11 @@ def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]
     beside the weight that theirs tends to (PMFL, Figure 6).
     """
     scope, split, name = _key(metric)
-    points = run.points(scope, split, name) if name else _over_nodes(run, metric) or _anywhere(run, metric)
+    points = run.points(scope, split, name) if name else run.mean_over_nodes(metric)
     wanted = plot_of(run).get("probabilities") or ()
     out = [("mean of all nodes" if wanted else line, points)]
     for probability in wanted:
-        weights, limit = _nearest(run, LOGGED.get(metric, metric), float(probability))
+        weights, limit = _nearest(run, metric, float(probability))
         out += [(f"node nearest p = {probability}", weights), (f"its expected weight, p = {probability}", limit)]
     return [(label, curve) for label, curve in out if curve]
 
@@ -157,7 +158,7 @@ def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]
 def _nearest(run: FinishedRun, metric: str, probability: float) -> tuple[Points, Points]:
     """Return the curve of the node whose p_k is nearest, and what it tends to; empty where p_k or weights are not logged."""
     p = {node: value for node, value in run.last_of_nodes("probability").items() if value > 0}
-    table = run.nodes[run.nodes["metric"] == metric]
+    table = run.of_nodes(metric)
     known = sorted(p.keys() & set(table["node"].tolist()))
     if not known:
         return [], []
@@ -173,15 +174,6 @@ def _key(metric: str) -> tuple[str, str, str]:
     scope, _, rest = metric.partition("/")
     split, _, name = rest.partition("/")
     return scope, split, name
-
-
-def _over_nodes(run: FinishedRun, metric: str) -> Points:
-    return run.mean_over_nodes(LOGGED.get(metric, metric)) or run.mean_over_nodes(metric)
-
-
-def _anywhere(run: FinishedRun, metric: str) -> Points:
-    metric = LOGGED.get(metric, metric)
-    return next((run.points(*key) for key in run.curves if key[2] == metric), [])
 
 
 def _number(run: FinishedRun, runs: Sequence[FinishedRun], metric: str) -> float:

@@ -50,9 +50,9 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
     """
     try:
         found, aside = usable([run for path in runs for run in find([path])])
+        if aside:
+            print(f"{'no' if len(found) < 2 else 'from the'} table of the sweep, left out: {'; '.join(aside)}", flush=True)
         if len(found) < 2:
-            if aside:
-                print(f"no table of the sweep, left out: {'; '.join(aside)}", flush=True)
             return
         table = tables.runs_table(found, folder.name)
         (folder / "sweep.md").write_text(f"# {folder.name}\n\n{table.markdown}{tables.READ}", encoding="utf-8")
@@ -61,7 +61,7 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
     except (UserError, OSError) as error:
         print(f"no table of the sweep: {error}", flush=True)
     else:
-        print(f"a table and a figure of all {len(found)} runs are in {folder}: sweep.md, sweep.png", flush=True)
+        print(f"a table and a figure of {len(found)} runs are in {folder}: sweep.md, sweep.png", flush=True)
 
 
 def name_of(folder: Path) -> str:

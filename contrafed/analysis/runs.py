@@ -17,7 +17,7 @@ import yaml
 from contrafed.reporting.series import points_of, summary_of_curves
 from contrafed.settings import HOW_IT_RUNS, RULING_KEYS, read_config
 from core import registry
-from core.config import dotted
+from core.config import dotted, plain_numbers
 from core.errors import UserError
 
 Points = list[tuple[int, float]]
@@ -29,7 +29,7 @@ NODES = {"round": "int64", "node": "int64", "metric": "str", "value": "float64"}
 MEAN_OF_NODES = ("nodes", "mean")
 
 # Keys that do not tell experiments apart: where and how it ran, what it kept, and what is said of it.
-ASIDE = frozenset({*HOW_IT_RUNS, "seed", "log", "experiment", "published", "changed"})
+ASIDE = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", "published", "changed"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,17 +77,22 @@ class FinishedRun:
         """Return the nodes' curve on their own test parts: of their own models, else of the global one."""
         return self.points("personal", "test", metric) or self.points("global", "nodes", metric)
 
+    def of_nodes(self, metric: str) -> pd.DataFrame:
+        """Return the rows of ``nodes.csv`` with a metric, without those of nodes that are held out."""
+        trained = self.config["num_nodes"] - self.config.get("held_out_nodes", 0)
+        return self.nodes[(self.nodes["metric"] == metric) & (self.nodes["node"] < trained)]
+
     def last_of_nodes(self, metric: str) -> dict[int, float]:
-        """Return {node: its value in the last round that has the metric}; empty where ``nodes.csv`` has none."""
-        table = self.nodes[self.nodes["metric"] == metric]
+        """Return {node: its value in the last round that has the metric} of nodes that train; empty where there is none."""
+        table = self.of_nodes(metric)
         table = table[table["round"] == table["round"].max()]
         return dict(zip(table["node"].tolist(), table["value"].tolist(), strict=True))
 
     def mean_over_nodes(self, metric: str) -> Points:
-        """Return (round, mean over the nodes that have the metric in it), from ``nodes.csv`` or as ``results`` keeps it."""
+        """Return (round, mean over trained nodes that have the metric in it), from ``nodes.csv`` or as ``results`` keeps it."""
         if kept := self.points(*MEAN_OF_NODES, metric):
             return kept
-        means = self.nodes[self.nodes["metric"] == metric].groupby("round")["value"].mean()
+        means = self.of_nodes(metric).groupby("round")["value"].mean()
         return list(zip(means.index.tolist(), means.tolist(), strict=True))
 
     def number(self, key: str) -> float:
@@ -232,7 +237,8 @@ def _own_server(name: str) -> str | None:
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return {dotted key: value} of a configuration, without what does not tell experiments apart."""
-    return {key: v for key, v in dotted(config).items() if key in RULING_KEYS or key.partition(".")[0] not in ASIDE}
+    table = plain_numbers(dotted(config))
+    return {key: v for key, v in table.items() if key in RULING_KEYS or key.partition(".")[0] not in ASIDE}
 
 
 def varied(runs: Sequence[FinishedRun]) -> list[str]:
@@ -352,6 +358,14 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
 def short(key: str) -> str:
     """Return a dotted key as a table's head: ``participation.name`` is ``participation``."""
     return key.removesuffix(".name").removeprefix("strategy.")
+
+
+def number_of(text: str) -> float:
+    """Return what a cell is as a number; infinity where it is none, which comes last."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
 
 
 def shown(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from contrafed.analysis.published import COLUMN, ELSEWHERE, NEVER, Comparison, ranked
-from contrafed.analysis.runs import FinishedRun, Group, Points, accuracy_of, flat, groups, short, shown
+from contrafed.analysis.runs import FinishedRun, Group, Points, accuracy_of, flat, groups, number_of, short, shown
 from contrafed.analysis.statistics import first_at, over_seeds
 
 MIB = 2**20
@@ -101,22 +101,31 @@ COLUMNS = (
 def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> list[float | None]:
     """Return, for each group, what FedAvg's finished runs of the same setting end with, the mean over seeds; None without any.
 
-    A setting is all that was varied but what is a method's own, its keys and by which model it is judged; these count where
-    FedAvg's runs differ in them, too.
+    A setting is ``place_beside`` them.
     """
     ends: list[tuple[Group, list[float]]] = []
     for group in found:
         if group.method == "fedavg" and group.until is None:
             ends.append((group, [points(run)[-1][1] for run in group.runs if points(run)]))
-    fedavgs = [dict(group.setting) for group, _ in ends]
+    place = place_beside([group for group, _ in ends])
+    last = [[value for other, values in ends if place(other) == place(group) for value in values] for group in found]
+    return [over_seeds(values)[0] if values else None for values in last]
+
+
+def place_beside(fedavgs: Sequence[Group]) -> Callable[[Group], list[tuple[str, str]]]:
+    """Return what gives the setting in which a group stands beside FedAvg's.
+
+    All that was varied but what is a method's own, its keys and by which model it is judged; these count where FedAvg's runs
+    differ in them, too.
+    """
+    settings = [dict(group.setting) for group in fedavgs]
 
     def place(group: Group) -> list[tuple[str, str]]:
         own = [key for key, _ in group.setting if key.startswith("strategy.") or key == "judge"]
-        alike = {key for key in own if len({setting[key] for setting in fedavgs}) < 2}
+        alike = {key for key in own if len({setting[key] for setting in settings}) < 2}
         return [(key, value) for key, value in group.setting if key not in alike]
 
-    last = [[value for other, values in ends if place(other) == place(group) for value in values] for group in found]
-    return [over_seeds(values)[0] if values else None for values in last]
+    return place
 
 
 def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = None) -> Table:
@@ -183,12 +192,9 @@ def _mib(run: FinishedRun) -> float:
     return (run.number("bytes_up_per_node") + run.number("bytes_down_per_node")) / MIB
 
 
-def _order(value: str) -> tuple[int, float, str]:
+def _order(value: str) -> tuple[float, str]:
     """Sort numbers as numbers, before words."""
-    try:
-        return 0, float(value), ""
-    except ValueError:
-        return 1, 0.0, value
+    return number_of(value), value
 
 
 def _or_zero(value: float) -> float:

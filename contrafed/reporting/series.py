@@ -93,8 +93,8 @@ def _nodes_summary(curves: Curves, first_round: int, scope: str, split: str, pre
         summary |= {f"{prefix}accuracy_mean": own[-1], f"{prefix}accuracy_best": max(own)}
         summary[f"{prefix}accuracy_last10_mean"] = sum(last) / len(last)
     for *where, name in list(curves):  # nodes' other models, such as MpFedcon's refitted heads
-        if where == [scope, split] == ["personal", "test"] and name.endswith("/accuracy"):
-            summary[f"{prefix}{name.removesuffix('/accuracy')}_accuracy_mean"] = values(name)[-1]
+        if where == [scope, split] == ["personal", "test"] and name.endswith("/accuracy") and (other := values(name)):
+            summary[f"{prefix}{name.removesuffix('/accuracy')}_accuracy_mean"] = other[-1]
     if spread := values("accuracy_std"):
         summary[f"{prefix}accuracy_std"] = spread[-1]
         if len(spread) == len(own):

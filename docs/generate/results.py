@@ -45,9 +45,10 @@ def beside_fedavg(name: str, runs: list[FinishedRun]) -> tuple[list[Group], list
     What the latter have in common is what they are compared by.
     """
     every = groups(runs)
+    place = tables.place_beside([group for group in every if group.method == "fedavg"])
     own = [group for group in every if is_of(group.method, name)]
-    settings = {group.setting for group in own}
-    return own, [g for g in every if g in own or (g.method == "fedavg" and g.setting in settings)]
+    places = [place(group) for group in own]
+    return own, [g for g in every if g in own or (g.method == "fedavg" and place(g) in places)]
 
 
 def section(name: str, home: Path = ROOT) -> list[str]:

@@ -45,7 +45,13 @@ def _at_hand(config: Config) -> bool:
     assert config.repository is not None
     if Path(config.repository).is_dir():
         return True
-    return any(_cache(config).glob(config.repository.replace("/", "___") + "*"))
+    # The library writes MNIST_Big as mnist_big; a download that failed leaves folders without a table.
+    plain = [path for path in _cache(config).glob("*") if _plain(path.name) == _plain(config.repository.replace("/", "___"))]
+    return any(any(path.rglob("*.arrow")) for path in plain)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def load(config: Config, name: str) -> ImageData:
@@ -90,7 +96,7 @@ def images(config: Config, splits: list[Any]) -> ImageData:
         if column is not None and column not in there:
             raise unknown(f"dataset.{key}", column, there)
     if kept is not None:
-        splits = [table.select(np.flatnonzero(np.isin(table[config.label_column], kept))) for table in splits]
+        splits = [table.select(np.flatnonzero(np.isin(table[config.label_column][:], kept))) for table in splits]
     y = _column(splits, config.label_column)
     y = y.astype(np.int64) if np.issubdtype(y.dtype, np.integer) else np.unique(y, return_inverse=True)[1]
     if kept is not None:

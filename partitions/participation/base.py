@@ -33,8 +33,8 @@ class Selection:
         if isinstance(value, float) and 0 < value < 1:
             return max(1, round(value * num_nodes))
         raise UserError(
-            f"participation.select must be null, a whole number in 1..{num_nodes} (num_nodes) or a fraction between 0 and 1, "
-            f"got {value}"
+            f"participation.select must be null, a whole number in 1..{num_nodes} (the nodes that may train) or a fraction "
+            f"between 0 and 1, got {value}"
         )
 
 

@@ -41,6 +41,11 @@ class SampledPartition(Partition):
         """Training examples per node (K,), all the same; takes no memory."""
         return np.broadcast_to(np.int64(self.config.examples_per_node), self.num_nodes)
 
+    @property
+    def test_sizes(self) -> np.ndarray:
+        """Examples of the nodes' own test parts (K,): none."""
+        return np.broadcast_to(np.int64(0), self.num_nodes)
+
     def train(self, node: int) -> np.ndarray:
         """Draw a node's examples with replacement, int64 indices in order of class."""
         labels = np.repeat(np.arange(self.num_classes), self._chunk_counts(node // CHUNK)[node % CHUNK])

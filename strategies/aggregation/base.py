@@ -30,6 +30,11 @@ def make_aggregation(choice: Choice) -> Aggregation | None:
     return None if choice.name == "mean" else registry.only_subclass(choice.module, Aggregation)(choice.config)
 
 
+def share_of(share: float, count: int) -> int:
+    """Return floor(share * count) of the decimal that was written: 0.29 of 100 is 29, which binary numbers make 28.999."""
+    return int(round(share * count, 9))
+
+
 def by_flower(function: Callable[..., list[np.ndarray]], changes: Sequence[Tensors], weights: np.ndarray, *how: Any) -> Tensors:
     """Return what one of Flower's functions of arrays makes of changes, in double precision."""
     first = changes[0]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import numpy as np
 
-from core.combine import combine
+from core.combine import combine, squared_distance
 from core.config import Range
 from core.tensors import Tensors
 from strategies.aggregation.base import Aggregation
@@ -30,12 +30,7 @@ class GeometricMedian(Aggregation):
         """Return the point after so many steps."""
         found = combine(changes, weights.tolist())
         for _ in range(self.config.iterations):
-            away = np.array([distance(found, change) for change in changes])
+            away = np.array([squared_distance(found, change) ** 0.5 for change in changes])
             nearer = weights / np.maximum(self.config.smoothing, away)
             found = combine(changes, (nearer / nearer.sum()).tolist())
         return found
-
-
-def distance(a: Tensors, b: Tensors) -> float:
-    """Return |a - b| over all tensors, in float64."""
-    return float(sum(float((a[name].double() - b[name].double()).square().sum()) for name in a)) ** 0.5

@@ -9,7 +9,7 @@ from flwr.server.strategy.aggregate import aggregate_krum
 
 from core.config import Range
 from core.tensors import Tensors
-from strategies.aggregation.base import Aggregation, by_flower
+from strategies.aggregation.base import Aggregation, by_flower, share_of
 
 
 @dataclass(frozen=True)
@@ -30,5 +30,5 @@ class Krum(Aggregation):
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
         """Return the chosen change, or the mean of those chosen."""
         count, keep = len(changes), self.config.keep
-        kept = 0 if keep is None else max(1, int(keep * count))
-        return by_flower(aggregate_krum, changes, weights, int(self.config.assumed * count), kept)
+        kept = 0 if keep is None else max(1, share_of(keep, count))
+        return by_flower(aggregate_krum, changes, weights, share_of(self.config.assumed, count), kept)

@@ -62,6 +62,22 @@ def test_the_simplex_minimum_is_that_of_a_general_solver():
         assert found @ matrix @ found <= other.fun * (1 + 1e-9)
 
 
+def test_a_mixture_without_its_own_head_is_found():
+    """SciPy before 1.16 leaves node 0 out instead, at an objective of 0.0032."""
+    h, v = [1.932564586512591, 2.028442932647297, 1.8196094584315552], [3.76920e-4, 2.72945e-4, 2.960968e-3]
+    away = np.array(h) - h[2]
+    found = simplex_minimum(np.diag(v) + np.outer(away, away))
+    assert found == pytest.approx([0.1839, 0, 0.8161], abs=1e-4)
+
+
+def test_a_solver_that_gives_up_leaves_the_node_its_own_head(monkeypatch):
+    def gives_up(matrix, target):
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr("strategies.simplex.nnls", gives_up)
+    assert simplex_minimum(np.eye(3)) is None
+
+
 def test_a_matrix_that_says_nothing_has_no_minimum():
     assert simplex_minimum(np.zeros((2, 2))) is None
     assert simplex_minimum(np.array([[np.nan, 0], [0, 1]])) is None

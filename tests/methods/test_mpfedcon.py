@@ -59,6 +59,17 @@ def test_the_body_phase_may_move_the_whole_model():
         assert moved
 
 
+def test_of_the_frozen_model_the_head_may_be_the_new_one():
+    """Which is the same where there is no head phase, and elsewhere not."""
+    for epochs, equal in ((0, True), (1, False)):
+        first, second = (whole("mpfedcon", head_epochs=epochs, frozen_model=frozen)[0] for frozen in ("all", "body"))
+        if equal:
+            close(first, second)
+        else:
+            with pytest.raises(AssertionError):
+                close(first, second)
+
+
 def test_the_bank_pools_every_nodes_latest_centres():
     """Node 0 (counts 3) and node 1 (1) hold class 0; next round node 1 alone, of another centre and with class 1 too."""
     rounds = [
