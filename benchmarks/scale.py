@@ -1,6 +1,6 @@
 """What the parts cost, each beside the least that its work could cost, measured in turns in one process.
 
-    pip install -e ".[bench]" && python benchmarks/scale.py                      # all that needs no GPU
+    python benchmarks/scale.py                      # all that needs no GPU
     python benchmarks/scale.py contrast stacking --device cuda                   # on a GPU
 
 contrast    a step with frozen models: PMFL and MOON against FedAvg's, and against one step and its distinct frozen passes
@@ -191,11 +191,12 @@ def aggregate(folder: Path, repeats: int) -> None:
     from omegaconf import OmegaConf
 
     from clients.training.workspace import Workspace
+    from contrafed.session import make_strategy
     from contrafed.settings import resolve
     from core.combine import cores
-    from partitions.participation.base import make_participation
+    from simulation.members import Members
     from simulation.worker import reuse_memory
-    from strategies.base import Population, Replies, Reply, Round, strategy_class_of
+    from strategies.base import Replies, Reply, Round
     from strategies.replies import norm
 
     torch.set_num_threads(1)
@@ -204,20 +205,8 @@ def aggregate(folder: Path, repeats: int) -> None:
     config: Any = OmegaConf.to_container(compose_on(folder, "strategy=pmfl", "model=resnet18", "num_nodes=250"))
     run = resolve(config)
     workspace = Workspace(run.node)
-    partition = workspace.federation.partition
-    strategy = strategy_class_of(run.server)(
-        run.server.config,
-        client_class=workspace.client_class,
-        node_config=workspace.config,
-        model=workspace.model,
-        population=Population(partition.sizes, np.arange(250)),
-        participation=make_participation(
-            run.participation, lambda: partition.class_counts() / partition.sizes[:, None], 250, 0
-        ),
-        settings="",
-        num_rounds=100,
-        seed=0,
-    )
+    counts = workspace.federation.partition.class_counts()
+    strategy = make_strategy(run, workspace, Members(np.arange(250), workspace.federation, counts, ""), 100)
     replies = Replies(
         Reply(k, {f"delta/{name}": torch.randn(like.shape) for name, like in workspace.initial.items()}, 1, {})
         for k in range(25)

@@ -2,7 +2,7 @@
 
 PMFL's frozen models see the batches of five steps at once.
 
-    pip install -e ".[bench]" && python benchmarks/stacked.py --device cuda
+    python benchmarks/stacked.py --device cuda
 
 The library's way is ``grouped``: under ``vmap`` the nodes' convolutions become one grouped convolution. Beside it, in turns:
 

@@ -232,8 +232,8 @@ class Client(NumPyClient):
                     totals[name] = totals[name] + value if name in totals else value
         return totals
 
-    def prototypes(self, stack: Stack) -> tuple[Tensor, Tensor]:
-        """Return each node's class means of z (B, C, D), rows of absent classes zero, and class counts (B, C).
+    def prototypes(self, stack: Stack) -> Tensors:
+        """Return each node's class means of z (B, C, D), rows of absent classes zero, and class counts (B, C), as messages.
 
         Under ``stack.params``, in evaluation mode, over the whole training part: what papers also call class centres or
         label-centroid representations.
@@ -246,7 +246,8 @@ class Client(NumPyClient):
             return {"sum": member.T @ z, "count": member.sum(0)}
 
         totals = self.over_examples(stack, sums, {n: v.detach() for n, v in stack.params.items()}, {})
-        return totals["sum"] / totals["count"].clamp_min(1).unsqueeze(-1), totals["count"]
+        means = totals["sum"] / totals["count"].clamp_min(1).unsqueeze(-1)
+        return {"proto/mean": means, "proto/count": totals["count"]}
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that computes as ``mixed_precision`` says, where it has an effect."""

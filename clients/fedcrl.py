@@ -66,8 +66,7 @@ class FedCRLClient(Client):
             for value in stack.params.values():
                 value.data.clamp_(0, 1)
         self._remember(stack, losses)
-        means, counts = self.prototypes(stack)
-        return self.sent(stack) | {"proto/mean": means, "proto/count": counts}
+        return self.sent(stack) | self.prototypes(stack)
 
     def _blend(self, stack: Stack) -> None:
         """Blend the own body with the received one (Equations 7-9); the first time, take the received one whole."""

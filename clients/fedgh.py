@@ -34,8 +34,7 @@ class FedGHClient(Client):
         """Train body and head, remember the head, send the prototypes."""
         self.train(stack)
         stack.memory |= named("trained", {n: v for n, v in stack.params.items() if self.travels(n)})
-        means, counts = self.prototypes(stack)
-        return {"proto/mean": means, "proto/count": counts}
+        return self.prototypes(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """The own body under the received head, and under the head as trained."""

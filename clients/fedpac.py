@@ -58,9 +58,8 @@ class FedPACClient(Client):
         self.train(stack, parts=self.shared, constants=prototype_table(stack) | {"own": means})
         body = {n: v for n, v in stack.params.items() if self.travels(n)}
         stack.memory |= named("trained", body)
-        prototypes, counts = self.prototypes(stack)
         head = named("head", {n: v.detach() for n, v in stack.params.items() if n not in body})
-        return self.sent(stack) | head | statistics | {"proto/mean": prototypes, "proto/count": counts}
+        return self.sent(stack) | head | statistics | self.prototypes(stack)
 
     def _mixed_head(self, stack: Stack) -> Tensors:
         """Return the head that the server mixed, or the node's own where it did not."""

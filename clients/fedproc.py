@@ -31,8 +31,7 @@ class FedProcClient(Client):
     def local_work(self, stack: Stack) -> Tensors:
         """Train beside the global prototypes; send the model and its own prototypes."""
         self.train(stack, constants=prototype_table(stack) | {"mix": stack.received["mix/weight"]})
-        means, counts = self.prototypes(stack)
-        return self.sent(stack) | {"proto/mean": means, "proto/count": counts}
+        return self.sent(stack) | self.prototypes(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """The mix of cross-entropy and contrast."""

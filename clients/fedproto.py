@@ -38,8 +38,7 @@ class FedProtoClient(Client):
     def local_work(self, stack: Stack) -> Tensors:
         """Train beside the global prototypes and send the trained model's own."""
         self.train(stack, constants=prototype_table(stack))
-        means, counts = self.prototypes(stack)
-        return {"proto/mean": means, "proto/count": counts}
+        return self.prototypes(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the distance to the class's prototype."""

@@ -56,8 +56,7 @@ class MpFedconClient(FedRepClient):
             frozen={"start": start} if contrast else {},
             constants=prototype_table(stack),
         )
-        means, counts = self.prototypes(stack)
-        return self.sent(stack) | {"proto/mean": means, "proto/count": counts}
+        return self.sent(stack) | self.prototypes(stack)
 
     def head_loss(self, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
         """Cross-entropy, reported as the task's part of the loss."""

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,7 @@ from core.tensors import Tensors, group, write
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
 ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
-# Keys that may differ between a run and its continuation: they change no number, or only when it ends. But for those of the
-# engine's that say which replies count.
+# Keys that may differ when a run goes on: they change no result, or only when the run ends. RULING_KEYS are the exception.
 FREE_KEYS = (*HOW_IT_RUNS, *ENDING_KEYS, *ORIGIN)
 
 
@@ -56,10 +55,10 @@ class Checkpoint:
         tensors = load_file(self.path / SERVER)
         return group(tensors, "model"), unpack(self.state, tensors)
 
-    def memories(self) -> dict[int, Tensors]:
-        """Return what each node remembered, by partition id: copies, since the files may be written over."""
-        found = {node: load_file(self.path.parent / NODES / file) for node, file in self.nodes.items()}
-        return {node: {name: value.clone() for name, value in tensors.items()} for node, tensors in found.items()}
+    def memories(self) -> Iterator[tuple[int, Tensors]]:
+        """Yield what each node remembered, by partition id: copies, since the files may be written over."""
+        for node, file in self.nodes.items():
+            yield node, {name: value.clone() for name, value in load_file(self.path.parent / NODES / file).items()}
 
 
 class Checkpoints:
@@ -151,10 +150,12 @@ class Checkpoints:
 
     def _write_nodes(self, server_round: int, changed: Mapping[int, Tensors]) -> list[Path]:
         """Write what nodes remember that changed; returns the files."""
-        written = []
+        written, files = [], {node: f"{node}-{server_round}.safetensors" for node in changed}
+        self.nodes |= files
+        # A checkpoint of this round that was cut off may have left files of these very names.
+        self._spare = [file for file in self._spare if file.name not in files.values()]
         for node, tensors in changed.items():
-            self.nodes[node] = f"{node}-{server_round}.safetensors"
-            path = self.folder / NODES / self.nodes[node]
+            path = self.folder / NODES / files[node]
             # Over an old file: pages that the system has already are up to fifteen times as fast as new ones.
             if self._spare:
                 os.replace(self._spare.pop(), path)

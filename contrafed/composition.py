@@ -110,6 +110,7 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
         else:
             config = _compose([str(o.input_line) for o in parsed], own)
+        named = _merge(config, asked, parsed, cases, own)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"cannot compose the configuration: {_first_line(error)}") from error
     if config.get("evaluate_only") is not None:
@@ -119,7 +120,7 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
                 f"evaluate_only takes the run's own configuration, so that {', '.join(others)} cannot be set beside it; "
                 f"what can: {', '.join(EVALUATION_KEYS[1:])}"
             )
-    return Composed(config, parsed, own, _merge(config, asked, parsed, cases, own))
+    return Composed(config, parsed, own, named)
 
 
 def grid_of(experiment: str, config_dir: str | Path | None = None) -> grid.Grid:

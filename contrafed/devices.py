@@ -101,7 +101,7 @@ class DeviceGrid:
         """Return nothing: devices keep what they remember, and what they remembered at the last checkpoint."""
         return {}
 
-    def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
+    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Do nothing: they go back by themselves."""
 
     def own(self, server_round: int) -> dict[str, Any]:

@@ -93,6 +93,13 @@ def judging(workspace: Workspace, model: Tensors) -> SplitModel:
     return judged
 
 
+def representations(workspace: Workspace, model: Tensors, index: np.ndarray) -> np.ndarray:
+    """Return z (n, D) of the examples ``index`` (n,) under a model, wherever its tensors are."""
+    judged, batches = judging(workspace, model), torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch)
+    with torch.no_grad():
+        return torch.cat([judged.represent(workspace.images(rows)) for rows in batches]).cpu().numpy()
+
+
 def evaluate_in_parallel(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[float, float]:
     """Return (mean loss, accuracy) over ``index``, in fixed shards so that the result does not depend on the cores.
 

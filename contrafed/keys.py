@@ -63,6 +63,8 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
     if not authority.exists() or days_left(authority) < soon:
         (renewed if authority.exists() else made).append(authority)
         _write_certificate(authority, _authority(_private(authority_key), days))
+    if server.exists() and _read(server).issuer != _read(authority).subject:
+        raise UserError(f"{server} is of another authority than {authority}; move it away to have one made here")
     known = _hosts(_read(server)) if server.exists() else []
     hosts = [*dict.fromkeys((*hosts, *LOOPBACK))] if hosts else known
     if not server.exists() or not (folder / f"{SERVER}.key").exists():

@@ -12,15 +12,15 @@
 from dataclasses import asdict
 
 import numpy as np
-import torch
 
 from clients.training.workspace import Workspace
 from contrafed.analysis.covariance import spread
 from contrafed.analysis.deviation import deviation
 from contrafed.analysis.weights import METRIC
-from contrafed.evaluation import judging, score, test_examples
+from contrafed.evaluation import judging, representations, score, test_examples
 from contrafed.reporting import RunRecorder
 from contrafed.settings import Run
+from core.errors import UserError
 from core.tensors import Tensors
 from partitions.federation import Federation
 from strategies.base import FederatedStrategy, Replies
@@ -30,7 +30,10 @@ class Logged:
     """Watches a run's server; does nothing unless asked to."""
 
     def __init__(self, run: Run, workspace: Workspace, federation: Federation, strategy: FederatedStrategy) -> None:
+        """Raise ``UserError`` for what there is nothing to log of."""
         self.run, self.workspace, self.federation, self.strategy = run, workspace, federation, strategy
+        if "features" in run.log and not len(test_examples(federation, run.num_trained)):
+            raise UserError("log=[features] needs test images on the server")
         if set(run.log) - {"nodes_train", "probability"}:
             strategy.watch = self._watch
 
@@ -50,12 +53,9 @@ class Logged:
 
     def _features(self, model: Tensors) -> tuple[np.ndarray, np.ndarray]:
         """Return z (n, D) and labels (n,) of the test images under a participant's model."""
-        judged = judging(self.workspace, self.workspace.initial | model)
         index = test_examples(self.federation, self.run.num_trained)
-        batches = torch.from_numpy(index).to(self.workspace.device).split(self.workspace.evaluation_batch)
-        with torch.no_grad():
-            z = [judged.represent(self.workspace.images(rows)) for rows in batches]
-        return torch.cat(z).cpu().numpy(), self.federation.data.y.numpy()[index]
+        z = representations(self.workspace, self.workspace.initial | model, index)
+        return z, self.federation.data.y.numpy()[index]
 
     def finish(self, recorder: RunRecorder, model: Tensors, status: str) -> None:
         """Write p_k, and score the model that a finished run leaves on the training part of every node that may train."""

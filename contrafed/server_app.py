@@ -15,7 +15,7 @@ from contrafed.session import OnRound, Session
 from contrafed.settings import Run
 from core.disk import told_in_one_line
 from core.errors import RunStopped, UserError
-from simulation.flower import FlowerGrid
+from simulation.flower import FlowerGrid, refuse_timeout
 from simulation.grid import RunGrid
 
 # Seconds between two looks at how many nodes a simulation has.
@@ -38,6 +38,7 @@ def main(grid: Grid, context: Context) -> None:
     overrides, config_dir = str(context.run_config["overrides"]), str(context.run_config.get("config-dir", ""))
     if isinstance(grid, InMemoryGrid):  # a federation of Flower's simulation
         run = deployed(overrides, count_nodes(grid), config_dir)
+        refuse_timeout(run.engine.config.round_timeout)
         summary = serve(FlowerGrid(grid, "flower-simulation", patience=run.wait_for_nodes), run)
     else:
         run = deployed(overrides, config_dir=config_dir)

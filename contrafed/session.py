@@ -31,7 +31,7 @@ from partitions.participation.base import make_participation
 from simulation.attacks.base import Attackers, attacked
 from simulation.grid import RunGrid
 from simulation.members import Members
-from strategies.accountant import Budget, amplifies
+from strategies.accountant import Budget
 from strategies.aggregation.base import make_aggregation
 from strategies.base import FederatedStrategy, Population, Round, strategy_class_of
 from strategies.privacy import protected
@@ -62,15 +62,15 @@ class Session:
         self.scored = self._scored()  # before the folder holds anything
         self.model = initial_model(self.workspace.initial, initial_file(run))
         self.budget = budget_of(run, self.strategy)
-        self.recorder = open_recorder(run, self.folder, self.resumed)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
+        tracked = Tracked(self.folder, run.composed, self.resumed is not None)
+        self.tracker = Followed(run.tracker, tracked)
+        self.recorder = open_recorder(run, self.folder, self.resumed)
         self.recorder.partition(self.members.class_counts)
         self.recorder.note = said_of_scale(run, self.workspace)
         if self.resumed is not None:
             self._go_on(self.resumed)
         self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round
-        tracked = Tracked(self.folder, run.composed, self.resumed is not None)
-        self.tracker = Followed(run.tracker, tracked)
         self.checkpoints = None
         if run.checkpoint_every:
             self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed)
@@ -130,17 +130,18 @@ class Session:
                 first_round=first,
             )
             if first > self.rounds:
-                self._look_back(scored)
+                self._look_back(scored, progress)
             if self.resumed is None:
                 self._advise(log, progress)
 
-    def _look_back(self, scored: ConfigRecord) -> None:
+    def _look_back(self, scored: ConfigRecord, progress: Progress) -> None:
         """Do what is wanted after all of a run that is resumed behind its last round: its target, its personal models."""
         scope = "personal" if self.strategy.personal and self.recorder.curve("personal", "test", "accuracy") else "global"
         self.stopping.look(self.recorder.curve(scope, "test", "accuracy"))
         if self.places["save"]:
-            grid: Any = self.grid
-            grid.send_and_receive(self.strategy.configure_evaluate(self.rounds, codec.to_record(self.model), scored, grid))
+            self._judge_finally(self.strategy.round, codec.to_record(self.model), scored)
+            for line in self.strategy.round.failures:
+                progress.note(line)
 
     def _advise(self, log: RoundLog, progress: Progress) -> None:
         """Say what is to be done where few or none took part."""
@@ -317,7 +318,7 @@ def budget_of(run: Run, strategy: FederatedStrategy) -> Budget | None:
     if not isinstance(config, gaussian.Gaussian):
         return None
     probability = None
-    if amplifies(config):
+    if isinstance(config, central.Config) and config.amplification:
         probabilities = strategy.participation.probability()
         assert probabilities is not None  # as checked
         probability = float(probabilities.max())

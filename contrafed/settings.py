@@ -22,7 +22,8 @@ LOG_CHOICES = ("deviation", "features", "nodes_train", "probability", "weights")
 SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
 
-# Where and how a run is done, and what of it is kept. Of these, the engine's keys that say which replies count move numbers.
+# Where and how a run is done, and what of it is kept: no result depends on these but for the engine's RULING_KEYS, which decide
+# which replies count.
 HOW_IT_RUNS = (
     "output_dir", "verbose", "engine", "tracker", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
     "wait_for_nodes",

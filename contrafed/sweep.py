@@ -168,7 +168,7 @@ class Sweep:
 
     def _leave(self) -> None:
         """Leave a table and a figure in the sweep's folder: of its finished runs, and of what other commands ran of it."""
-        from contrafed.analysis import leave
+        from contrafed.analysis.pages import leave
 
         experiments = {job.experiment for job, _ in self.jobs}
         for home in dict.fromkeys(folder.parent for folder in self.folders):

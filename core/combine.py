@@ -4,7 +4,7 @@ Five replies of ResNet-18 take 0.03 s in blocks over two cores (a compiled loop 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -58,6 +58,6 @@ def _add(total: Tensor, parts: Sequence[Tensor], factors: Sequence[float]) -> No
         total.add_(part, alpha=factor)
 
 
-def squared_distance(a: Tensors, b: Tensors) -> float:
+def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """Return |a - b|^2 over all tensors of ``a``, in float64."""
     return sum(float((a[name].double() - b[name].double()).square().sum()) for name in a)

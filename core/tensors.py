@@ -55,8 +55,8 @@ def unflat(elements: Tensor, like: Mapping[str, Tensor]) -> Tensors:
 
 def settle(tensors: Tensors) -> None:
     """Wait until a GPU has computed what was asked of it for these tensors; nothing where they are on the CPU."""
-    if any(tensor.is_cuda for tensor in tensors.values()):
-        torch.cuda.synchronize()
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
 
 
 def on_host(tensors: Tensors) -> Tensors:

@@ -26,11 +26,6 @@ class Flipped(Partition):
         """Training examples per node (K,)."""
         return self._true.sizes
 
-    @property
-    def test_sizes(self) -> np.ndarray:
-        """Examples of the nodes' own test parts (K,)."""
-        return self._true.test_sizes
-
     def train(self, node: int) -> np.ndarray:
         """Return a node's training examples, int64 indices."""
         return self._own[node] if node in self._own else self._true.train(node)

@@ -38,8 +38,18 @@ class Config:
 
     cpus_per_node: Annotated[float, Range(gt=0)]
     gpus_per_node: Annotated[float, Range(ge=0)]
-    round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
+    round_timeout: Annotated[float, Range(gt=0)] | None  # not here
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` for a time limit."""
+        refuse_timeout(self.round_timeout)
+
+
+def refuse_timeout(seconds: float | None) -> None:
+    """Raise ``UserError`` for a time limit: Flower's simulation works off what is late before it begins the next round."""
+    if seconds is not None:
+        raise UserError("engine.round_timeout is for engine=ray, engine=local and devices: Flower's simulation drops nothing")
 
 
 class FlowerGrid(SimulatedGrid):
@@ -84,7 +94,7 @@ class FlowerGrid(SimulatedGrid):
         """Raise ``UserError``: Flower keeps what nodes remember to itself."""
         raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
 
-    def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
+    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Raise ``UserError``, likewise."""
         self.take_changed()
 
@@ -129,11 +139,18 @@ def _check_resources(config: Config) -> None:
     """Raise ``UserError`` where not even one node has room: Flower would wait for ever."""
     import ray
 
-    there = ray.cluster_resources()
+    from simulation.ray import room
+
+    there, share = ray.cluster_resources(), config.gpus_per_node
     for key, name in (("cpus_per_node", "CPU"), ("gpus_per_node", "GPU")):
         wanted, found = getattr(config, key), there.get(name, 0)
         if wanted > found:
             raise UserError(f"engine.{key}={wanted:g} is more than the {found:g} {name}s that Ray has")
+    gpus = int(there.get("GPU", 0))
+    if share and ((share > 1 and share % 1) or int(gpus / share) != room(gpus, share)):
+        raise UserError(
+            f"engine.gpus_per_node={share:g}: Flower shares out {gpus} GPUs as one; take whole ones, or 1 by a whole number"
+        )
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ class RunGrid(Protocol):
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
         """Return, by partition id, what nodes remember whose memory changed since the last call."""
 
-    def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
+    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Give nodes, by partition id, what they remember; ``changed``: the next ``take_changed`` returns it again."""
 
     def own(self, server_round: int) -> dict[str, Any]:
@@ -185,12 +185,8 @@ class VirtualGrid(SimulatedGrid, Grid):
         """Return, by partition id, what nodes remember whose memory changed since the last call."""
 
     @abstractmethod
-    def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
+    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Give nodes, by partition id, what they remember; ``changed``: the next ``take_changed`` returns it again."""
-
-    def memory_cost(self) -> Cost | None:
-        """Return what nodes' memories took since the last call; None where the grid does not know."""
-        return None
 
     def close(self) -> None:
         """Give back what the grid holds."""
@@ -255,11 +251,11 @@ class LocalGrid(VirtualGrid):
         changed, self.changed = sorted(self.changed), set()
         return {node - FIRST_NODE_ID: self.memory.get(node) for node in changed}
 
-    def restore(self, memories: Mapping[int, dict[str, Tensor]], *, changed: bool) -> None:
+    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Give nodes what they remember."""
-        for node, tensors in memories.items():
+        for node, tensors in memories:
             self.memory.put(FIRST_NODE_ID + node, tensors)
-        self.changed |= {FIRST_NODE_ID + node for node in memories} if changed else set()
+            self.changed |= {FIRST_NODE_ID + node} if changed else set()
 
     def memory_cost(self) -> Cost:
         """Return what nodes' memories took since the last call."""

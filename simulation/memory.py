@@ -92,9 +92,10 @@ class NodeMemory:
 
     def _fit(self) -> None:
         while self.used[DEVICE] > self.budget[DEVICE]:
-            node, memory = self._held[DEVICE].popitem(last=False)
-            self.used[DEVICE] -= size_of(memory)
-            self._place(HOST, node, on_host(memory))
+            node, memory = next(iter(self._held[DEVICE].items()))
+            moved = on_host(memory)  # first: it may find no room
+            self.used[DEVICE] -= size_of(self._held[DEVICE].pop(node))
+            self._place(HOST, node, moved)
         while self.used[HOST] > self.budget[HOST]:
             node, memory = self._held[HOST].popitem(last=False)
             self.used[HOST] -= size_of(memory)

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
@@ -64,9 +64,10 @@ class Config:
         if share is not None and share > 1 and share % 1:
             raise UserError(f"engine.gpus_per_worker must be a whole number where it is more than 1, got {share:g}")
 
-    def room(self, gpus: int, share: float) -> int:
-        """Return how many workers of ``share`` GPUs each so many have room for: a worker's part is of one GPU."""
-        return int(gpus // share) if share > 1 else gpus * int(1 / share)
+
+def room(gpus: int, share: float) -> int:
+    """Return how many workers of ``share`` GPUs each so many have room for: a worker's part is of one GPU."""
+    return int(gpus // share) if share > 1 else gpus * int(1 / share)
 
 
 def run(config: Config, job: Job) -> None:
@@ -91,15 +92,14 @@ def run(config: Config, job: Job) -> None:
 
 
 def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, folder: str | None) -> None:
-    """Start Ray in this process, or join a cluster; does nothing when it is already there with the same object store."""
+    """Start Ray in this process, or join a cluster; does nothing when that is already there with the same object store."""
     import ray
 
-    global _store
+    global _started
     if ray.is_initialized():
-        if (memory_bytes, folder) == _store:
+        if (address, memory_bytes, folder) == _started:
             return
         stop_ray()
-    _store = (memory_bytes, folder)
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     if address is None:  # a cluster that runs already has its own
         options |= {"include_dashboard": False, "object_store_memory": memory_bytes, "object_spilling_directory": folder}
@@ -113,12 +113,14 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
     except ValueError as error:  # an address that is none, or more memory than there is
         raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
+    _started = (address, memory_bytes, folder)
     # Ray puts a handler of its own in the place of the command's, and a polite kill would end the process in mid-sentence.
     if callable(ending) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ending)
 
 
-_store: tuple[int | None, str | None] = (None, None)  # of the Ray that runs: its size in bytes, and where it spills
+# Of the Ray that runs: its address, the bytes of its object store, and where that spills.
+_started: tuple[str | None, int | None, str | None] = (None, None, None)
 
 
 def stop_ray() -> None:
@@ -140,9 +142,9 @@ class RayGrid(VirtualGrid):
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         per_worker = config.gpus_per_worker if config.gpus_per_worker is not None else (1.0 if gpus else 0.0)
-        room = config.room(gpus, per_worker) if per_worker else int(cpus / config.cpus_per_worker)
-        count = config.workers or max(1, room)
-        if count * config.cpus_per_worker > cpus or (per_worker and count > room):
+        most = room(gpus, per_worker) if per_worker else int(cpus / config.cpus_per_worker)
+        count = config.workers or max(1, most)
+        if count * config.cpus_per_worker > cpus or (per_worker and count > most):
             whole = per_worker % 1 == 0
             raise UserError(
                 f"engine.workers={count} needs {count * config.cpus_per_worker:g} CPUs and "
@@ -181,12 +183,12 @@ class RayGrid(VirtualGrid):
         states = self.ray.get([self.memory[node] for node in changed])
         return {node - FIRST_NODE_ID: codec.state_of(state, MEMORY) for node, state in zip(changed, states, strict=True)}
 
-    def restore(self, memories: Mapping[int, dict[str, torch.Tensor]], *, changed: bool) -> None:
+    def restore(self, memories: Iterable[tuple[int, dict[str, torch.Tensor]]], *, changed: bool) -> None:
         """Give nodes what they remember."""
-        for node, tensors in memories.items():
+        for node, tensors in memories:
             self.memory[FIRST_NODE_ID + node] = self.ray.put(RecordDict({MEMORY: codec.to_record(tensors)}))
             self.sizes[FIRST_NODE_ID + node] = size_of(tensors)
-        self.changed |= {FIRST_NODE_ID + node for node in memories} if changed else set()
+            self.changed |= {FIRST_NODE_ID + node} if changed else set()
 
     def memory_cost(self) -> Cost:
         """Return what nodes' memories took since the last call, over all workers.

@@ -13,7 +13,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients.base import DeadlineError, LocalError, NoRoomError
 from clients.node.app import app, run_stack
 from core import codec
-from core.errors import UserError
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -78,17 +77,18 @@ class BatchRunner:
         while todo:
             rows = todo.pop()
             try:
-                self._stack(rows, messages, state_of, keep, replies, deadline)
-                continue
+                states = self._stack(rows, messages, state_of, replies, deadline)
             except DeadlineError:
                 break
-            except UserError:  # where nodes' memories are kept cannot be written: no node's fault
-                raise
             except Exception as error:
                 if len(rows) == 1:
                     replies[rows[0]] = _failed(messages[rows[0]], error)
                     continue
                 no_room = isinstance(error, NoRoomError)
+            else:  # what goes wrong here is no node's fault, and nothing to try again
+                for i in list(states):
+                    keep(i, states.pop(i))
+                continue
             # Here nothing holds what the stack has computed any more: not before the handler is left.
             half = len(rows) // 2
             if no_room:
@@ -115,20 +115,20 @@ class BatchRunner:
         rows: list[int],
         messages: Sequence[Message],
         state_of: Callable[[int], RecordDict | None],
-        keep: Callable[[int, RecordDict], None],
         replies: list[Message | None],
         deadline: float | None,
-    ) -> None:
+    ) -> dict[int, RecordDict]:
+        """Fill in the replies of ``rows``; returns what nodes remember that trained."""
         contexts = [context_of(messages[i], state_of(i), self.num_nodes) for i in rows]
         kind = messages[rows[0]].metadata.message_type
         if kind not in STACKED:
             replies[rows[0]] = app(messages[rows[0]], contexts[0])
-            return
+            return {}
         answers = run_stack([messages[i] for i in rows], contexts, deadline)
-        for i, answer, context in zip(rows, answers, contexts, strict=True):
+        for i, answer in zip(rows, answers, strict=True):
             replies[i] = answer
-            if kind == MessageType.TRAIN:
-                keep(i, context.state)
+        trained = kind == MessageType.TRAIN
+        return {i: context.state for i, context in zip(rows, contexts, strict=True)} if trained else {}
 
 
 def _failed(message: Message, error: Exception) -> Message:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from core.errors import UserError
-from core.privacy.central import Config as Central
 from core.privacy.gaussian import Gaussian
 
 PACKAGE = "dp_accounting"
@@ -65,8 +64,3 @@ class Budget:
         if self.probability is not None:
             event = dp_accounting.PoissonSampledDpEvent(self.probability, event)
         return float(RdpAccountant().compose(event, self.releases).get_epsilon(self.config.delta))
-
-
-def amplifies(config: Gaussian) -> bool:
-    """Whether epsilon counts on nobody knowing who took part."""
-    return isinstance(config, Central) and config.amplification

@@ -208,7 +208,7 @@ class FederatedStrategy(Strategy):
         nodes: Any = config.get("nodes", [])
         final = server_round == self.num_rounds or bool(config.get("final"))
         save = str(config.get("save", "")) if final else ""
-        self._scored = set(nodes)
+        self._scored, self.round.judging = set(nodes), bool(nodes)
         if save:  # nodes that are not scored have a model as well
             nodes = sorted(self._scored | set(np.flatnonzero(self.population.sizes).tolist()))
         if not nodes:

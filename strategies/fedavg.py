@@ -12,7 +12,7 @@ from core.run import Choice
 from partitions.participation.base import Participation
 from strategies.base import FederatedStrategy, Replies, Tensors
 
-# With which a node weighs the same whoever else takes part.
+# Weightings in which a node's weight does not depend on who else takes part.
 FIXED = ("all_nodes", "known_probability")
 
 

@@ -17,7 +17,7 @@ from core.combine import combine
 from core.tensors import Tensors, group
 from strategies.aggregation.base import Aggregation
 
-# The header of a .npy file of ours has 128 bytes; more than this is none.
+# A .npy header of ours has 128 bytes; anything longer than this is none.
 NPY_HEADER = 4096
 # Characters of what a node says of itself that are shown.
 LONGEST = 200

@@ -47,6 +47,7 @@ class Round:
     seconds: float = 0.0
     aggregate_seconds: float = 0.0  # of them: checking the replies and the rule
     node_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (nodes, values)
+    judging: bool = False  # whether nodes were asked to score models
     node_evaluation: dict[str, float] | None = None  # of nodes' models on their own examples; others as NAME/accuracy, ...
 
     def reject(self, node: int, cause: str, diverged: str = "") -> None:

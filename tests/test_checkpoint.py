@@ -202,13 +202,13 @@ def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
     keeper.save(1, {}, {}, value(1), {})
     keeper.wait()
     place = (tmp_path / "checkpoints" / "nodes" / "0-1.safetensors").stat().st_ino
-    read = checkpoint.find(tmp_path).memories()
+    read = dict(checkpoint.find(tmp_path).memories())
     for t in (2, 3):
         keeper.save(t, {}, {}, value(t), {})
     keeper.wait()
     assert (tmp_path / "checkpoints" / "nodes" / "0-3.safetensors").stat().st_ino == place
     assert same(read[0], value(1)[0])
-    assert same(checkpoint.find(tmp_path).memories()[0], value(3)[0])
+    assert same(dict(checkpoint.find(tmp_path).memories())[0], value(3)[0])
     keeper.close()
     assert [p.name for p in (tmp_path / "checkpoints" / "nodes").iterdir()] == ["0-3.safetensors"]
 

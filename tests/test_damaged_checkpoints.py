@@ -3,9 +3,11 @@
 import os
 
 import pytest
+import torch
 from rig import config_of
 from test_checkpoint import SMALL, equal, outcome, stopped, whole  # noqa: F401
 
+from contrafed import checkpoint
 from contrafed.experiment import run
 from core.errors import UserError
 
@@ -65,6 +67,22 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stopped):  # 
         run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
     assert (folder / "metrics.csv").read_bytes() == before
     assert len(list(folder.glob("checkpoints/0*"))) == 2
+
+
+def test_files_of_a_checkpoint_that_was_cut_off_are_not_taken_for_spare_ones(tmp_path):
+    """They have the names that the same checkpoint gives its own files, written after one of another round."""
+    memory = {node: {"a": torch.full((3,), float(node))} for node in range(6)}
+    keeper = checkpoint.Checkpoints(tmp_path, {"checkpoint_keep": 1}, None)
+    keeper.save(20, {}, {}, memory, {})
+    keeper.wait()
+    for node in range(3):
+        (tmp_path / "checkpoints" / "nodes" / f"{node}-40.safetensors").write_bytes(b"cut off")
+    for t in (30, 40):
+        keeper.save(t, {}, {}, memory, {})
+    keeper.close()
+    found = checkpoint.find(tmp_path)
+    assert found.server_round == 40
+    assert {node: tensors["a"].tolist() for node, tensors in found.memories()} == {node: [node] * 3 for node in range(6)}
 
 
 def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stopped, whole):  # noqa: F811

@@ -158,7 +158,7 @@ def test_a_failed_download_is_one_line(tmp_path, monkeypatch, capfd):
     assert "chatter" not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("name", sorted(torchvision_sets.PLACES))
+@pytest.mark.parametrize("name", sorted(torchvision_sets.SETS))
 def test_without_a_network_no_download_begins(tmp_path, monkeypatch, name):
     asked = []
     monkeypatch.setattr(torchvision_sets, "reachable", asked.append)

@@ -223,7 +223,7 @@ FILES = ("model.safetensors", "metrics.csv", "nodes.csv", "participants.csv")
 def outcome(folder):
     """What a run left: files by name, and what nodes remember where there is a last checkpoint."""
     last = checkpoint.find(folder)
-    memories = {} if last is None else last.memories()
+    memories = {} if last is None else dict(last.memories())
     return {name: (Path(folder) / name).read_bytes() for name in FILES}, memories
 
 

@@ -30,6 +30,13 @@ def test_scores_are_those_of_another_library():
     assert scores_of(FUNCTIONS, counts) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("classes", [3, 10, 14, 38])
+def test_a_perfect_node_has_no_score_above_one(classes):
+    """Sums of shares in single precision end at 1.0000001, which no server would take for a score."""
+    assert scores_of(FUNCTIONS, 7 * torch.eye(classes)) == pytest.approx(dict.fromkeys(FUNCTIONS, 1.0))
+    assert max(scores_of(FUNCTIONS, 7 * torch.eye(classes)).values()) <= 1
+
+
 def test_padding_is_in_no_score_and_absent_classes_do_not_count():
     y, predicted = torch.tensor([1, 1, 0]), torch.tensor([1, 2, 0])
     counts = confusion(predicted, y, torch.tensor([1.0, 1.0, 0.0]), 5)

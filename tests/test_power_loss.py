@@ -147,7 +147,7 @@ def test_after_every_operation_of_saving_the_last_good_checkpoint_is_found(tmp_p
                 model, state = found.server()
                 assert same(model, expected[t][0])
                 assert state["t"].tolist() == [t]
-                memories = found.memories()
+                memories = dict(found.memories())
                 assert memories.keys() == expected[t][1].keys()
                 assert all(same(memories[node], kept) for node, kept in expected[t][1].items())
         shutil.rmtree(tmp_path / "pictures")

@@ -156,9 +156,39 @@ def test_more_workers_than_ray_has_cores_is_refused_with_the_numbers(tmp_path):
 
 def test_a_worker_has_a_part_of_one_gpu():
     """Two GPUs have room for two workers of 0.6 each, one a GPU, and three have room for six of 0.4."""
-    config = resolve(config_of("engine=ray")).engine.config
     shares = ((2, 0.6), (3, 0.4), (4, 0.25), (2, 1.0), (5, 2.0), (1, 2.0))
-    assert [config.room(*share) for share in shares] == [2, 6, 16, 2, 2, 0]
+    assert [simulation.ray.room(*share) for share in shares] == [2, 6, 16, 2, 2, 0]
+
+
+@pytest.mark.parametrize(("share", "fits"), [(0.5, True), (1.0, True), (2.0, True), (0.0, True), (0.4, False), (1.5, False)])
+def test_flowers_simulation_takes_no_part_of_gpus_that_it_would_wait_for(monkeypatch, share, fits):
+    import ray
+
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 2.0})
+    config = simulation.flower.Config(1.0, share, None, None)
+    if fits:
+        simulation.flower._check_resources(config)
+    else:
+        with pytest.raises(UserError, match=f"engine.gpus_per_node={share:g}: "):
+            simulation.flower._check_resources(config)
+
+
+def test_flowers_simulation_has_no_time_limit():
+    with pytest.raises(UserError, match=r"^engine\.round_timeout is for engine=ray, engine=local and devices: "):
+        resolve(config_of("engine=flower", "engine.round_timeout=5"))
+
+
+def test_another_address_is_another_ray(monkeypatch):
+    import ray
+
+    asked = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: bool(asked))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", lambda address, **options: asked.append(address))
+    monkeypatch.setattr(simulation.ray, "_started", (None, None, None))
+    for address in (None, None, "auto", "auto", None):
+        simulation.ray.start_ray(address, False, None, None)
+    assert asked == ["local", "auto", "local"]
 
 
 @pytest.mark.parametrize(("options", "said"), [(("cpus_per_node=500",), "500"), (("gpus_per_node=8",), "8")])

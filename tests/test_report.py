@@ -12,7 +12,8 @@ from matplotlib import image
 from reported import method, write_run
 
 import report
-from contrafed.analysis import figures, leave, pages, results, tables
+from contrafed.analysis import figures, pages, results, tables
+from contrafed.analysis.pages import leave
 from contrafed.analysis.runs import find, groups, read, usable, varied
 from core.errors import UserError
 

@@ -29,6 +29,13 @@ def test_every_kind_of_partition_runs(choice, tmp_path):
     assert summary["status"] == "finished"
 
 
+def test_features_without_test_images_are_refused_before_the_run(tmp_path):
+    nothing = ("dataset.merge_splits=true", "partition.test_fraction=0", "log=[features]")
+    with pytest.raises(UserError, match=r"log=\[features\] needs test images on the server"):
+        run(config_of(*QUICK, "strategy=fedavg", *nothing, f"output_dir={tmp_path}/run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_compose_and_run_take_what_they_say():
     for wrong in (["strategy=pmfl"], {"strategy": "pmfl"}):
         with pytest.raises(UserError, match="compose takes overrides as text, one by one"):

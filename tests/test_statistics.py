@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from contrafed.analysis.statistics import band, first_at, over_seeds, ranks, spearman
-from contrafed.reporting.series import ema, summary_of_curves, top_k_mean
+from contrafed.reporting.series import summary_of_curves
 
 NAN = float("nan")
 
@@ -49,11 +49,6 @@ def test_spearman_by_hand():
     assert spearman([1, 2, NAN, 4], [3, NAN, 1, 1])[1] == 2
     assert math.isnan(spearman([1, 2], [2, 1])[0])
     assert math.isnan(spearman([1, 1, 1], [1, 2, 3])[0])
-
-
-def test_moving_average_and_the_best_five():
-    assert ema([(1, 0), (2, 10), (3, 10)], 0.9)[3] == pytest.approx(1.9)
-    assert top_k_mean([1, 5, 3, 5, 4, 2, 6]) == pytest.approx(4.6)
 
 
 def test_first_round_at_a_target():

@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from reported import write_run
 from rig import config_of
@@ -12,7 +13,9 @@ from tiny import TINY
 
 from contrafed.analysis.runs import read
 from contrafed.experiment import run
+from contrafed.reporting import shown
 from contrafed.stopping import Stopping
+from strategies.base import Round
 
 SIX = (*TINY, "num_rounds=6", "participation=full", "engine=local", "strategy=fedavg", "tracker=none")
 STILL = "strategy.local.lr=1e-12"  # nothing is learned, so that no accuracy rises
@@ -73,6 +76,16 @@ def test_a_target_beyond_reach_is_said_to_be(tmp_path):
     summary = run(config_of(*SIX, "num_rounds=1", "target_accuracy=1.0", f"output_dir={tmp_path}/run"))
     assert (summary["rounds_to_target"], summary["bytes_up_to_target"], summary["rounds"]) == (None, None, 1)
     assert "stopped_by" not in summary
+
+
+def test_a_run_that_is_judged_by_nodes_never_ends_by_the_servers_score():
+    """Where no node answers, the round has no score."""
+    done = Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}, judging=True)
+    assert shown(done, True) == ("personal", {})
+    assert shown(done, False) == ("global", {"accuracy": 0.9})
+    done.node_evaluation = {"accuracy": 0.5}
+    assert shown(done, True) == ("personal", {"accuracy": 0.5})
+    assert shown(Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}), True)[0] == "global"  # no node has a test part
 
 
 def test_a_finished_run_is_looked_at_again_for_a_target(whole, tmp_path):

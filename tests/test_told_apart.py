@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from reported import method, write_run
 from test_sweep import DIGITS, called, finished  # noqa: F401
 
@@ -35,12 +36,36 @@ def test_server_rules_beside_one_method_are_groups_of_their_own(tmp_path):
 
 @pytest.mark.parametrize("server", ["fedavgm", "fedadam", "fedagm"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedrcl", "moon"])
-def test_a_rule_of_fedrcls_table_5_is_in_the_methods_name(strategy, server):
+def test_a_rule_of_fedrcls_table_5_is_in_the_methods_name(tmp_path, strategy, server):
     config = compose_job(["experiment=fedrcl/table5", f"strategy={strategy}", f"strategy.server={server}"])
-    assert config.published.method == (server if strategy == "fedavg" else f"{strategy}+{server}")
+    (run,) = find([write_run(tmp_path / "run", **OmegaConf.to_container(config, resolve=True))])
+    assert run.method == (server if strategy == "fedavg" else f"{strategy}+{server}")
     if strategy != "moon":
         table = published.load("fedrcl")
-        assert config.published.method in set(table[table["table"] == "5"]["method"])
+        assert run.method in set(table[table["table"] == "5"]["method"])
+
+
+@pytest.mark.parametrize("strategy", ["scaffold", "fedproto", "local"])
+def test_table_5_takes_methods_whose_rule_is_their_own(strategy):
+    assert compose_job(["experiment=fedrcl/table5", f"strategy={strategy}"]).published.method == f"{strategy}+own"
+
+
+def test_a_variant_under_another_rule_is_a_method_of_its_own(tmp_path):
+    for rule in ("pmfl", "fedavgm", "fedadam"):
+        write_run(
+            tmp_path / rule, strategy={"name": "pmfl", "server": rule}, published={"method": "pmfl/no_mct", "paper": "pmfl"}
+        )
+    assert {run.method for run in find([tmp_path])} == {"pmfl/no_mct", "pmfl/no_mct+fedavgm", "pmfl/no_mct+fedadam"}
+
+
+def test_a_cell_counts_a_seed_once(tmp_path):
+    """Also where one of its runs is of before a key was new."""
+    cells = [{"metric": "ema_accuracy", "setting": "", "value": "accuracy_final", "std": None}]
+    about = of_a_paper("fedavgm")["published"] | {"cells": cells}
+    for name, more in (("a", {}), ("b", {"partition__skew": 1})):
+        write_run(tmp_path / name, **of_a_paper("fedavgm") | {"published": about} | more)
+    (comparison,) = published.compare(find([tmp_path]))
+    assert comparison.cells.dropna(subset=["ours"])["seeds"].tolist() == [1]
 
 
 def test_what_says_which_replies_count_makes_another_run(tmp_path):

@@ -60,6 +60,10 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         rest = {n: v if client.memories[k] else v.clone() for n, v in row.items() if n not in opened[k]}
         memory = {n: v for n, v in (rest | opened[k]).items() if n in stack.memory}
         updates.append(Update(sent[k], stack.sizes[k], metrics[k], memory, diverged[k]))
+    if memory and not client.remembers(client.model, client.config):
+        # Else whether it is kept would depend on the engine.
+        with named(client.nodes, server_round, stacks):
+            raise ReturnError(client.fresh_memory, f"a value for {', '.join(memory)}, which local_work remembers")
     return updates
 
 

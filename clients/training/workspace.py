@@ -13,7 +13,7 @@ from models.base import SplitModel, build_model
 from partitions.federation import Federation, load_federation
 
 # How many examples an evaluation takes at a time, over all nodes of a stack. On a CPU activations then fit its cache. An
-# accelerator is not kept busy by so few: there it is as many as have so many numbers, 1,024 of CIFAR's images at the most.
+# accelerator needs more: as many as hold EVALUATION_NUMBERS numbers together, and at most 1,024.
 EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2**22
 
 

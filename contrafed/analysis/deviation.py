@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from core.combine import combine
+from core.combine import combine, squared_distance
 from core.errors import UserError
 from core.tensors import Tensors, flat, group
 from simulation.personal import place_in
@@ -35,8 +35,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """Return the mean squared difference of two models' parameters of the same names. Raises ``ValueError`` for others."""
     if a.keys() != b.keys():
         raise ValueError(f"one model alone has {min(a.keys() ^ b.keys())}")
-    total = sum(float((value.double() - b[name]).square().sum()) for name, value in a.items())
-    return total / sum(value.numel() for value in a.values())
+    return squared_distance(a, b) / sum(value.numel() for value in a.values())
 
 
 def distance_of_runs(solo: str | Path, shared: str | Path) -> float:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from safetensors.torch import load_file
 
 from clients.node.files import read_personal
 from clients.training.workspace import Workspace
+from contrafed.evaluation import representations
 from contrafed.prepare import checked
 from contrafed.settings import read_config
 from core.errors import UserError
@@ -39,7 +39,7 @@ def stratified(labels: np.ndarray, limit: int, seed: int = 0) -> np.ndarray:
     return np.sort(order[np.arange(limit) * len(labels) // limit])
 
 
-def tsne(features: np.ndarray, seed: int = 0) -> np.ndarray:
+def tsne(features: np.ndarray) -> np.ndarray:
     """Return features (n, D) in two dimensions (n, 2): scikit-learn's t-SNE, perplexity 30, from the principal components on.
 
     Fewer than 91 points have a third of their number as perplexity. Raises ``UserError`` for fewer than 4.
@@ -49,9 +49,7 @@ def tsne(features: np.ndarray, seed: int = 0) -> np.ndarray:
     if len(features) < 4:
         raise UserError(f"t-SNE needs at least 4 points, got {len(features)}")
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
-    found: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(
-        np.asarray(features, np.float64)
-    )
+    found: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(np.asarray(features, np.float64))
     return found
 
 
@@ -79,7 +77,8 @@ def of_run(folder: str | Path, *, personal: bool = False, limit: int = POINTS) -
         if not Path(place_in(folder)).is_dir():
             raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")
         check_saved(workspace, place_in(folder))
-        z = np.concatenate([_represented(workspace, _saved(folder, node), index[nodes == node]) for node in np.unique(nodes)])
+        own = [(_saved(folder, node), index[nodes == node]) for node in np.unique(nodes)]
+        z = np.concatenate([representations(workspace, model, examples) for model, examples in own])
         order = np.argsort(nodes, kind="stable")
         return z, labels[order], nodes[order]
     if missing := stays(workspace):
@@ -88,7 +87,7 @@ def of_run(folder: str | Path, *, personal: bool = False, limit: int = POINTS) -
         )
     if not (folder / "model.safetensors").is_file():
         raise UserError(f"there is no model.safetensors in {folder}; give the folder of a finished run")
-    return _represented(workspace, load_file(folder / "model.safetensors"), index), labels, nodes
+    return representations(workspace, load_file(folder / "model.safetensors"), index), labels, nodes
 
 
 def stays(workspace: Workspace) -> str:
@@ -100,12 +99,6 @@ def stays(workspace: Workspace) -> str:
 
 def _saved(folder: Path, node: int) -> Tensors:
     return read_personal(place_in(folder), int(node))[0]
-
-
-def _represented(workspace: Workspace, model: Tensors, index: np.ndarray) -> np.ndarray:
-    rows = torch.from_numpy(index).split(workspace.evaluation_batch)
-    with torch.no_grad(), workspace.model.holding(model) as held:
-        return torch.cat([held.represent(workspace.images(some)) for some in rows]).numpy()
 
 
 def draw(points: np.ndarray, labels: np.ndarray) -> "Figure":

@@ -144,8 +144,9 @@ def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
 
 def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Return the cells of one table: the paper's, and those that only we have."""
-    rows = [row for run in runs for row in _rows(run, runs)]
-    ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std"])
+    rows = [[*row, run.config.get("seed")] for run in runs for row in _rows(run, runs)]
+    # A run of before a key was new is the same cell and seed as its repetition.
+    ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std", "seed"]).drop_duplicates([*CELL, "seed"], keep="last")
     never = ours["metric"].map(NEVER)
     ours["never"] = never.where(ours["value"] == never)
     ours["value"] = ours["value"].where(ours["never"].isna())

@@ -60,9 +60,9 @@ class FinishedRun:
     def method(self) -> str:
         """The method as the papers' tables name it: fedrcl, fedrcl+fedadam, pmfl/no_mct."""
         strategy, published = self.config["strategy"], self.config.get("published") or {}
-        named = published.get("method") or strategy["name"]
+        named, server = str(published.get("method") or strategy["name"]), strategy.get("server")
         # A table that names methods by their node half alone says nothing of the rule.
-        return composition(strategy) if named == strategy["name"] else str(named)
+        return named if composition(strategy) == strategy["name"] or str(server) in named else f"{named}+{server}"
 
     @property
     def finished(self) -> bool:
@@ -73,9 +73,9 @@ class FinishedRun:
         """Return a curve without the initial model's point; empty where there is none."""
         return points_of(self.curves, scope, split, metric)
 
-    def own_points(self, metric: str = "accuracy") -> Points:
-        """Return the nodes' curve on their own test parts: of their own models, else of the global one."""
-        return self.points("personal", "test", metric) or self.points("global", "nodes", metric)
+    def own_points(self) -> Points:
+        """Return the nodes' accuracy on their own test parts: of their own models, else of the global one."""
+        return self.points("personal", "test", "accuracy") or self.points("global", "nodes", "accuracy")
 
     def of_nodes(self, metric: str) -> pd.DataFrame:
         """Return the rows of ``nodes.csv`` with a metric, without those of nodes that are held out."""
@@ -312,8 +312,8 @@ def _evaluated(run: FinishedRun) -> bool:
     return any(metric == "accuracy" for _, _, metric in run.curves)
 
 
-def _reached(run: FinishedRun) -> tuple[bool, int]:
-    return run.finished, int(run.summary["rounds"])
+def _reached(run: FinishedRun) -> tuple[bool, int, int]:
+    return run.finished, int(run.summary["rounds"]), len(run.config.get("metrics") or ())
 
 
 # The cell of a setting that a run's method does not have, or has as null.

@@ -47,16 +47,16 @@ class Sent:
         return f"cosine with the cross-entropy's gradient {float(a @ b / (a.norm() * b.norm()).clamp_min(1e-30)):.4f}"
 
 
-def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int], overrides: Sequence[str] = ()) -> Sent:
+def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int]) -> Sent:
     """Return what a node of ``method`` sends that holds the images x (b, C, H, W) in [0, 1] and takes one step of SGD on them.
 
     The node receives ``model`` and what the server half sends beside it in its first round. The other settings are the
-    method's own, then ``overrides`` as on the command line. Raises ``UserError``.
+    method's own. Raises ``UserError``.
     """
     one_step = {"epochs": "null", "iterations": 1, "batch_size": len(labels), "optimizer": "sgd", "lr": RATE}
     plain = {"momentum": 0, "weight_decay": 0, "augment": "[]", "clip_norm": "null"}
     local = [f"strategy.local.{key}={value}" for key, value in (one_step | plain).items()]
-    run = checked(compose_job([f"strategy={method}", "num_nodes=1", *local, *overrides]))
+    run = checked(compose_job([f"strategy={method}", "num_nodes=1", *local]))
     raw = (x * 255).round().to(torch.uint8)
     nothing = np.zeros(0, dtype=np.int64)
     channels, y = x.shape[1], torch.tensor(labels)

@@ -1,24 +1,19 @@
 """The figures of a run, drawn without a display and without matplotlib's global state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from contrafed.reporting.series import moving_average
+from contrafed.reporting.series import Curves, moving_average, shown_nodes
 
 # Okabe and Ito's colours, told apart by colour-blind readers as well.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
-# At most so many nodes are rows.
-SHOWN = 200
-
 # From so many points on, a curve is drawn as its moving average over the window, with the points pale behind it: FedCRL
 # smooths its curves over 20.
 MANY_POINTS, WINDOW = 100, 20
-
-Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 
 
 def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
@@ -111,7 +106,7 @@ def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> No
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
     total = len(class_counts)
-    nodes = np.unique(np.linspace(0, total - 1, min(total, SHOWN)).astype(int))
+    nodes = shown_nodes(total)
     counts = class_counts[nodes]
     height = float(np.clip(1.6 + 0.085 * len(nodes), 3.6, 9))
     figure = Figure(figsize=(7.2, height), dpi=130, layout="constrained")

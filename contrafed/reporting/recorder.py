@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contrafed.reporting.series import points_of, summary_of_curves
+from contrafed.reporting.series import points_of, shown_nodes, summary_of_curves
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from numpy.typing import ArrayLike
@@ -30,9 +30,6 @@ LOGS = ("metrics", "nodes", "participants", "times")
 
 # Rounds that are in no median of seconds.
 WARM_UP = 3
-
-# At most so many nodes are rows of the participation figure.
-SHOWN_NODES = 200
 
 
 class RunRecorder:
@@ -153,7 +150,7 @@ class RunRecorder:
     def draw_participants(self, ids: np.ndarray, num_nodes: int) -> None:
         """Keep who took part in a round for the figure alone."""
         if not len(self._shown):
-            self._shown = np.unique(np.linspace(0, num_nodes - 1, min(num_nodes, SHOWN_NODES)).astype(np.int64))
+            self._shown = shown_nodes(num_nodes)
         self._seen.append((len(ids), np.flatnonzero(np.isin(self._shown, ids)).astype(np.int16)))
 
     def partition(self, class_counts: np.ndarray) -> None:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:  # importing torch takes longer than the command line's help
 def shown(done: "Round", personal: bool) -> tuple[str, dict[str, float]]:
     """Return the scope and the scores on test examples by which a round is shown, and a run may end.
 
-    Of nodes' own models where there are any, else of the global model; empty between evaluations.
+    Of nodes' own models where these are asked for, else of the global model; empty between evaluations, and where none answers.
     """
-    if personal and done.node_evaluation:
-        return "personal", done.node_evaluation
+    if personal and done.judging:
+        return "personal", done.node_evaluation or {}
     scores = done.evaluation or {}
     return "global", {name.removeprefix("test/"): value for name, value in scores.items() if name.startswith("test/")}
 

@@ -2,13 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from core.metrics import FUNCTIONS
 
 # (scope, split, metric) of metrics.csv -> its points (round, value), in the order of rounds.
 Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 
-# FedRCL reports the average that forgets by this factor per round, at the end of 1,000 rounds and half way.
+# FedRCL reports the exponential moving average (decay 0.9 a round) after 500 and 1,000 rounds.
 EMA_DECAY, EMA_ROUND = 0.9, 500
+
+# At most so many nodes are rows of a figure.
+SHOWN_NODES = 200
+
+
+def shown_nodes(num_nodes: int) -> np.ndarray:
+    """Return which nodes are rows of a figure: all, or 200 evenly chosen ones."""
+    return np.unique(np.linspace(0, num_nodes - 1, min(num_nodes, SHOWN_NODES)).astype(np.int64))
 
 
 def top_k_mean(values: Sequence[float], k: int = 5) -> float:

@@ -9,4 +9,4 @@ from core.privacy.gaussian import Gaussian
 class Config(Gaussian):
     """Settings of the noise."""
 
-    amplification: bool  # whether epsilon counts on nobody knowing who took part
+    amplification: bool  # privacy amplification by sampling: epsilon holds only while who took part is secret

@@ -8,7 +8,7 @@ from core.config import Range
 
 @dataclass(frozen=True)
 class Gaussian:
-    """What both ways of adding noise have."""
+    """Settings that privacy=central and privacy=local share."""
 
     clip_norm: Annotated[float, Range(gt=0)]  # C, the largest joint L2 norm of a node's update
     prototype_clip: Annotated[float, Range(gt=0)]  # the same of its prototypes, all classes together

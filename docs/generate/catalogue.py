@@ -81,7 +81,7 @@ def judged_by(client: type, rule: type, values: dict[str, Any]) -> str:
     """Return which models a method is judged by."""
     config = node_half(values).config
     whole = set(client.shared_parts(config)) == set(PARTS)  # type: ignore[attr-defined]
-    if client.own_model and whole and "self.whole = False" not in inspect.getsource(rule):  # type: ignore[attr-defined]
+    if client.own_model and whole and rule.has_global_model:  # type: ignore[attr-defined]
         return "each node's own model, and the global one"
     return "the global model" if whole and not client.own_model else "each node's own model"  # type: ignore[attr-defined]
 

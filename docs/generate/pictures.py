@@ -18,8 +18,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from contrafed.composition import compose_job
+from contrafed.prepare import checked
 from contrafed.reporting.figures import BLUE, GREEN, ORANGE, partition_figure
-from contrafed.settings import resolve
 from partitions.federation import load_federation
 
 FIGURES = ROOT / "docs" / "figures"
@@ -39,13 +39,7 @@ METHODS = {"fedavg": ("FedAvg", ORANGE), "fedau": ("FedAU", GREEN), "pmfl": ("PM
 
 def class_counts(*overrides: str) -> np.ndarray:
     """Return training examples per node and class (K, C) of a configuration."""
-    from omegaconf import OmegaConf
-
-    ready = resolve(OmegaConf.to_container(compose_job(list(overrides)), resolve=True))  # type: ignore[arg-type]
-    partition = load_federation(ready.node).partition
-    y = load_federation(ready.node).data.y.numpy()
-    nodes = range(partition.num_nodes)
-    return np.array([np.bincount(y[partition.train(node)], minlength=partition.num_classes) for node in nodes])
+    return load_federation(checked(compose_job(list(overrides))).node).partition.class_counts()
 
 
 def draw_partitions() -> None:
@@ -68,12 +62,9 @@ def draw_participation() -> None:
 
 def draw_presence(name: str, *overrides: str) -> None:
     """Draw nodes by rounds, lost replies in another colour, and beside it each node's measured and expected rate."""
-    from omegaconf import OmegaConf
-
     from partitions.participation.base import make_participation
 
-    job = compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides])
-    ready = resolve(OmegaConf.to_container(job, resolve=True))  # type: ignore[arg-type]
+    ready = checked(compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides]))
     partition = load_federation(ready.node).partition
     pattern = make_participation(ready.participation, partition.class_proportions, NODES, ready.seed)
     cells = np.zeros((NODES, ROUNDS))

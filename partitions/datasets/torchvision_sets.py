@@ -14,14 +14,14 @@ from partitions.datasets.network import reachable
 from partitions.datasets.stand_in import Downloaded, in_place
 from partitions.images import ImageData, make_images
 
-# What torchvision looks for below dataset.root.
-PLACES = {
-    "mnist": ("MNIST/raw",),
-    "fashion_mnist": ("FashionMNIST/raw",),
-    "emnist": ("EMNIST/raw",),
-    "cifar10": ("cifar-10-batches-py",),
-    "cifar100": ("cifar-100-python",),
-    "svhn": ("train_32x32.mat", "test_32x32.mat"),
+# torchvision's class, and what it looks for below dataset.root.
+SETS = {
+    "mnist": ("MNIST", ("MNIST/raw",)),
+    "fashion_mnist": ("FashionMNIST", ("FashionMNIST/raw",)),
+    "emnist": ("EMNIST", ("EMNIST/raw",)),
+    "cifar10": ("CIFAR10", ("cifar-10-batches-py",)),
+    "cifar100": ("CIFAR100", ("cifar-100-python",)),
+    "svhn": ("SVHN", ("train_32x32.mat", "test_32x32.mat")),
 }
 
 # Seconds without a byte after which a download counts as failed.
@@ -41,7 +41,7 @@ def check(config: Config, name: str) -> None:
 
 def _at_hand(config: Config, name: str) -> bool:
     # A download that failed leaves an empty folder.
-    places = [Path(config.root).expanduser() / place for place in PLACES[name]]
+    places = [Path(config.root).expanduser() / place for place in SETS[name][1]]
     return all(place.is_file() or (place.is_dir() and any(place.iterdir())) for place in places)
 
 
@@ -71,14 +71,7 @@ def _open(config: Config, name: str, part: str) -> Any:
 
     root = Path(config.root).expanduser()
     which: dict[str, Any] = {"split": part} if name == "svhn" else {"train": part == "train"}
-    make = {
-        "mnist": datasets.MNIST,
-        "fashion_mnist": datasets.FashionMNIST,
-        "emnist": datasets.EMNIST,
-        "cifar10": datasets.CIFAR10,
-        "cifar100": datasets.CIFAR100,
-        "svhn": datasets.SVHN,
-    }[name]
+    make = getattr(datasets, SETS[name][0])
     if name == "emnist":
         which["split"] = "balanced"
     try:
@@ -119,7 +112,7 @@ def _addresses(make: Any) -> list[str]:
 
 
 def _places(name: str) -> str:
-    return " and ".join(PLACES[name])
+    return " and ".join(SETS[name][1])
 
 
 def _absent(config: Config, name: str) -> UserError:

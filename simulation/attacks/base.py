@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
-import numpy as np
 import torch
 from flwr.app import Message, MessageType, RecordDict
 
@@ -147,10 +146,3 @@ def moments(changes: Iterable[Tensors]) -> tuple[Tensors, Tensors]:
         mean[name] = rows.nanmean(0)
         spread[name] = (rows - mean[name]).square().nanmean(0).sqrt()
     return mean, spread
-
-
-def root_mean_square(change: Tensors) -> float:
-    """Return the root mean square of all numbers of a change, without NaN."""
-    numbers = np.concatenate([tensor.double().flatten().cpu().numpy() for tensor in change.values()])
-    known = numbers[~np.isnan(numbers)]
-    return float(np.sqrt(np.mean(known**2))) if len(known) else 0.0

@@ -8,7 +8,7 @@ import torch
 from core.config import Range
 from core.randomness import torch_generator
 from core.tensors import Tensors
-from simulation.attacks.base import Attack, Attackers, root_mean_square
+from simulation.attacks.base import Attack, Attackers
 
 
 @dataclass(frozen=True)
@@ -29,5 +29,6 @@ class Noise(Attack):
         draw, noisy = torch_generator(self.seed, "attack noise", server_round, node), Tensors()
         for name, tensor in sorted(change.items()):
             noise = torch.randn(tensor.shape, generator=draw, dtype=torch.float64).to(tensor)
-            noisy[name] = tensor + self.config.level * root_mean_square({name: tensor}) * noise
+            rms = float(tensor.double().square().nanmean().sqrt())
+            noisy[name] = tensor + self.config.level * rms * noise
         return noisy

@@ -10,9 +10,6 @@ from core import registry
 from core.run import Choice
 from core.tensors import Tensors, on_host
 
-# What Flower's functions take: the arrays of each reply, and its weight.
-Results = list[tuple[list[np.ndarray], Any]]
-
 
 class Aggregation:
     """Stands in for the mean of what nodes changed."""
@@ -38,7 +35,7 @@ def share_of(share: float, count: int) -> int:
 def by_flower(function: Callable[..., list[np.ndarray]], changes: Sequence[Tensors], weights: np.ndarray, *how: Any) -> Tensors:
     """Return what one of Flower's functions of arrays makes of changes, in double precision."""
     first = changes[0]
-    results: Results = [
+    results: list[tuple[list[np.ndarray], Any]] = [  # of each reply its arrays and its weight
         ([tensor.double().numpy() for tensor in on_host(change).values()], weight)
         for change, weight in zip(changes, weights.tolist(), strict=True)
     ]

@@ -131,7 +131,7 @@ def prototypes_of(workspace, nodes):
     client = workspace.client_class(workspace, nodes)
     params = {n: v.expand(len(nodes), *v.shape) for n, v in workspace.initial.items()}
     examples = [workspace.federation.partition.train(node) for node in nodes]
-    return client.prototypes(Stack(nodes, examples, 1, params, {}, {}))
+    return tuple(client.prototypes(Stack(nodes, examples, 1, params, {}, {})).values())
 
 
 # ----------------------------------------------------------------------------------------------------------- a server's half

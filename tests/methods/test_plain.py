@@ -2,10 +2,27 @@
 
 import numpy as np
 import pytest
+import torch
 from rig import METHODS, Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, work_of, workspace_of
 
+from clients.base import LocalError
+from clients.fedavg import FedAvgClient
 from clients.training.batches import draw_batches
 from simulation.grid import LocalGrid
+
+
+def test_what_is_remembered_must_be_in_the_memory_that_a_node_begins_with():
+    """Else one engine would keep it and another not."""
+
+    class Remembers(FedAvgClient):
+        def local_work(self, stack):
+            stack.memory["last"] = torch.zeros(len(stack), 1)
+            return super().local_work(stack)
+
+    workspace = workspace_of(config_of("strategy=fedavg", "num_nodes=4", "model=mlp"))
+    received = {f"model/{name}": value for name, value in workspace.initial.items()}
+    with pytest.raises(LocalError, match="fresh_memory must return a value for last, which local_work remembers"):
+        Remembers(workspace, [0]).update([received], 1)
 
 
 def test_one_client_is_centralised_sgd():
