@@ -129,9 +129,15 @@ def default_budgets(device: str) -> tuple[int, int]:
     return int(SHARE * free), int(SHARE * _available())
 
 
-def _available() -> int:
+def _available(container: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many bytes of RAM there are for this process: the machine's, or those that its container leaves it."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
+        free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # no Linux
         return 8 << 30
+    try:
+        limit, used = (int((container / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return free
+    return min(free, limit - used)

@@ -204,6 +204,8 @@ def test_every_method_has_a_page_with_paper_symbols_and_readings():
     assert "| `strategy.contrast_weight` | `0.5` | lambda; 0: w/o MCT |" in text
     assert "| `strategy.local.lr` | `0.1` | eta\\_l |" in text
     assert "`threshold=literal\\|current\\|node\\|constant`" in text  # its readings
+    assert "and the global one" in catalogue.page("ditto")
+    assert "and the global one" not in catalogue.page("fedamp")
     assert "two readings" not in catalogue.page("fedavg")
     assert "Theorem 1 then minimises" in text  # its errata
     assert "look-ahead" not in catalogue.page("fedexp")  # a section that rules share gives each its own part

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from contrafed.experiment import run
 from core.errors import UserError
 from core.tensors import size_of
-from simulation.memory import NodeMemory, default_budgets
+from simulation.memory import NodeMemory, _available, default_budgets
 
 EIGHT = 8 * 4  # bytes of one memory below
 
@@ -71,6 +71,15 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
     held = NodeMemory(0, 0, str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"engine\.memory_folder: cannot write"):
         held.put(1, memory(1))
+
+
+def test_a_containers_limit_is_the_memory_that_there_is(tmp_path):
+    free = _available(tmp_path)
+    for name, text in (("max", "1000000\n"), ("current", "400000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert _available(tmp_path) == 600000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _available(tmp_path) == pytest.approx(free, rel=0.5)
 
 
 def test_default_budgets_are_of_what_there_is():
