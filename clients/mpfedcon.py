@@ -47,7 +47,7 @@ class MpFedconClient(FedRepClient):
         start = {n: v.clone() for n, v in stack.params.items()}
         self.train_head(stack, "head batches")
         if self.config.frozen_model == "body":
-            start = {n: v.clone() for n, v in stack.params.items()}  # the head phase leaves the body as it was
+            start |= {n: v.clone() for n, v in stack.params.items() if not self.travels(n)}  # the new head
         contrast = self.config.contrast_weight > 0
         self.train(
             stack,

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from contrafed.composition import CHOICE_GROUPS, Composed, compose_yaml, own_folder, parse, use_plain_sgd
+from contrafed.composition import CHOICE_GROUPS, Composed, compose_yaml, own_folder, plain, use_plain_sgd
 from contrafed.settings import Run, check_top, for_evaluation, resolve
 from contrafed.sweep import expand
 from core import registry
@@ -39,9 +39,6 @@ def jobs(overrides: list[str], multirun: bool, config_dir: str | Path | None = N
     """
     if multirun:
         return [job.overrides for job in expand(overrides, config_dir)]
-    several = next((override for override in parse(overrides) if override.is_sweep_override()), None)
-    if several is not None:
-        raise UserError(f"{several.input_line} lists several values: add -m to run them all")
     return [list(overrides)]
 
 
@@ -55,14 +52,14 @@ def check_jobs(overrides: list[str], multirun: bool, config_dir: str | Path | No
     for number, job in enumerate(expanded):
         with _named(number, expanded):
             ready = compose_yaml(job, config_dir)
-            composed.append((ready, _plain(ready)))
+            composed.append((ready, plain(ready.config)))
             check_top(for_evaluation(composed[-1][1]))
-    for number, (ready, plain) in enumerate(composed):
+    for number, (ready, values) in enumerate(composed):
         with _named(number, expanded):
             if (line := use_plain_sgd(ready)) is not None:
                 said.add(line)
-                plain = _plain(ready)
-            runs.append(resolve(plain))
+                values = plain(ready.config)
+            runs.append(resolve(values))
     for line in sorted(said):
         print(line, flush=True)
     return runs
@@ -77,10 +74,6 @@ def _named(number: int, expanded: list[list[str]]) -> Iterator[None]:
         if len(expanded) == 1:
             raise
         raise UserError(f"job {number} ({' '.join(expanded[number])}): {error}") from error
-
-
-def _plain(job: Composed) -> dict[str, Any]:
-    return OmegaConf.to_container(job.config, resolve=True)  # type: ignore[return-value]
 
 
 def help_text(config_dir: str | None = None) -> str:

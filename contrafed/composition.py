@@ -29,7 +29,6 @@ CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment", "scale")
 # What a command line may set beside an experiment and still have its setting.
 FREE = ("experiment", "scale", "seed", "log", "metrics", *HOW_IT_RUNS)
 
-
 # Whose YAMLs set keys of other groups too, by Hydra's directive.
 PACKAGES = {"experiment": "_global_", "scale": "_global_", "strategy/server": "strategy"}
 
@@ -55,7 +54,7 @@ def own_folder(config_dir: str | Path | None) -> Path | None:
     own = Path(config_dir).expanduser().resolve()
     if not own.is_dir():
         raise UserError(f"--config-dir: there is no folder {own}")
-    for path in sorted(own.rglob("*.yaml")):
+    for path in registry.yamls(own):
         if (registry.CONF / path.relative_to(own)).exists():
             raise UserError(f"--config-dir: {path} has the name of one of Contrafed's own; give it another")
         for group, package in PACKAGES.items():
@@ -94,6 +93,8 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
     parsed = asked = [
         o for o in parse(overrides) if o.is_delete() or o.value() is not None or o.key_or_group not in ("experiment", "scale")
     ]
+    if several := next((o.input_line for o in parsed if o.is_sweep_override()), None):
+        raise UserError(f"{several} lists several values: add -m to run them all")
     _check_hydra(parsed)
     _check_names([o for o in parsed if o.key_or_group in CHOICE_GROUPS], own)
     try:
@@ -123,6 +124,14 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
     return Composed(config, parsed, own, named)
 
 
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return a configuration as plain Python, resolved. Raises ``UserError`` for what refers to nothing."""
+    try:
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {_first_line(error)}") from error
+
+
 def grid_of(experiment: str, config_dir: str | Path | None = None) -> grid.Grid:
     """Return the grid in an experiment's file, empty where it has none. Raises ``UserError``."""
     own = own_folder(config_dir)
@@ -146,12 +155,19 @@ def _grid_of(experiment: str, own: Path | None, stamp: object) -> grid.Grid:
 
 def parse(overrides: list[str]) -> list[Override]:
     """Return overrides as Hydra reads them. Raises ``UserError``."""
-    try:
-        return OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise UserError(
-            f"cannot read the command line, which takes KEY=VALUE such as strategy=pmfl: {_first_line(error)}"
-        ) from error
+    return [_parsed(override) for override in overrides]
+
+
+def _parsed(override: str) -> Override:
+    key, _, value = override.partition("=")
+    # Of paths Hydra's grammar takes ~, = and spaces for its own.
+    plainly = [f"{key}={grid.text(value)}"] if value and not set(value) & set("[]{}'\",\\") else []
+    for line in (override, *plainly):
+        try:
+            return OverridesParser.create().parse_override(line)
+        except HydraException as error:
+            wrong = error
+    raise UserError(f"cannot read '{override}', which must be KEY=VALUE such as strategy=pmfl: {_first_line(wrong)}")
 
 
 def _compose(overrides: list[str], own: Path | None, *, return_hydra_config: bool = False) -> DictConfig:
@@ -160,7 +176,7 @@ def _compose(overrides: list[str], own: Path | None, *, return_hydra_config: boo
 
 def _stamp(own: Path | None) -> tuple[tuple[str, int], ...]:
     """Return what tells whether a file of a folder of YAMLs has changed."""
-    return () if own is None else tuple((str(path), path.stat().st_mtime_ns) for path in sorted(own.rglob("*.yaml")))
+    return () if own is None else tuple((str(path), path.stat().st_mtime_ns) for path in registry.yamls(own))
 
 
 # The jobs of a grid share most of their choices: 60 ms of Hydra's for each combination, 1 ms for its copy.

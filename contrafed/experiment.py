@@ -54,7 +54,7 @@ def run(
     assert ready.folder is not None
     try:
         ready.engine.module.run(ready.engine.config, Job(app_for(ready, on_round), ready.node, federation, ready.verbose))
-    except UserError:
+    except BaseException:  # also Ctrl-C while an engine starts
         give_up_folder(ready.folder)
         raise
     summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))

@@ -54,6 +54,9 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
         raise UserError(f"{authority} is there but {authority_key.name} is not; put it back, or delete both to begin anew")
     if not server.exists() and not hosts:
         raise UserError("--host is missing: the name or address by which devices reach the server")
+    ours = _read(authority).subject if authority.exists() else AUTHORITY
+    if server.exists() and _read(server).issuer != ours:
+        raise UserError(f"{server} is of another authority than {authority}; move it away to have one made here")
     hosts = [str(_alternative(host).value) for host in hosts]
     folder.mkdir(parents=True, exist_ok=True)
     made, renewed, soon = list[Path](), list[Path](), min(renew, days // 2)
@@ -63,8 +66,6 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
     if not authority.exists() or days_left(authority) < soon:
         (renewed if authority.exists() else made).append(authority)
         _write_certificate(authority, _authority(_private(authority_key), days))
-    if server.exists() and _read(server).issuer != _read(authority).subject:
-        raise UserError(f"{server} is of another authority than {authority}; move it away to have one made here")
     known = _hosts(_read(server)) if server.exists() else []
     hosts = [*dict.fromkeys((*hosts, *LOOPBACK))] if hosts else known
     if not server.exists() or not (folder / f"{SERVER}.key").exists():
@@ -108,14 +109,14 @@ def _private(path: Path, load: Callable[..., Any] = serialization.load_pem_priva
         key = load(path.read_bytes(), None)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is no private key that was made here") from error
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path} is no private key that was made here: it is not of an elliptic curve")
     return key
 
 
 def _authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
     """Return the authority's certificate; of the same key, so that what the one before it signed stays valid."""
-    name = _name("contrafed CA")
-    certificate = _builder(name, name, key.public_key(), days, authority=True)
+    certificate = _builder(AUTHORITY, AUTHORITY, key.public_key(), days, authority=True)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return certificate.add_extension(identifier, critical=False).sign(key, hashes.SHA384())
 
@@ -143,6 +144,9 @@ def _hosts(certificate: x509.Certificate) -> list[str]:
 
 def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+AUTHORITY = _name("contrafed CA")
 
 
 def _alternative(host: str) -> x509.GeneralName:

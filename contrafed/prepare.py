@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from contrafed.composition import compose_job
+from contrafed.composition import compose_job, plain
 from contrafed.reporting import claim_folder, quiet_libraries
 from contrafed.settings import Run, read_config, resolve
 from core.errors import UserError
@@ -33,6 +33,10 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
             f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
             f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
         )
+    if num_nodes is not None:
+        from simulation.flower import refuse_timeout
+
+        refuse_timeout(wanted.engine.config.round_timeout)
     if num_nodes is not None and (wanted.checkpoint_every is not None or wanted.resume is not None):
         raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need main.py or devices")
     if num_nodes is None and getattr(wanted.privacy.config, "noise", "secret") != "secret":
@@ -46,7 +50,7 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
 
 def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
     """Return the run that a configuration describes, with libraries quiet. Raises ``UserError``."""
-    composed: Any = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else dict(cfg)
+    composed: Any = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     quiet_libraries(bool(composed.get("verbose", False)))
     return resolve(composed)
 
@@ -83,7 +87,8 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
     folder = Path(wanted.output_dir)
     if there := checkpoint.numbered(folder / checkpoint.FOLDER):
         raise UserError(f"resume: {there[-1]} and {len(there) - 1} before it cannot be read; delete the folder to begin anew")
-    if (folder / "config.yaml").exists():  # a run that stopped before its first checkpoint is begun anew, no other
+    config = folder / "config.yaml"
+    if config.exists() and config.stat().st_size:  # a run that stopped before its first checkpoint is begun anew, no other
         if (folder / "summary.json").exists() and '"finished"' in (folder / "summary.json").read_text(encoding="utf-8"):
             raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
         checkpoint.check_same(folder, read_config(folder), wanted.composed)

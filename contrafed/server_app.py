@@ -10,12 +10,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from contrafed import checkpoint
 from contrafed.devices import DeviceGrid
-from contrafed.reporting import print_summary
+from contrafed.reporting import give_up_folder, print_summary
 from contrafed.session import OnRound, Session
 from contrafed.settings import Run
 from core.disk import told_in_one_line
 from core.errors import RunStopped, UserError
-from simulation.flower import FlowerGrid, refuse_timeout
+from simulation.flower import FlowerGrid
 from simulation.grid import RunGrid
 
 # Seconds between two looks at how many nodes a simulation has.
@@ -38,11 +38,16 @@ def main(grid: Grid, context: Context) -> None:
     overrides, config_dir = str(context.run_config["overrides"]), str(context.run_config.get("config-dir", ""))
     if isinstance(grid, InMemoryGrid):  # a federation of Flower's simulation
         run = deployed(overrides, count_nodes(grid), config_dir)
-        refuse_timeout(run.engine.config.round_timeout)
-        summary = serve(FlowerGrid(grid, "flower-simulation", patience=run.wait_for_nodes), run)
+        nodes: RunGrid = FlowerGrid(grid, "flower-simulation", patience=run.wait_for_nodes)
     else:
         run = deployed(overrides, config_dir=config_dir)
-        summary = serve(DeviceGrid(grid, context.run_id, run.wait_for_nodes), run)
+        nodes = DeviceGrid(grid, context.run_id, run.wait_for_nodes)
+    assert run.folder is not None
+    try:
+        summary = serve(nodes, run)
+    except BaseException:  # say, a node that never came
+        give_up_folder(run.folder)
+        raise
     print_summary(summary, str(run.folder))
 
 

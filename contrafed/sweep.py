@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 
 from contrafed import grid
 from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, choices_of, grid_of, own_folder, parse
@@ -85,7 +86,10 @@ def _values(override: Override) -> tuple[str, dict[str, str]]:
         line = str(override.input_line)
         return override.key_or_group, {line.partition("=")[2]: line}
     key = override.get_key_element()
-    return override.key_or_group, {value: f"{key}={value}" for value in map(str, override.sweep_string_iterator())}
+    try:
+        return override.key_or_group, {value: f"{key}={value}" for value in map(str, override.sweep_string_iterator())}
+    except HydraException as error:
+        raise UserError(f"{override.input_line} cannot be listed here: write the values out, as {key}=a,b,c") from error
 
 
 def _part(key: str, value: str, bare: bool) -> str:

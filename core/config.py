@@ -97,10 +97,14 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if value not in args:
             raise UserError(f"{where} is {value!r}; choices: {', '.join(map(str, args))}")
         return value
-    if origin is tuple:
+    if origin in (tuple, list):
         if isinstance(value, str) or not isinstance(value, typing.Sequence):
             raise UserError(f"{where} must be a list, got {value!r}: write {where}=[{value}]")
-        return tuple(convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        return origin(convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is not None:
+        raise UserError(
+            f"{where}: Config has {hint}, which no key can be; int, float, bool, str, Literal, list[...], tuple[...] can"
+        )
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise UserError(f"{where} must be a group of keys, got {value!r}")

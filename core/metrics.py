@@ -49,6 +49,6 @@ def scores_of(names: Iterable[str], counts: "Tensor") -> dict[str, float]:
 
     def score(function: str, arguments: dict[str, Any]) -> float:
         # Its sums of shares in single precision may end a little above 1.
-        return min(1.0, float(getattr(classification, function)(predicted, y, num_classes=classes, **arguments)))
+        return min(float(getattr(classification, function)(predicted, y, num_classes=classes, **arguments)), 1.0)
 
     return {name: score(*FUNCTIONS[name]) for name in names}

@@ -23,6 +23,11 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 COMMON_KEYS = frozenset({"name", "module"})
 
 
+def yamls(folder: Path, *, deep: bool = True) -> list[Path]:
+    """Return the YAMLs in a folder, with ``deep`` also below it, without those that editors and systems hide."""
+    return sorted(path for path in folder.glob("**/*.yaml" if deep else "*.yaml") if not path.name.startswith("."))
+
+
 def choices(group: str, own: Path | None = None) -> dict[str, str]:
     """Return {choice: its one-line description}, read from the first comment of each YAML of the group.
 
@@ -31,10 +36,9 @@ def choices(group: str, own: Path | None = None) -> dict[str, str]:
     found = {}
     for folder in (CONF,) if own is None else (CONF, own):
         # The experiments of a paper are a folder of their own; strategy/server is a group of its own.
-        pattern = "**/*.yaml" if group == "experiment" else "*.yaml"
-        for path in sorted((folder / group).glob(pattern)):
+        for path in yamls(folder / group, deep=group == "experiment"):
             if not path.stem.startswith("_"):
-                lines = path.read_text(encoding="utf-8").splitlines()
+                lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
                 # Hydra wants its own "@package" comment first in an experiment.
                 first = next((line for line in lines if not line.startswith("# @package")), "")
                 name = path.relative_to(folder / group).with_suffix("").as_posix()

@@ -68,7 +68,10 @@ def on_host(tensors: Tensors) -> Tensors:
     away = {name: tensor for name, tensor in tensors.items() if tensor.device.type != "cpu"}
     for kind in {(tensor.device, tensor.dtype) for tensor in away.values()}:
         some = {name: tensor for name, tensor in away.items() if (tensor.device, tensor.dtype) == kind}
-        copies |= unflat(flat(some).cpu(), some)
+        try:
+            copies |= unflat(flat(some).cpu(), some)
+        except torch.OutOfMemoryError:  # it has no room to put them one after another
+            copies |= {name: tensor.cpu() for name, tensor in some.items()}
     return {name: copies.get(name, tensor) for name, tensor in tensors.items()}
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from core.config import Range
 from core.errors import UserError
 from core.randomness import generator
 from core.run import Choice
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 GENERATED = "generated"  # of dataset.path: drawn images
 SMALLEST = 8  # pixels a side; the smallest image that every model takes
@@ -84,6 +87,12 @@ def make_images(
     images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
     labels = torch.from_numpy(y.astype(np.int64))
     return ImageData(images, labels, torch.from_numpy(test), mean, std, classes, owner)
+
+
+def check_depth(image: "Image", where: str) -> None:
+    """Raise ``UserError`` for one of Pillow's images whose numbers do not fit a byte: to convert it would make it white."""
+    if image.mode.startswith(("I", "F")):
+        raise UserError(f"{where}: an image has more than 8 bits a channel; save it with 8, or give dataset=npz floats in 0..1")
 
 
 def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

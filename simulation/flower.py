@@ -146,10 +146,10 @@ def _check_resources(config: Config) -> None:
         wanted, found = getattr(config, key), there.get(name, 0)
         if wanted > found:
             raise UserError(f"engine.{key}={wanted:g} is more than the {found:g} {name}s that Ray has")
-    gpus = int(there.get("GPU", 0))
-    if share and ((share > 1 and share % 1) or int(gpus / share) != room(gpus, share)):
+    gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0) / config.cpus_per_node)
+    if share and ((share > 1 and share % 1) or min(cpus, int(gpus / share)) > room(gpus, share)):
         raise UserError(
-            f"engine.gpus_per_node={share:g}: Flower shares out {gpus} GPUs as one; take whole ones, or 1 by a whole number"
+            f"engine.gpus_per_node={share:g}: {gpus} GPUs have no room for as many as Flower counts; take 1, 1/2, 1/3, ..."
         )
 
 

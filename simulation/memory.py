@@ -92,10 +92,9 @@ class NodeMemory:
 
     def _fit(self) -> None:
         while self.used[DEVICE] > self.budget[DEVICE]:
-            node, memory = next(iter(self._held[DEVICE].items()))
-            moved = on_host(memory)  # first: it may find no room
-            self.used[DEVICE] -= size_of(self._held[DEVICE].pop(node))
-            self._place(HOST, node, moved)
+            node, memory = self._held[DEVICE].popitem(last=False)
+            self.used[DEVICE] -= size_of(memory)
+            self._place(HOST, node, on_host(memory))
         while self.used[HOST] > self.budget[HOST]:
             node, memory = self._held[HOST].popitem(last=False)
             self.used[HOST] -= size_of(memory)
@@ -138,6 +137,7 @@ def _available(container: Path = Path("/sys/fs/cgroup")) -> int:
         return 8 << 30
     try:
         limit, used = (int((container / f"memory.{name}").read_text()) for name in ("max", "current"))
-    except (OSError, ValueError):  # no container, or one without a limit
+        counts = dict(line.split() for line in (container / "memory.stat").read_text().splitlines())
+        return min(free, limit - used + int(counts["inactive_file"]))  # pages of files give way
+    except (OSError, KeyError, ValueError):  # no container, or one without a limit
         return free
-    return min(free, limit - used)

@@ -97,7 +97,7 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
 
     global _started
     if ray.is_initialized():
-        if (address, memory_bytes, folder) == _started:
+        if _started in (None, (address, memory_bytes, folder)):
             return
         stop_ray()
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
@@ -111,7 +111,10 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
         ray.init(address=address or "local", **options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
-    except ValueError as error:  # an address that is none, or more memory than there is
+    except (
+        ValueError,
+        OSError,
+    ) as error:  # an address that is none, more memory than there is, a folder that is not written to
         raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
     _started = (address, memory_bytes, folder)
     # Ray puts a handler of its own in the place of the command's, and a polite kill would end the process in mid-sentence.
@@ -119,8 +122,8 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
         signal.signal(signal.SIGTERM, ending)
 
 
-# Of the Ray that runs: its address, the bytes of its object store, and where that spills.
-_started: tuple[str | None, int | None, str | None] = (None, None, None)
+# Of the Ray that runs: its address, the bytes of its object store, and where that spills; None: not started here.
+_started: tuple[str | None, int | None, str | None] | None = None
 
 
 def stop_ray() -> None:

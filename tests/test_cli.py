@@ -74,7 +74,7 @@ def command(*arguments, timeout=900):
         (["dataset=npz"], "dataset=npz needs dataset.path"),
         (["dataset=npz", "dataset.path=/no/such.npz"], "dataset.path: there is nothing at /no/such.npz"),
         (["init_from=/no/such"], "init_from: there is no file /no/such"),
-        (["foo"], "cannot read the command line"),
+        (["foo"], "cannot read 'foo', which must be KEY=VALUE such as strategy=pmfl: "),
         (["strategy=fedavg,moon"], "strategy=fedavg,moon lists several values: add -m"),
         (["strategy=[moon]"], "strategy must be one name, got [moon]; choices: apfl, ditto, "),
         (["dataset={a:1}"], "dataset must be one name, got {a:1}; choices: "),

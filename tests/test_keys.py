@@ -135,11 +135,14 @@ def test_a_certificate_of_another_authority_is_left_alone(tmp_path, capsys):
     key, name = ec.generate_private_key(ec.SECP384R1()), keys._name("another authority")
     other = keys._builder(name, name, key.public_key(), 90, authority=False).sign(key, hashes.SHA384())
     (tmp_path / "server.pem").write_bytes(other.public_bytes(serialization.Encoding.PEM))
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    capsys.readouterr()
-    assert keys.main([str(tmp_path), "--host", "b.example", "--nodes", "2"]) == 2
-    assert "server.pem is of another authority than" in capsys.readouterr().err
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    for gone in ((), ("ca.pem", "ca.key")):
+        for name in gone:
+            (tmp_path / name).unlink()
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        capsys.readouterr()
+        assert keys.main([str(tmp_path), "--host", "b.example", "--nodes", "2"]) == 2
+        assert "server.pem is of another authority than" in capsys.readouterr().err
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_files_that_are_no_certificates_are_named(tmp_path, capsys):

@@ -149,7 +149,7 @@ def test_folders(tmp_path):
     with pytest.raises(UserError, match="no folder of class folders"):
         load_images(settings_of("folder", path=str(tmp_path / "c")))
     images_in(tmp_path / "e" / "train", {"cat": 10, "dog": 200})
-    with pytest.raises(UserError, match="has a folder train alone"):
+    with pytest.raises(UserError, match="has train; there must be train and test"):
         load_images(settings_of("folder", path=str(tmp_path / "e")))
     (tmp_path / "b" / "cat" / "broken.png").write_bytes(b"no image")
     with pytest.raises(UserError, match="broken.png: an image cannot be read"):

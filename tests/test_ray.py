@@ -164,7 +164,7 @@ def test_a_worker_has_a_part_of_one_gpu():
 def test_flowers_simulation_takes_no_part_of_gpus_that_it_would_wait_for(monkeypatch, share, fits):
     import ray
 
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 2.0})
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 5.0, "GPU": 2.0})
     config = simulation.flower.Config(1.0, share, None, None)
     if fits:
         simulation.flower._check_resources(config)
@@ -185,9 +185,12 @@ def test_another_address_is_another_ray(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(asked))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", lambda address, **options: asked.append(address))
-    monkeypatch.setattr(simulation.ray, "_started", (None, None, None))
+    monkeypatch.setattr(simulation.ray, "_started", None)
     for address in (None, None, "auto", "auto", None):
         simulation.ray.start_ray(address, False, None, None)
+    assert asked == ["local", "auto", "local"]
+    monkeypatch.setattr(simulation.ray, "_started", None)  # the user's own
+    simulation.ray.start_ray("auto", False, None, None)
     assert asked == ["local", "auto", "local"]
 
 

@@ -382,6 +382,10 @@ def test_numbers_of_nodes_with_the_global_model(tmp_path):
     assert math.isnan(own.number("nodes_accuracy_best"))
 
 
+def test_a_folder_may_be_named_twice(sweep):
+    assert len(find([sweep, sweep, sweep / "moon-full-0"])) == len(find([sweep]))
+
+
 def test_what_a_sweeps_table_leaves_out_is_said(sweep, capsys):
     write_run(sweep / "unfinished", summary={"status": "interrupted"})
     leave(sweep, sorted(path for path in sweep.iterdir()))

@@ -1,9 +1,11 @@
 """What a newcomer types: one line that says what is wrong, or what was left out."""
 
 import pytest
+from omegaconf import OmegaConf
 from rig import config_of
 
 from contrafed import UserError, compose, run
+from core import registry
 
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=1", "model=mlp", "model.hidden=[8]")
 
@@ -29,6 +31,62 @@ def test_every_kind_of_partition_runs(choice, tmp_path):
     assert summary["status"] == "finished"
 
 
+@pytest.mark.parametrize("place", ["~/run", "runs/svhn-alpha=0.1-pmfl", "My Drive (1)/\u00e9t\u00e9", "a#b&c", "run/."])
+def test_paths_need_no_quotes_of_their_own(place):
+    for key in ("output_dir", "dataset.path", "resume"):
+        config = compose("strategy=fedavg", "dataset=npz", f"{key}={place}")
+        assert OmegaConf.select(config, key) == place
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["output_dir=${oc.env:NO_SUCH_VARIABLE}/a"], "Environment variable 'NO_SUCH_VARIABLE' not found"),
+        (["output_dir=runs/${strategy.nam}"], "output_dir: Interpolation key 'strategy.nam' not found"),
+        (["-m", "strategy=glob(*)"], "strategy=glob(*) cannot be listed here: write the values out, as strategy=a,b,c"),
+        (["-m", "strategy.local.lr=interval(0.01,0.1)"], "cannot be listed here: write the values out"),
+        (["seed=0,1"], "seed=0,1 lists several values: add -m to run them all"),
+    ],
+)
+def test_what_no_run_can_take_is_one_line(called, asked, said):
+    done = called(*asked)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_notebooks_list_of_values_is_one_line():
+    with pytest.raises(UserError, match="seed=0,1 lists several values"):
+        compose("strategy=fedavg", "seed=0,1")
+
+
+def test_hidden_files_and_other_encodings_of_ones_own_yamls_do_no_harm(tmp_path):
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "._mine.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "strategy" / ".#mine.yaml").symlink_to("nowhere")
+    (tmp_path / "strategy" / "mine.yaml").write_bytes("# M\u00e9thode\nname: mine\n".encode("latin-1"))
+    assert "._mine" not in registry.choices("strategy", tmp_path)
+    assert "mine" in registry.choices("strategy", tmp_path)
+    assert compose("strategy=fedavg", config_dir=tmp_path).strategy.name == "fedavg"
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt, RuntimeError])
+def test_a_run_that_ends_while_its_engine_starts_leaves_no_claim(tmp_path, monkeypatch, stopped):
+    def starts(config, job):
+        raise stopped
+
+    monkeypatch.setattr("simulation.local.run", starts)
+    again = config_of(*QUICK, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
+    with pytest.raises(stopped):
+        run(again)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()  # by one that was killed
+    monkeypatch.undo()
+    assert run(again)["status"] == "finished"
+
+
 def test_features_without_test_images_are_refused_before_the_run(tmp_path):
     nothing = ("dataset.merge_splits=true", "partition.test_fraction=0", "log=[features]")
     with pytest.raises(UserError, match=r"log=\[features\] needs test images on the server"):
@@ -40,7 +98,7 @@ def test_compose_and_run_take_what_they_say():
     for wrong in (["strategy=pmfl"], {"strategy": "pmfl"}):
         with pytest.raises(UserError, match="compose takes overrides as text, one by one"):
             compose(wrong)
-    with pytest.raises(UserError, match="strategy must be one name, got fedavg,moon"):
+    with pytest.raises(UserError, match="strategy=fedavg,moon lists several values: add -m to run them all"):
         compose("strategy=fedavg,moon")
     with pytest.raises(UserError, match="run takes what compose returns"):
         run("strategy=pmfl")

@@ -58,6 +58,12 @@ def test_a_variant_under_another_rule_is_a_method_of_its_own(tmp_path):
     assert {run.method for run in find([tmp_path])} == {"pmfl/no_mct", "pmfl/no_mct+fedavgm", "pmfl/no_mct+fedadam"}
 
 
+def test_a_rule_whose_name_is_part_of_the_methods_is_said(tmp_path):
+    for rule in ("fedavg", "fedavgm"):
+        write_run(tmp_path / rule, strategy={"name": "fedavgm", "server": rule})
+    assert {run.method for run in find([tmp_path])} == {"fedavgm", "fedavgm+fedavg"}
+
+
 def test_a_cell_counts_a_seed_once(tmp_path):
     """Also where one of its runs is of before a key was new."""
     cells = [{"metric": "ema_accuracy", "setting": "", "value": "accuracy_final", "std": None}]

@@ -200,7 +200,8 @@ def planned(runs: Sequence[FinishedRun], which: int, title: str) -> Figure | Non
     panels: dict[str, dict[Any, Any]] = {}
     seeds = sorted({run.config["seed"] for run in having})
     if any(metrics_of(run)[which].startswith(NODES) for run in having) and len(seeds) > 1:  # another seed's nodes are others
-        title, having = f"{title}, seed {seeds[0]}", [run for run in having if run.config["seed"] == seeds[0]]
+        most = max(seeds, key=lambda seed: sum(run.config["seed"] == seed for run in having))
+        title, having = f"{title}, seed {most}", [run for run in having if run.config["seed"] == most]
     for run in having:
         place = place_of(run, plot)
         add(panels.setdefault(place.panel, {}), shape, metrics_of(run)[which], run, runs, place)

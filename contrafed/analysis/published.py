@@ -6,6 +6,7 @@ method, metric, value, std, note. Accuracies and ``std`` (FedCRL's and FedCoSR's
 ``published`` (``conf/experiment``).
 """
 
+import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -144,9 +145,10 @@ def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
 
 def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Return the cells of one table: the paper's, and those that only we have."""
-    rows = [[*row, run.config.get("seed")] for run in runs for row in _rows(run, runs)]
-    # A run of before a key was new is the same cell and seed as its repetition.
-    ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std", "seed"]).drop_duplicates([*CELL, "seed"], keep="last")
+    # One run a cell and seed: one of before a key was new may stand beside its repetition.
+    runs = list({(json.dumps(run.config["published"], default=str), run.config.get("seed")): run for run in runs}.values())
+    rows = [row for run in runs for row in _rows(run, runs)]
+    ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std"])
     never = ours["metric"].map(NEVER)
     ours["never"] = never.where(ours["value"] == never)
     ours["value"] = ours["value"].where(ours["never"].isna())

@@ -62,7 +62,8 @@ class FinishedRun:
         strategy, published = self.config["strategy"], self.config.get("published") or {}
         named, server = str(published.get("method") or strategy["name"]), strategy.get("server")
         # A table that names methods by their node half alone says nothing of the rule.
-        return named if composition(strategy) == strategy["name"] or str(server) in named else f"{named}+{server}"
+        said = composition(strategy) == strategy["name"] or named == server or named.endswith(f"+{server}")
+        return named if said else f"{named}+{server}"
 
     @property
     def finished(self) -> bool:
@@ -107,11 +108,11 @@ def find(paths: Iterable[str | Path]) -> list[FinishedRun]:
     for path in map(Path, paths):
         if not path.is_dir():
             raise UserError(f"there is no folder {path}")
-        before = len(found)
-        for folder in sorted(_run_folders(path)):
+        folders = sorted(_run_folders(path))
+        for folder in folders:
             name = folder.name if folder == path else str(folder.relative_to(path))
             found.setdefault(folder.resolve(), read(folder, name))
-        if len(found) == before:
+        if not folders:
             raise UserError(f"there are no runs in {path}: no folder in it has config.yaml and metrics.csv")
     return list(found.values())
 
@@ -267,8 +268,8 @@ def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[li
     """Return the runs that tables and figures take, and a line on each that is left out.
 
     Left out are those without an evaluation, those that only scored what another run had saved, those that did not end (taken
-    with ``unfinished``), and repetitions of the same configuration and seed but for the one that came furthest, the last of
-    several.
+    with ``unfinished``), and repetitions of the same configuration and seed but for the one that came furthest, of
+    several the one with most metrics, of these the last.
     """
     best: dict[str, FinishedRun] = {}
     for run in runs:

@@ -101,7 +101,7 @@ COLUMNS = (
 def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> list[float | None]:
     """Return, for each group, what FedAvg's finished runs of the same setting end with, the mean over seeds; None without any.
 
-    A setting is ``place_beside`` them.
+    A setting is what ``place_beside`` returns.
     """
     ends: list[tuple[Group, list[float]]] = []
     for group in found:

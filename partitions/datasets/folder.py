@@ -8,7 +8,7 @@ import numpy as np
 
 from core.config import Range
 from core.errors import UserError
-from partitions.images import Common, ImageData, make_images, stratified_split
+from partitions.images import Common, ImageData, check_depth, make_images, stratified_split
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,10 @@ class Config(Common):
     grayscale: bool
     test_fraction: Annotated[float, Range(gt=0, lt=1)]
     split_seed: Annotated[int, Range(ge=0)]
+
+
+# Folders that are parts of a data set, and no classes.
+SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 
 def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
@@ -39,15 +43,16 @@ def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
         y_test = np.array([classes.index(c) for c in test_classes])[y_test]
         test = np.repeat([False, True], [len(y), len(y_test)])
         return make_images(np.concatenate([x, x_test]), np.concatenate([y, y_test]), test, len(classes))
-    inside = [path.name for path in root.iterdir() if path.is_dir()]
-    if inside in (["train"], ["test"]):
-        raise UserError(f"{root} has a folder {inside[0]} alone; there must be both train and test, or the classes themselves")
+    inside = sorted(path.name for path in root.iterdir() if path.is_dir())
+    if inside and {name.lower() for name in inside} <= SPLITS:
+        raise UserError(f"{root} has {' and '.join(inside)}; there must be train and test, or the classes themselves")
     x, y, classes = _read(root, config, allow_empty)
     return make_images(x, y, stratified_split(y, config.test_fraction, config.split_seed), len(classes))
 
 
 def _read(root: Path, config: Config, allow_empty: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return images (N,S,S[,3]), labels (N,) and class names of an ImageFolder layout."""
+    from PIL import Image
     from torchvision.datasets import ImageFolder
 
     try:
@@ -58,7 +63,11 @@ def _read(root: Path, config: Config, allow_empty: bool) -> tuple[np.ndarray, np
     images = []
     for path, _ in found.samples:
         try:
-            images.append(np.asarray(found.loader(path).convert(mode).resize((size, size))))
+            with Image.open(path) as image:
+                check_depth(image, path)
+                images.append(np.asarray(image.convert("RGB").convert(mode).resize((size, size))))
+        except UserError:
+            raise
         except Exception as error:  # decoders raise whatever a damaged image brings about
             raise UserError(f"{path}: an image cannot be read ({type(error).__name__})") from error
     if not images:

@@ -12,7 +12,7 @@ from core.config import Range
 from core.errors import UserError, unknown
 from partitions.datasets.network import reachable
 from partitions.datasets.stand_in import Downloaded, in_place
-from partitions.images import ImageData, make_images, stratified_split
+from partitions.images import ImageData, check_depth, make_images, stratified_split
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _at_hand(config: Config) -> bool:
     assert config.repository is not None
     if Path(config.repository).is_dir():
         return True
-    # The library writes MNIST_Big as mnist_big; a download that failed leaves folders without a table.
+    # The library writes FashionMNIST as fashion_mnist; a download that failed leaves folders without a table.
     plain = [path for path in _cache(config).glob("*") if _plain(path.name) == _plain(config.repository.replace("/", "___"))]
     return any(any(path.rglob("*.arrow")) for path in plain)
 
@@ -122,6 +122,7 @@ def _pixels(config: Config, mode: str, splits: list[Any]) -> np.ndarray:
             image = row[config.image_column]
             if not hasattr(image, "convert"):
                 raise UserError(f"dataset.image_column={config.image_column} holds {type(image).__name__}, no images")
+            check_depth(image, f"dataset.repository={config.repository}")
             images.append(np.asarray(image.convert(mode) if size is None else image.convert(mode).resize((size, size))))
     if len(sizes := {image.shape[:2] for image in images}) > 1:
         found = ", ".join("x".join(map(str, shape)) for shape in sorted(sizes)[:3])

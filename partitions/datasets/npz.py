@@ -47,6 +47,10 @@ def load(config: Config, name: str) -> ImageData:
         raise UserError(
             f"{path}: the largest label is {int(y.max())} though only {len(np.unique(y))} occur; labels count from 0"
         )
+    if config.num_classes is None and len(y) and int(y.min()) > 0:
+        raise UserError(
+            f"{path}: labels count from 0, found {y.min()}..{y.max()}: subtract {y.min()}, or set dataset.num_classes"
+        )
     if split is None:
         test = stratified_split(y, config.test_fraction, config.split_seed)
     elif split.dtype.kind not in "biuf" or not np.isin(split, (0, 1)).all():
