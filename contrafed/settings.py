@@ -1,5 +1,6 @@
 """From a composed configuration to a typed ``Run``: parsed once, checked as a whole before anything is loaded."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,6 +129,9 @@ def resolve(composed: Mapping[str, Any]) -> Run:
 def check_top(config: Mapping[str, Any]) -> Top:
     """Return the top-level keys, checked, and raise ``UserError`` for what can be seen without any group's code."""
     top = build(Top, config, "", ignore=frozenset((*GROUPS, *ORIGIN)))
+    # A shell leaves ~ behind = as it is.
+    init_from = None if top.init_from is None else os.path.expanduser(top.init_from)
+    top = replace(top, output_dir=os.path.expanduser(top.output_dir), init_from=init_from)
     for group in GROUPS:
         settings = config.get(group)
         if not isinstance(settings, Mapping) or "name" not in settings:

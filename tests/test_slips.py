@@ -38,6 +38,13 @@ def test_paths_need_no_quotes_of_their_own(place):
         assert OmegaConf.select(config, key) == place
 
 
+def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run(compose(*QUICK, "strategy=fedavg", "output_dir=~/run"))["folder"] == str(tmp_path / "run")
+    again = compose(*QUICK, "strategy=fedavg", "init_from=~/run/model.safetensors", "output_dir=~/again")
+    assert run(again)["status"] == "finished"
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
