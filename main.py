@@ -22,8 +22,9 @@ from omegaconf import DictConfig, OmegaConf
 from contrafed.cli import check_jobs, help_text, take_config_dir
 from contrafed.composition import as_choices, compose_job, own_folder
 from contrafed.reporting import print_summary, quiet_libraries
+from contrafed.reporting.folder import held
 from contrafed.settings import Run
-from contrafed.sweep import Sweep, expand, held, part, take_shard
+from contrafed.sweep import Sweep, expand, part, take_shard
 from core.errors import RunStopped, UserError
 
 INTERRUPTED = 130  # exit status after Ctrl-C

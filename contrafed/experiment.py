@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from contrafed.composition import compose_job
 from contrafed.prepare import checked, with_folder
-from contrafed.reporting import give_up_folder
+from contrafed.reporting import alone
 from core.errors import UserError
 
 
@@ -52,10 +52,7 @@ def run(
     initial_model(dict(make_model(wanted.node, federation).named_parameters()), initial_file(wanted))
     ready = with_folder(wanted, unique)
     assert ready.folder is not None
-    try:
+    with alone(ready.folder):
         ready.engine.module.run(ready.engine.config, Job(app_for(ready, on_round), ready.node, federation, ready.verbose))
-    except BaseException:  # also Ctrl-C while an engine starts
-        give_up_folder(ready.folder)
-        raise
     summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))
     return {**summary, "folder": str(ready.folder)}

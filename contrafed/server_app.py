@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from contrafed import checkpoint
 from contrafed.devices import DeviceGrid
-from contrafed.reporting import give_up_folder, print_summary
+from contrafed.reporting import alone, print_summary
 from contrafed.session import OnRound, Session
 from contrafed.settings import Run
 from core.disk import told_in_one_line
@@ -43,11 +43,8 @@ def main(grid: Grid, context: Context) -> None:
         run = deployed(overrides, config_dir=config_dir)
         nodes = DeviceGrid(grid, context.run_id, run.wait_for_nodes)
     assert run.folder is not None
-    try:
+    with alone(run.folder):
         summary = serve(nodes, run)
-    except BaseException:  # say, a node that never came
-        give_up_folder(run.folder)
-        raise
     print_summary(summary, str(run.folder))
 
 

@@ -8,15 +8,13 @@ What the folder of an experiment's sweep holds, known by its configuration, is n
 """
 
 import contextlib
-import fcntl
 import itertools
 import json
-import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from hydra.errors import HydraException
 
 from contrafed import grid
 from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, choices_of, grid_of, own_folder, parse
+from contrafed.reporting.folder import held, make_folder, taken
 from contrafed.settings import Run
 from core.errors import RunStopped, UserError
 
@@ -291,39 +290,3 @@ def runs_in(home: Path, pattern: str = "*", of: Container[str | None] | None = N
             if key not in found or finished(found[key]) is None:
                 found[key] = path.parent
     return found
-
-
-@contextlib.contextmanager
-def held(folder: Path) -> Iterator[bool]:
-    """Hold a run's folder for this process; False where another process has it."""
-    new, free = make_folder(folder), True
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            free = False
-        except OSError:  # a file system without locks
-            pass
-        yield free
-    finally:
-        os.close(handle)
-        if new and free:
-            with contextlib.suppress(OSError):  # empty after a mistake in the data
-                folder.rmdir()
-
-
-def taken(folder: Path) -> bool:
-    """Whether another process holds a run's folder."""
-    with held(folder) as free:
-        return not free
-
-
-def make_folder(folder: Path) -> bool:
-    """Create a folder; returns whether it is new. Raises ``UserError`` where it cannot be written."""
-    try:
-        new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
-    return new

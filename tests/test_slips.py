@@ -1,5 +1,8 @@
 """What a newcomer types: one line that says what is wrong, or what was left out."""
 
+import fcntl
+import os
+
 import pytest
 from omegaconf import OmegaConf
 from rig import config_of
@@ -92,6 +95,19 @@ def test_a_run_that_ends_while_its_engine_starts_leaves_no_claim(tmp_path, monke
     (tmp_path / "run" / "config.yaml").touch()  # by one that was killed
     monkeypatch.undo()
     assert run(again)["status"] == "finished"
+
+
+def test_a_folder_in_which_another_process_writes_is_left_alone(tmp_path):
+    """Also by a notebook and ``flwr run``, which go on in a run's folder without the command line."""
+    resumed = config_of(*QUICK, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
+    run(resumed)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.csv")}
+    other = os.open(tmp_path / "run", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(UserError, match="another process writes in .*run"):
+        run(resumed)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.csv")} == before
+    os.close(other)
 
 
 def test_features_without_test_images_are_refused_before_the_run(tmp_path):

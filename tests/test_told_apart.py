@@ -16,7 +16,7 @@ from contrafed.analysis.runs import find, groups, usable, varied
 from contrafed.checkpoint import identity
 from contrafed.composition import compose_job
 from contrafed.grid import axes_of
-from contrafed.sweep import taken
+from contrafed.reporting.folder import taken
 
 
 def of_a_paper(server, **more):

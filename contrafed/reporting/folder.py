@@ -1,12 +1,18 @@
 """A run's own folder, never shared with another run."""
 
+import contextlib
+import fcntl
 import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from core.errors import UserError
 
 # Whoever creates this file owns the folder; the recorder then fills it with the run's configuration.
 CLAIM = "config.yaml"
+
+_here: set[Path] = set()  # the folders that this process holds
 
 
 def give_up_folder(folder: Path) -> None:
@@ -42,3 +48,60 @@ def claim_folder(path: Path, unique: bool) -> Path:
         else:
             return folder
     raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Hold a run's folder for this process, which may have it already; False where another process has it."""
+    place = folder.resolve()
+    if place in _here:
+        yield True
+        return
+    new, free = make_folder(folder), True
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        except OSError:  # a file system without locks
+            pass
+        if free:
+            _here.add(place)
+        yield free
+    finally:
+        if free:
+            _here.discard(place)
+        os.close(handle)
+        if new and free:
+            with contextlib.suppress(OSError):  # empty after a mistake in the data
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Run a block alone in a claimed folder; a claim that it did not fill is given up. Raises ``UserError`` where it is not."""
+    with held(folder) as free:
+        if not free:
+            raise UserError(f"output_dir: another process writes in {folder}")
+        try:
+            yield
+        except BaseException:  # also Ctrl-C while an engine starts, or a node that never came
+            give_up_folder(folder)
+            raise
+
+
+def taken(folder: Path) -> bool:
+    """Whether another process holds a run's folder."""
+    with held(folder) as free:
+        return not free
+
+
+def make_folder(folder: Path) -> bool:
+    """Create a folder; returns whether it is new. Raises ``UserError`` where it cannot be written."""
+    try:
+        new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
+    return new
