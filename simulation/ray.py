@@ -111,10 +111,7 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
         ray.init(address=address or "local", **options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
-    except (
-        ValueError,
-        OSError,
-    ) as error:  # an address that is none, more memory than there is, a folder that is not written to
+    except (ValueError, OSError) as error:  # an address that is none, more memory than there is, a folder out of bounds
         raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
     _started = (address, memory_bytes, folder)
     # Ray puts a handler of its own in the place of the command's, and a polite kill would end the process in mid-sentence.
