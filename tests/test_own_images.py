@@ -133,6 +133,35 @@ def images_in(folder, colours):
             Image.new("RGB", (12, 10), (colour, i, 0)).save(folder / name / f"{i}.png")
 
 
+def test_an_image_of_more_than_eight_bits_is_refused_since_it_would_be_white(tmp_path):
+    for name, image in (("a", np.zeros((9, 9), dtype=np.uint8)), ("b", np.full((9, 9), 300, dtype=np.uint16))):
+        (tmp_path / name).mkdir()
+        Image.fromarray(image).save(tmp_path / name / "0.png")
+    with pytest.raises(UserError, match=r"b/0.png: an image has more than 8 bits a channel; save it with 8"):
+        load_images(settings_of("folder", path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("parts", [("train", "val"), ("Train", "Test"), ("train",), ("test", "train", "valid")])
+def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, parts):
+    for part in parts:
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for k in range(2):
+                Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(tmp_path / part / name / f"{k}.png")
+    if {"train", "test"} <= set(parts):  # what else lies beside them is left alone
+        assert load_images(settings_of("folder", path=str(tmp_path))).num_classes == 2
+    else:
+        with pytest.raises(UserError, match="there must be train and test, or the classes themselves"):
+            load_images(settings_of("folder", path=str(tmp_path)))
+
+
+def test_labels_count_from_zero(tmp_path):
+    path = npz(tmp_path, x=GOOD["x"], y=GOOD["y"] + 1)
+    with pytest.raises(UserError, match="labels count from 0, found 1..4: subtract 1, or set dataset.num_classes"):
+        load_images(settings_of("npz", path=path))
+    assert load_images(settings_of("npz", path=path, num_classes=5)).num_classes == 5
+
+
 def test_folders(tmp_path):
     images_in(tmp_path / "a" / "train", {"cat": 10, "dog": 200})
     images_in(tmp_path / "a" / "test", {"dog": 200})

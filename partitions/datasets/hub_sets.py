@@ -96,7 +96,7 @@ def images(config: Config, splits: list[Any]) -> ImageData:
         if column is not None and column not in there:
             raise unknown(f"dataset.{key}", column, there)
     if kept is not None:
-        splits = [table.select(np.flatnonzero(np.isin(table[config.label_column][:], kept))) for table in splits]
+        splits = [table.select(np.flatnonzero(np.isin(_column([table], config.label_column), kept))) for table in splits]
     y = _column(splits, config.label_column)
     y = y.astype(np.int64) if np.issubdtype(y.dtype, np.integer) else np.unique(y, return_inverse=True)[1]
     if kept is not None:
