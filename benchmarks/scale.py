@@ -16,7 +16,6 @@ import argparse
 import copy
 import multiprocessing
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -170,7 +169,7 @@ def memory(folder: Path, repeats: int) -> None:
     )  # fmt: skip
     print("| node memory | s / round | moving it | device MB | RAM MB | disk MB |\n| --- | --- | --- | --- | --- | --- |")
     for title, tiers in (
-        ("all in RAM", ("engine.memory_host_bytes=100000000000",)),
+        ("all in RAM", ("engine.memory_device_bytes=0", "engine.memory_host_bytes=100000000000")),
         ("device 1 GB, RAM 2 GB, disk", ("engine.memory_device_bytes=1000000000", "engine.memory_host_bytes=2000000000")),
     ):
         rows, _ = run_logged(folder, *few, f"engine.memory_folder={folder}", *tiers)
@@ -292,7 +291,9 @@ def main() -> None:
         return
     import torch
 
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+    from contrafed.reporting.provenance import hardware
+
+    print(f"{hardware(options.device)}, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         images(folder / "images.npz")

@@ -37,7 +37,7 @@ class Config:
     """Settings of the engine."""
 
     cpus_per_node: Annotated[float, Range(gt=0)]
-    gpus_per_node: Annotated[float, Range(ge=0)]
+    gpus_per_node: Annotated[float, Range(ge=0, le=1)]  # more than 1 would lie idle
     round_timeout: Annotated[float, Range(gt=0)] | None  # not here
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
 
@@ -114,7 +114,8 @@ def run(config: Config, job: Job) -> None:
     _check_resources(config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    install(job.node.to_json(), Workspace(job.node, device=default_device(), federation=job.federation))
+    device = default_device() if config.gpus_per_node else "cpu"  # where the nodes are
+    install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation))
     stop, done = threading.Event(), threading.Event()
     try:
         with warnings.catch_warnings(), _quiet_when_interrupted(job.verbose):
@@ -147,7 +148,7 @@ def _check_resources(config: Config) -> None:
         if wanted > found:
             raise UserError(f"engine.{key}={wanted:g} is more than the {found:g} {name}s that Ray has")
     gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0) / config.cpus_per_node)
-    if share and ((share > 1 and share % 1) or min(cpus, int(gpus / share)) > room(gpus, share)):
+    if share and min(cpus, int(gpus / share)) > room(gpus, share):
         raise UserError(
             f"engine.gpus_per_node={share:g}: {gpus} GPUs have no room for as many as Flower counts; take 1, 1/2, 1/3, ..."
         )

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import torch
 
-from clients.training.workspace import Workspace, default_device, install, uninstall
+from clients.training.faults import device_lost
+from clients.training.workspace import Workspace, default_device, fault_of, install, uninstall
 from core.config import Range
-from core.errors import UserError
+from core.errors import RunStopped, UserError
 from simulation.engine import Job, stack_size_for
 from simulation.grid import LocalGrid
 from simulation.memory import NodeMemory, default_budgets
@@ -27,11 +28,9 @@ class Config:
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` for a device that is not there."""
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:  # of no such name, or torch has none of its kind
-            raise UserError(f"engine.device={self.device} cannot be used ({str(error).splitlines()[0][:100]})") from error
+        """Raise ``UserError`` for a device that is not there or lacks what a run needs."""
+        if fault := fault_of(self.device):
+            raise UserError(f"engine.device={self.device} cannot be used ({fault})")
 
 
 def run(config: Config, job: Job) -> None:
@@ -52,6 +51,12 @@ def run(config: Config, job: Job) -> None:
         )
         grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes), memory)
         job.serve(grid)
+    except Exception as error:
+        if not device_lost(error):
+            raise
+        # Nor could what is on it be written: the model, say.
+        said = " ".join(str(error).split())[:200]
+        raise RunStopped(f"the GPU is lost to this process ({said}); resume=latest goes on from the last checkpoint") from error
     finally:
         if grid is not None:
             grid.close()

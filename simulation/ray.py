@@ -51,23 +51,26 @@ class Config:
     address: str | None  # null: start Ray here; auto: join the running cluster
     workers: Annotated[int, Range(ge=1)] | None  # null: one per GPU, or one per core without a GPU
     cpus_per_worker: Annotated[float, Range(gt=0)]
-    gpus_per_worker: Annotated[float, Range(ge=0)] | None  # null: 1 where there are GPUs, else 0
+    # null: 1 where there are GPUs that torch can use, else 0; more than 1 would lie idle
+    gpus_per_worker: Annotated[float, Range(ge=0, le=1)] | None
     stack_size: Annotated[int, Range(ge=1)] | None  # nodes trained together; null: 1 on a CPU, as many as fit on a GPU
     memory_host_bytes: Annotated[int, Range(ge=80_000_000)] | None  # of Ray's object store; null: as Ray chooses
     memory_folder: str | None  # where Ray writes what does not fit; null: its own folder
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
 
-    def __post_init__(self) -> None:
-        """Raise ``UserError`` for one GPU and a part of another."""
-        share = self.gpus_per_worker
-        if share is not None and share > 1 and share % 1:
-            raise UserError(f"engine.gpus_per_worker must be a whole number where it is more than 1, got {share:g}")
-
 
 def room(gpus: int, share: float) -> int:
-    """Return how many workers of ``share`` GPUs each so many have room for: a worker's part is of one GPU."""
-    return int(gpus // share) if share > 1 else gpus * int(1 / share)
+    """Return how many workers of a ``share`` of a GPU each so many have room for: a worker's part is of one GPU."""
+    return gpus * int(1 / share)
+
+
+def share_of(config: Config, gpus: int) -> float:
+    """Return which part of a GPU each worker takes, of so many that Ray has."""
+    if config.gpus_per_worker is not None:
+        return config.gpus_per_worker
+    # Ray counts GPUs without torch, which may be a CPU's build or newer than the driver. A cluster's are other machines'.
+    return 1.0 if gpus and (config.address is not None or torch.cuda.is_available()) else 0.0
 
 
 def run(config: Config, job: Job) -> None:
@@ -79,7 +82,8 @@ def run(config: Config, job: Job) -> None:
     reuse_memory()
     grid = None
     try:
-        workspace = Workspace(job.node, device=default_device(), federation=job.federation)
+        device = "cpu" if config.gpus_per_worker == 0 else default_device()  # where the nodes are
+        workspace = Workspace(job.node, device=device, federation=job.federation)
         install(job.node.to_json(), workspace)
         start_ray(config.address, job.verbose, config.memory_host_bytes, config.memory_folder)
         grid = RayGrid(config, workspace)
@@ -141,7 +145,7 @@ class RayGrid(VirtualGrid):
         self.ray = ray
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
-        per_worker = config.gpus_per_worker if config.gpus_per_worker is not None else (1.0 if gpus else 0.0)
+        per_worker = share_of(config, gpus)
         most = room(gpus, per_worker) if per_worker else int(cpus / config.cpus_per_worker)
         count = config.workers or max(1, most)
         if count * config.cpus_per_worker > cpus or (per_worker and count > most):
@@ -166,8 +170,14 @@ class RayGrid(VirtualGrid):
         self.moving = 0.0  # seconds since they were last asked for
         self.pool, self.broadcast = shared.Pool(shared.limit()), shared.Broadcast(shared.limit())
         self.workers = [self._spawn() for _ in range(count)]
-        # A worker that cannot start says why here.
-        about = ray.get([worker.ready.remote(self.broadcast.address) for worker in self.workers])
+        try:
+            about = ray.get([worker.ready.remote(self.broadcast.address) for worker in self.workers])
+        except ray.exceptions.RayActorError as error:  # a worker that cannot start says why
+            self.close()
+            _, mistake, said = str(error).rpartition(f"{UserError.__module__}.UserError: ")
+            if not mistake:
+                raise
+            raise UserError(said) from error
         self.near: list[bool] = [near for near, _ in about]
         # Which nodes share a stack decides how their numbers round, so it must not depend on who is free when.
         self.stacked = any(stacked for _, stacked in about)

@@ -1,5 +1,6 @@
 """What runs on a Ray worker, and what travels to it and back."""
 
+import os
 import pickle
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.metadata import Metadata
 
 from clients.node.app import MEMORY
+from clients.training.faults import device_lost
 from clients.training.workspace import Workspace, default_device, install
 from core import codec
 from core.run import NodeRun
@@ -73,6 +75,8 @@ class Worker:
         data = replace(data_set["data"], **tensors)
         federation = Federation(data, data_set["partition"])
         device = default_device()
+        if device == "cuda":
+            keep_to_share()
         run = NodeRun.from_json(node_run)
         install(node_run, Workspace(run, device=device, federation=federation))
         self.runner = BatchRunner(run.num_nodes, stack_size_for(stack_size, device, run.num_nodes))
@@ -131,4 +135,18 @@ class Worker:
             if kept:  # on the host, so that an accelerator does not hold what a whole batch of nodes remembers
                 kept[place] = RecordDict({MEMORY: codec.to_record(on_host(codec.state_of(state, MEMORY)))})
 
-        return self.runner.run(messages, state_of, keep, batch.timeout)
+        try:
+            return self.runner.run(messages, state_of, keep, batch.timeout)
+        except Exception as error:
+            if device_lost(error):
+                os._exit(1)  # the driver starts another worker, which has the GPU anew
+            raise
+
+
+def keep_to_share() -> None:
+    """Leave the other workers of a GPU their part of its memory; a tenth of the own is for what CUDA takes beside torch."""
+    import ray
+
+    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1)
+    if share < 1:
+        torch.cuda.set_per_process_memory_fraction(0.9 * share)

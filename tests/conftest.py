@@ -1,4 +1,9 @@
 import os
+
+# Tests compare bits, also with a stand-in for a GPU: a real one is seen with CONTRAFED_GPU=1 alone (test_gpu.py).
+if not os.environ.get("CONTRAFED_GPU"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import signal
 import sys
 from pathlib import Path

@@ -17,9 +17,13 @@ import simulation.ray
 import simulation.ray_worker
 from clients.pmfl import PMFLClient
 from clients.training import one_round
+from clients.training.faults import LocalError
 from clients.training.workspace import uninstall
+from contrafed.analysis import embedding
 from contrafed.reporting import RunRecorder
 from core import codec
+from core.errors import RunStopped, UserError
+from core.run import choose
 from core.tensors import on_host
 from partitions.federation import Federation
 from partitions.partition import Partition
@@ -157,7 +161,14 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
     assert here[1:3] == there[1:3]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDNN_STATUS_ALLOC_FAILED")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    ],
+)
 @pytest.mark.parametrize(("place", "where"), [(one_round, "_opened"), (PMFLClient, "_compared"), (PMFLClient, "sent")])
 def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, where, error):
     """Memory for three nodes: eight are halved twice, in the first round only, and no result changes."""
@@ -263,6 +274,78 @@ def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
     _, strategy = digits_run("pmfl", 2, nodes=4, stack_size=4, may_fail=True)
     assert strategy.round.failures == ["node 2, round 2, step 1: OutOfMemoryError: CUDA out of memory"]
     assert strategy.round.rejected == {"failed": 1}
+
+
+def test_a_data_set_that_does_not_fit_is_one_line_that_says_what_to_do(monkeypatch):
+    config, to = config_of("strategy=fedavg", "num_nodes=2"), torch.Tensor.to
+    federation = workspace_of(config).federation
+
+    def full(tensor, *args, **kwargs):
+        if tensor is federation.data.x:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return to(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", full)
+    with pytest.raises(UserError, match=r"^the images take 0\.0 GB, for which the GPU has no room: .*engine\.device=cpu"):
+        workspace_of(config, federation=federation)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."),
+        RuntimeError("CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might be"),
+    ],
+)
+def test_a_device_that_does_not_compute_is_refused_before_a_run(monkeypatch, error):
+    def zeros(*_, dtype, **__):
+        assert dtype == torch.float64
+        raise error
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    said = re.escape(str(error).splitlines()[0][:60])
+    with pytest.raises(UserError, match=rf"^engine\.device=mps cannot be used \({said}"):
+        choose("engine", config_of("engine=local", "engine.device=mps")["engine"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match=rf"^the GPU cannot be used \({said}.*engine.device=cpu"):
+        clients.training.workspace.default_device()
+
+
+LOST = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")
+
+
+def test_a_gpu_that_is_lost_is_no_nodes_fault(monkeypatch):
+    """Every node after it would fail for ever."""
+
+    def broken(*_):
+        raise LOST
+
+    monkeypatch.setattr(PMFLClient, "_compared", broken)
+    with pytest.raises(LocalError, match="node 0, round 1, step 0: RuntimeError: CUDA error: device-side assert"):
+        digits_run("pmfl", 1, nodes=1)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_gpu_that_is_lost_ends_the_run_in_one_line(tmp_path, monkeypatch, saved):
+    """Also where the model is there and cannot be saved."""
+
+    def broken(*_):
+        raise LOST
+
+    monkeypatch.setattr(PMFLClient, "_compared", broken)
+    if not saved:
+        monkeypatch.setattr(RunRecorder, "save_model", broken)
+    with pytest.raises(RunStopped, match=r"^the GPU is lost .*device-side assert.*resume=latest") as stopped:
+        run_tiny(tmp_path / "run", "strategy=pmfl", "engine=local")
+    assert "\n" not in str(stopped.value)
+
+
+def test_a_run_of_another_machines_gpu_is_looked_at_without_one(tmp_path):
+    run_tiny(tmp_path / "run", "strategy=fedavg", "engine=local", "num_rounds=1")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("device: null", "device: cuda:7"))
+    z, labels, _ = embedding.of_run(tmp_path / "run", limit=10)
+    assert len(z) == len(labels) == 10
 
 
 TESTS = os.path.dirname(__file__)

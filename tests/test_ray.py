@@ -3,17 +3,21 @@
 import logging
 import os
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rig import config_of, same
 from tiny import TINY, run_tiny
 
+import simulation.flower
 import simulation.ray
 import simulation.ray_worker
 from contrafed.experiment import run
 from contrafed.settings import resolve
 from core.errors import UserError
+from core.run import choose
 from simulation import shared
 from simulation.scheduling import balanced, guided
 from simulation.worker import FIRST_NODE_ID
@@ -131,6 +135,25 @@ def test_a_node_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys,
     assert "its worker died 3 times; the last time: " in said[0]
 
 
+class Full(simulation.ray.Worker):
+    """A worker whose GPU has no room for the images."""
+
+    def __init__(self, *_):
+        raise UserError("the images take 3 GB")
+
+
+def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path, monkeypatch):
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(simulation.ray, "Worker", Full)
+    try:
+        with pytest.raises(UserError, match=r"^the images take 3 GB$"):
+            run_tiny(tmp_path / "run", "engine=ray", "engine.workers=1")
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
 def test_batches_are_smaller_towards_the_end_and_hold_every_task_once():
     costs = [3.0, 50.0, 1.0, 2.0, 40.0, 8.0, 8.0, 8.0, 1.0, 1.0]
     batches = list(guided(costs, 2, 2.0))
@@ -156,11 +179,71 @@ def test_more_workers_than_ray_has_cores_is_refused_with_the_numbers(tmp_path):
 
 def test_a_worker_has_a_part_of_one_gpu():
     """Two GPUs have room for two workers of 0.6 each, one a GPU, and three have room for six of 0.4."""
-    shares = ((2, 0.6), (3, 0.4), (4, 0.25), (2, 1.0), (5, 2.0), (1, 2.0))
-    assert [simulation.ray.room(*share) for share in shares] == [2, 6, 16, 2, 2, 0]
+    shares = ((2, 0.6), (3, 0.4), (4, 0.25), (2, 1.0))
+    assert [simulation.ray.room(*share) for share in shares] == [2, 6, 16, 2]
 
 
-@pytest.mark.parametrize(("share", "fits"), [(0.5, True), (1.0, True), (2.0, True), (0.0, True), (0.4, False), (1.5, False)])
+@pytest.mark.parametrize("key", ["engine=ray engine.gpus_per_worker", "engine=flower engine.gpus_per_node"])
+def test_more_than_one_gpu_which_a_worker_would_not_use_is_refused(key):
+    with pytest.raises(UserError, match=rf"^{key.split()[1]} must be >= 0 and <= 1, got 2"):
+        resolve(config_of(*f"{key}=2".split()))
+
+
+def test_gpus_that_torch_cannot_use_do_not_keep_workers_from_the_cores(monkeypatch):
+    config = choose("engine", config_of("engine=ray")["engine"]).config
+    shares = {}
+    for usable in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda usable=usable: usable)
+        asked = (config, replace(config, address="auto"), replace(config, gpus_per_worker=0.5))
+        shares[usable] = [simulation.ray.share_of(each, 2) for each in asked]
+        assert simulation.ray.share_of(config, 0) == 0
+    assert shares == {True: [1, 1, 0.5], False: [0, 1, 0.5]}  # a cluster's are not this machine's
+
+
+@pytest.mark.parametrize(("share", "of_memory"), [(0.5, [0.45]), (1.0, []), (None, [])])
+def test_workers_that_share_a_gpu_share_its_memory(monkeypatch, share, of_memory):
+    import ray
+
+    assigned = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 1.0} | ({} if share is None else {"GPU": share}))
+    limits = []
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: assigned)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
+    simulation.ray_worker.keep_to_share()
+    assert limits == of_memory
+
+
+@pytest.mark.parametrize(("said", "ends"), [("CUDA error: device-side assert triggered", True), ("broken sensor", False)])
+def test_a_worker_that_lost_its_gpu_ends(monkeypatch, said, ends):
+    def run(*_):
+        raise RuntimeError(said)
+
+    worker, ended = simulation.ray_worker.Worker.__new__(simulation.ray_worker.Worker), []
+    worker.runner = SimpleNamespace(run=run)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with pytest.raises(RuntimeError, match=said):
+        worker._results([], simulation.ray_worker.BatchJob([], None, None, None), [], [])
+    assert bool(ended) is ends
+
+
+@pytest.mark.parametrize("engine", ["ray engine.gpus_per_worker=0", "flower"])
+def test_a_run_whose_nodes_have_no_gpu_evaluates_without_one(tmp_path, monkeypatch, engine):
+    """Else its summary would name a GPU that trained nothing."""
+    module, made = getattr(simulation, engine.split()[0]), []
+
+    def workspace(run, *, device, federation):
+        made.append(device)
+        raise UserError("far enough")
+
+    monkeypatch.setattr(module, "default_device", lambda: "cuda")
+    monkeypatch.setattr(module, "Workspace", workspace)
+    monkeypatch.setattr(simulation.ray, "start_ray", lambda *_: None)
+    monkeypatch.setattr(simulation.flower, "_check_resources", lambda _: None)
+    with pytest.raises(UserError, match="far enough"):
+        run(config_of(*TINY, *f"engine={engine}".split(), f"output_dir={tmp_path / 'run'}"))
+    assert made == ["cpu"]
+
+
+@pytest.mark.parametrize(("share", "fits"), [(0.5, True), (1.0, True), (0.0, True), (0.4, False)])
 def test_flowers_simulation_takes_no_part_of_gpus_that_it_would_wait_for(monkeypatch, share, fits):
     import ray
 
@@ -194,7 +277,7 @@ def test_another_address_is_another_ray(monkeypatch):
     assert asked == ["local", "auto", "local"]
 
 
-@pytest.mark.parametrize(("options", "said"), [(("cpus_per_node=500",), "500"), (("gpus_per_node=8",), "8")])
+@pytest.mark.parametrize(("options", "said"), [(("cpus_per_node=500",), "500"), (("gpus_per_node=1",), "1")])
 def test_a_node_that_has_no_room_in_flowers_simulation_is_refused(tmp_path, options, said):
     with pytest.raises(UserError, match=rf"engine.[cg]pus_per_node={said} is more than the \d+ [CG]PUs that Ray has"):
         run_tiny(tmp_path / "run", "engine=flower", *(f"engine.{option}" for option in options))
@@ -214,7 +297,6 @@ class Pinned(simulation.ray_worker.Worker):
         return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU rounds otherwise than local's CPU")
 def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, local_runs, monkeypatch):
     """Ray is told of two GPUs that are not there: it pins one to each worker, and torch trains on the CPU."""
     import ray
@@ -229,16 +311,18 @@ def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, lo
     monkeypatch.setattr(simulation.ray.RayGrid, "execute", execute)
     monkeypatch.setattr(simulation.ray, "Worker", Pinned)
     simulation.ray.stop_ray()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "98,99")  # nor are these where there are GPUs
+    asked = ("engine=ray", "engine.gpus_per_worker=1")  # torch cannot use them
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        summary, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray")
+        summary, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", *asked)
         with pytest.raises(UserError, match=r"engine.workers=3 needs 3 CPUs and 3 GPUs, Ray has 2 and 2"):
-            run_tiny(tmp_path / "three", "engine=ray", "engine.workers=3")
+            run_tiny(tmp_path / "three", *asked, "engine.workers=3")
     finally:
         ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
         simulation.ray.stop_ray()
-    assert {tuple(sorted(gpus)) for gpus in seen} == {("0", "1")}
+    assert {tuple(sorted(gpus)) for gpus in seen} == {("98", "99")}
     assert summary["failures"] == 0
     assert same(model, local_runs("pmfl")[1])
     assert (metrics, nodes) == local_runs("pmfl")[2:]

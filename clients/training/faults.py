@@ -13,7 +13,9 @@ from clients.training.stack import DeadlineError, Stack
 from core.tensors import Tensors
 
 # What CUDA, cuBLAS and cuDNN say for want of memory where torch has no type for it.
-NO_ROOM = ("out of memory", "alloc_failed", "unable to find an engine")
+NO_ROOM = ("out of memory", "alloc_failed", "not_initialized", "unable to find an engine")
+# After one of these CUDA refuses everything until the process ends.
+LOST = ("device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "launch failure")
 TORCH = Path(torch.__file__).parent
 
 
@@ -91,6 +93,12 @@ def _place(error: Exception) -> str:
 def _short(file: str, line: int | None) -> str:
     """Return a place as it is said: the file with its folder, and the line."""
     return f"{'/'.join(Path(file).parts[-2:])}, line {line}"
+
+
+def device_lost(error: BaseException) -> bool:
+    """Whether something went wrong on a GPU after which this process cannot use it any more."""
+    said = str(error).lower()
+    return "cuda error" in said and any(words in said for words in LOST)
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -8,6 +8,7 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from core import registry
+from core.errors import UserError
 from core.run import Choice, NodeRun
 from models.base import SplitModel, build_model
 from partitions.federation import Federation, load_federation
@@ -51,7 +52,13 @@ class Workspace:
         self.initial: dict[str, Tensor] = dict(self.model.named_parameters())
         # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
         # Without a copy where the images are so in memory already.
-        self.x, self.y = data.x.to(self.device).permute(0, 2, 3, 1).contiguous(), data.y.to(self.device)
+        try:
+            self.x, self.y = data.x.to(self.device).permute(0, 2, 3, 1).contiguous(), data.y.to(self.device)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"the images take {data.x.nbytes / 1e9:.1f} GB, for which the GPU has no room: engine=local engine.device=cpu, "
+                "a smaller dataset.fraction, or with engine=ray fewer engine.workers and a larger engine.gpus_per_worker"
+            ) from error
         fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // self.x[0].numel())) if len(self.x) else 1
         self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else fitting
         # (x/255 - mean) / std as one multiplication and one addition; a factor per number of an image, since a vector
@@ -82,8 +89,27 @@ def make_model(run: NodeRun, federation: Federation) -> SplitModel:
 
 
 def default_device() -> str:
-    """Return ``cuda`` where this process sees an accelerator, else ``cpu``."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """Return ``cuda`` where this process sees a GPU, else ``cpu``. Raises ``UserError`` for a GPU that does not compute."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    if fault := fault_of("cuda"):
+        raise UserError(
+            f"the GPU cannot be used ({fault}); engine=local engine.device=cpu does without, as does all with "
+            "CUDA_VISIBLE_DEVICES= in the environment"
+        )
+    return "cuda"
+
+
+def fault_of(device: str | None) -> str:
+    """Return why a device does not do what a run asks of it, empty where it does.
+
+    It may not be there, have no double precision (Apple's), or be too old for this PyTorch, which shows with its first sum.
+    """
+    try:
+        (torch.zeros(1, dtype=torch.float64, device=device) + 1).item()
+    except (RuntimeError, AssertionError, TypeError) as error:
+        return " ".join(str(error).split())[:100] or type(error).__name__
+    return ""
 
 
 @lru_cache(maxsize=1)

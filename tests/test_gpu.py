@@ -1,0 +1,78 @@
+"""What only a real GPU can show: CONTRAFED_GPU=1 pytest -n 0 tests/test_gpu.py. No other test sees one (conftest.py)."""
+
+import pytest
+import torch
+from rig import close, config_of, given, workspace_of
+from tiny import run_tiny
+
+from clients.training.batches import Batches
+from core.tensors import on_host
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs CONTRAFED_GPU=1 and a GPU that torch can use; docs/reproducibility.md"
+)
+
+CNN = ("num_nodes=8", "model=cnn", "model.hidden=8", "strategy.local.iterations=null", "strategy.local.epochs=2")
+
+
+def rounds(device, *overrides, dtype=torch.float64, nodes=4):
+    """Two rounds of one stack; returns what its nodes send in the second, and their metrics."""
+    workspace = workspace_of(config_of(*CNN, *overrides), device=device, dtype=dtype)
+    received = {name: value.to(dtype) for name, value in on_host(given(workspace)).items()}
+    memories = [{}] * nodes
+    for server_round in (1, 2):
+        updates = workspace.client_class(workspace, range(nodes), memories).update([received] * nodes, server_round)
+        memories = [update.memory for update in updates]
+    return [on_host(update.tensors) for update in updates], [update.metrics for update in updates]
+
+
+@pytest.mark.parametrize("method", ["pmfl", "fedrcl", "fedcrl", "moon"])
+def test_a_stack_in_double_precision_equals_the_cpu(method):
+    (here, metrics), (there, others) = (rounds(device, f"strategy={method}") for device in ("cpu", "cuda"))
+    for one, other in zip(here, there, strict=True):
+        close(one, other, 1e-8)
+    for one, other in zip(metrics, others, strict=True):
+        assert one == pytest.approx(other, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_no_step_waits_for_the_gpu(monkeypatch):
+    original, watched = Batches.stretches, []
+
+    def stretches(self):
+        torch.cuda.set_sync_debug_mode("error")
+        yield from original(self)
+        torch.cuda.set_sync_debug_mode("default")
+        watched.append(self)
+
+    asked = ("cuda", "strategy=fedrcl", "model.dropout=0.1", "strategy.local.momentum=0.9")
+    rounds(*asked, dtype=torch.float32)  # CUDA and its libraries start
+    monkeypatch.setattr(Batches, "stretches", stretches)
+    try:
+        rounds(*asked, dtype=torch.float32)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(watched) == 2
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_mixed_precision_is_near_single_precision(nodes):
+    """bfloat16 has two to three decimal digits."""
+    plain, mixed = (
+        rounds("cuda", "strategy=fedavg", f"strategy.local.mixed_precision={on}", dtype=torch.float32, nodes=nodes)
+        for on in ("false", "true")
+    )
+    for one, other in zip(plain[1], mixed[1], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=0.05)
+    assert any(not torch.equal(plain[0][0][name], mixed[0][0][name]) for name in plain[0][0])
+
+
+def test_a_run_on_a_gpu_goes_on_without_one(tmp_path):
+    asked = ("strategy=fedavg", "strategy.local.momentum=0.9", "strategy.local.keep_optimizer=true", "engine=local")
+    kept = ("checkpoint_every=1", "checkpoint_keep=3")
+    whole = run_tiny(tmp_path / "whole", *asked, *kept, "engine.device=cuda")
+    first = tmp_path / "whole" / "checkpoints" / "000001"
+    goes_on = run_tiny(tmp_path / "on", *asked, f"resume={first}", "engine.device=cpu")
+    assert [whole[0]["device"], goes_on[0]["device"]] == ["cuda", "cpu"]
+    assert whole[0]["failures"] == goes_on[0]["failures"] == 0
+    close(whole[1], goes_on[1], 1e-3)
