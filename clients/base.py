@@ -116,7 +116,10 @@ class Client(NumPyClient):
         return {"model": stack.params}
 
     def scores(self, features: Features, received: Tensors) -> Tensor:
-        """Return the scores (b, C) by which one node predicts; by default the logits."""
+        """Return the scores (b, C) by which one node predicts; by default the logits.
+
+        ``received`` is what came with the message, and what ``judged`` puts beside it: ``stack.received[NAME] = ...``, B first.
+        """
         return features.logits
 
     @classmethod
@@ -238,16 +241,20 @@ class Client(NumPyClient):
         Under ``stack.params``, in evaluation mode, over the whole training part: what papers also call class centres or
         label-centroid representations.
         """
+        totals = self.class_sums(stack)
+        means = totals["z"] / totals["count"].clamp_min(1).unsqueeze(-1)
+        return {"proto/mean": means, "proto/count": totals["count"]}
+
+    def class_sums(self, stack: Stack) -> Tensors:
+        """Return each node's sums of z (B, C, D), |z|^2 and 1 (B, C) by class, likewise: ``z``, ``square``, ``count``."""
 
         def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
             with self.model.holding(params) as model:
                 z = model.represent(batch.x)
             member = torch.nn.functional.one_hot(batch.y, self.model.num_classes).to(z) * batch.mask.unsqueeze(1)
-            return {"sum": member.T @ z, "count": member.sum(0)}
+            return {"z": member.T @ z, "square": member.T @ z.square().sum(1), "count": member.sum(0)}
 
-        totals = self.over_examples(stack, sums, {n: v.detach() for n, v in stack.params.items()}, {})
-        means = totals["sum"] / totals["count"].clamp_min(1).unsqueeze(-1)
-        return {"proto/mean": means, "proto/count": totals["count"]}
+        return self.over_examples(stack, sums, stack.params, {})
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that computes as ``mixed_precision`` says, where it has an effect."""

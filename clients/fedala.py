@@ -58,14 +58,13 @@ class FedALAClient(Client):
         """Move A; a node that has no model of its own yet, or is done, has no examples."""
         config, blend = self.config, named("blend", stack.remembered("blend"))
         work, constants = config.local.plain(config.blend_lr, epochs=1), stack.params | named("own", stack.remembered("own"))
-        examples, rounds, last = self._some(stack), stack.memory["rounds"].tolist(), list[Tensor]()
-        going = [count > 0 for count in rounds]
-        while any(going) and len(last) < config.max_passes:
-            examples = [part if on else part[:0] for part, on in zip(examples, going, strict=True)]
+        some, rounds, last = self._some(stack), stack.memory["rounds"], list[Tensor]()
+        going = rounds > 0
+        while going.any() and len(last) < config.max_passes:
             losses = self.train(
                 stack,
                 params=blend,
-                examples=examples,
+                examples=[part if on else part[:0] for part, on in zip(some, going.tolist(), strict=True)],
                 work=work,
                 parts=("blend",),
                 loss=self._blended_loss,
@@ -76,10 +75,9 @@ class FedALAClient(Client):
             for value in blend.values():
                 value.clamp_(0, 1)
             last.append(losses.last("loss"))
-            settled = [False] * len(stack)
+            going = going & (rounds == 1)
             if len(last) > config.window:
-                settled = (torch.stack(last[-config.window :]).std(0, correction=0) < config.settled).tolist()
-            going = [on and count == 1 and not still for on, count, still in zip(going, rounds, settled, strict=True)]
+                going &= ~(torch.stack(last[-config.window :]).std(0, correction=0) < config.settled)
         stack.memory |= blend
 
     def _some(self, stack: Stack) -> list[np.ndarray]:

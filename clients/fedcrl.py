@@ -37,6 +37,7 @@ class FedCRLClient(Client):
     L_Reg contrasts each example's representation with the global prototype of its class (positive) and those of all other
     classes (negatives): ``-log(e^(cos(w, W_c)/T) / sum_c' e^(cos(w, W_c')/T))``; classes nobody has held are masked.
     An example whose class has no prototype counts 0 in training, and not at all in the loss that sets tau.
+    Source: Huang et al. 2024 (FedCRL, arXiv:2404.17916v1); FedCoSR is its journal version (arXiv:2404.17916).
     Deviations: "clip it into [0,1]" is not applied to the weights; a node's first participation is the paper's initial round.
     """
 
@@ -76,26 +77,26 @@ class FedCRLClient(Client):
             stack.params[name].copy_(weight * own + (1 - weight) * stack.received[f"model/{name}"])
 
     def _tau(self, stack: Stack) -> Tensor:
-        """Return tau (B,) of nodes that have trained before."""
-        last = stack.memory["contrast"]
-        if self.config.blend == "global":
-            return torch.zeros_like(last)
-        if self.config.blend == "own":
-            return torch.ones_like(last)
-        if self.config.contrast_weight == 0 and self.config.blend_without_contrast == "zero":
-            return torch.zeros_like(last)
-        unseen = stack.memory["contrasted"] == 0
-        if self.config.tau_source == "on_receipt" or (bool(unseen.any()) and self.config.first_tau == "evaluate"):
-            own = {n: stack.memory[f"own/{n}"] if self.travels(n) else v for n, v in stack.params.items()}
-            now = self._contrast_over_examples(stack, own)
-            last = now if self.config.tau_source == "on_receipt" else torch.where(unseen, now, last)
-        tau = torch.where(last.isinf(), 0.0, torch.exp(-self.config.blend_rate * last))
-        if self.config.tau_source == "train_mean" and self.config.first_tau != "evaluate":
-            tau = torch.where(unseen, float(self.config.first_tau == "one"), tau)
-        return tau
+        """Return tau = e^(-gamma L_Reg) (B,) of nodes that have trained before; 0 where L_Reg is infinite."""
+        loss = self._last_contrast(stack)
+        return torch.where(loss.isinf(), 0.0, torch.exp(-self.config.blend_rate * loss))
 
-    def _contrast_over_examples(self, stack: Stack, params: Tensors) -> Tensor:
-        """Return the mean contrastive loss (B,) of models over each node's training part, in evaluation mode.
+    def _last_contrast(self, stack: Stack) -> Tensor:
+        """Return the contrastive loss (B,) that sets tau; where tau is 0 or 1 whatever it is, an infinite one or 0."""
+        config, last = self.config, stack.memory["contrast"]
+        if config.blend == "own":
+            return torch.zeros_like(last)
+        if config.blend == "global" or (config.contrast_weight == 0 and config.blend_without_contrast == "zero"):
+            return torch.full_like(last, torch.inf)
+        if config.tau_source == "on_receipt":
+            return self._contrast_over_examples(stack)
+        unseen = stack.memory["contrasted"] == 0
+        if config.first_tau != "evaluate":
+            return torch.where(unseen, 0.0 if config.first_tau == "one" else torch.inf, last)
+        return torch.where(unseen, self._contrast_over_examples(stack), last) if unseen.any() else last
+
+    def _contrast_over_examples(self, stack: Stack) -> Tensor:
+        """Return the mean contrastive loss (B,) of own bodies over each node's training part, in evaluation mode.
 
         Over the examples whose class has a prototype; infinite where none has: a node that cannot say takes the global body.
         """
@@ -106,7 +107,8 @@ class FedCRLClient(Client):
             known = table["valid"][batch.y] * batch.mask
             return {"sum": (self._each(z, batch.y, table) * known).sum(), "count": known.sum()}
 
-        totals = self.over_examples(stack, sums, params, prototype_table(stack))
+        own = {n: stack.memory[f"own/{n}"] if self.travels(n) else v for n, v in stack.params.items()}
+        totals = self.over_examples(stack, sums, own, prototype_table(stack))
         return torch.where(totals["count"] > 0, totals["sum"] / totals["count"].clamp_min(1), torch.inf)
 
     def _each(self, z: Tensor, y: Tensor, table: Tensors) -> Tensor:

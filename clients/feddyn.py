@@ -35,7 +35,7 @@ class FedDynClient(Client):
         """Train with both terms, then renew g_k; send w_k."""
         received, own = stack.global_model, stack.remembered("gradient")
         self.train(stack, constants=named("global", received) | named("gradient", own))
-        moved = {name: stack.params[name].detach() - value for name, value in received.items()}
+        moved = {name: stack.params[name] - value for name, value in received.items()}
         alpha = self.config.proximal_weight
         stack.memory |= named("gradient", {name: own[name] - alpha * value for name, value in moved.items()})
         return self.sent(stack)

@@ -58,7 +58,7 @@ class FedPACClient(Client):
         self.train(stack, parts=self.shared, constants=prototype_table(stack) | {"own": means})
         body = {n: v for n, v in stack.params.items() if self.travels(n)}
         stack.memory |= named("trained", body)
-        head = named("head", {n: v.detach() for n, v in stack.params.items() if n not in body})
+        head = named("head", {n: v for n, v in stack.params.items() if n not in body})
         return self.sent(stack) | head | statistics | self.prototypes(stack)
 
     def _mixed_head(self, stack: Stack) -> Tensors:
@@ -69,14 +69,7 @@ class FedPACClient(Client):
 
     def _statistics(self, stack: Stack) -> tuple[Tensor, Tensors]:
         """Return the own class means under the received body (B, C, D), and h and v."""
-
-        def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
-            with self.model.holding(params) as model:
-                z = model.represent(batch.x)
-            member = torch.nn.functional.one_hot(batch.y, self.model.num_classes).to(z) * batch.mask.unsqueeze(1)
-            return {"z": member.T @ z, "count": member.sum(0), "square": member.T @ z.square().sum(1)}
-
-        found = self.over_examples(stack, sums, {n: v.detach() for n, v in stack.params.items()}, {})
+        found = self.class_sums(stack)
         count, size = found["count"], found["count"].sum(1, keepdim=True).clamp_min(1)
         means = found["z"] / count.clamp_min(1).unsqueeze(-1)
         h = found["z"] / size.unsqueeze(-1)  # p_c mu_c, p_c = n_c / n

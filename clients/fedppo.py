@@ -37,5 +37,5 @@ class FedPPOClient(Client):
                 right = model(batch.x).logits.argmax(1) == batch.y
             return {"right": (right * batch.mask).sum(), "count": batch.mask.sum()}
 
-        found = self.over_examples(stack, sums, {n: v.detach() for n, v in stack.params.items()}, {})
+        found = self.over_examples(stack, sums, stack.params, {})
         return found["right"] / found["count"].clamp_min(1)

@@ -40,7 +40,7 @@ class FedRepClient(FedPerClient):
         """
         if not (stack.final and self.config.eval_head_refresh):
             return {"model": stack.params}
-        left = {n: v.detach().clone() for n, v in stack.params.items()}
+        left = {n: v.clone() for n, v in stack.params.items()}
         self.train_head(stack, "final head batches")
         return {"model": left, "refit": stack.params}
 

@@ -32,6 +32,7 @@ class MpFedconClient(FedRepClient):
 
     ``l_con = log(1 + e^((cos(z, z_con) - cos(z, z_glob)) / T))``: z is the projection under the model in training, z_con under
     the node's whole model as it was at the start of the round, z_glob the global centre (prototype) of the example's class.
+    Source: Li et al. 2022 (doi:10.1051/wujns/2022276508), Algorithm 1.
     Deviations: Algorithm 1 line 25 lacks mu, which Equation 6 has; an example whose class has no centre yet has l_con = 0.
     ``body_phase: all`` is Equation 6 to the letter, a minimum over the whole model; ``frozen_model: body`` is section 4.3's, of
     the body alone.

@@ -60,7 +60,7 @@ class PFedMeClient(Client):
     def _follow(self, params: Tensors) -> None:
         """w -= eta lambda (w - theta)."""
         for name, theta in group(params, "own").items():
-            params[name].lerp_(theta.detach(), self.config.outer_lr * self.config.pull_weight)
+            params[name].lerp_(theta, self.config.outer_lr * self.config.pull_weight)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """f(theta) + lambda/2 |theta - w|^2."""

@@ -40,6 +40,7 @@ class PMFLClient(Client):
     iterates, ``l_con = -log(pos / (pos + neg))``, pos = e^(cos(z,Z)/tau) + sum over {j: cos(z,z_j) >= mu} e^(cos(z,z_j)/tau)
     and neg the same sum over the other j. The sorting is per example, redone at each step, and carries no gradient.
     The buffer holds the iterates that the last N steps started from, across the rounds in which the node took part.
+    Source: Zhang et al. 2026 (arXiv:2602.11945), Algorithm 1.
 
     Deviation: the paper's threshold mu = cos(z_k^{tE}, Z^t) is 1 by its own definition of w_k^{tE}; ``threshold`` selects
     the reading. ``previous`` (default) takes the node's last local model for z_k^{tE}, and 1 in its first round;

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from contrafed.settings import HOW_IT_RUNS, ORIGIN, RULING_KEYS
+from contrafed.settings import HOW_IT_RUNS, ORIGIN, counts
 from core.config import dotted, plain_numbers
 from core.disk import sync
 from core.errors import UserError
@@ -189,20 +189,20 @@ def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any])
     differ = [
         f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and _counts(key)
+        if old.get(key) != new.get(key) and counts(key, FREE_KEYS)
     ]
     if differ:
         raise UserError(f"resume: {path} is of another configuration: {'; '.join(differ)}")
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Return what two configurations of the same run have in common: all that moves a number."""
+    """Return what two configurations of the same run have in common: all that moves a number.
+
+    And, where a scale makes cells of a table alike, which of them it is.
+    """
     flat = sorted(plain_numbers(dotted(config)).items())
-    return json.dumps({key: value for key, value in flat if value is not None and (_counts(key) or key in ENDING_KEYS)})
-
-
-def _counts(key: str) -> bool:
-    return key in RULING_KEYS or key.split(".")[0] not in FREE_KEYS
+    more = {*ENDING_KEYS, *(["published"] if config.get("scale") else [])}
+    return json.dumps({key: v for key, v in flat if v is not None and (counts(key, FREE_KEYS) or key.split(".")[0] in more)})
 
 
 def check_logs(checkpoint: Checkpoint) -> None:
@@ -228,6 +228,7 @@ def pack(value: Any, place: str, tensors: Tensors) -> Any:
         return {"dict": [[_key(key, place), pack(item, f"{place}/{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         return {"list": [pack(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]}
+    value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TypeError(f"a strategy's state cannot hold {type(value).__name__} ({place})")
@@ -245,6 +246,17 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
     if kind == "list":
         return [unpack(item, tensors) for item in content]
     return content
+
+
+def put_back(held: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
+    """Give a state what a checkpoint's has, in place: tables of the state that somebody holds are filled, not replaced."""
+    for key, value in saved.items():
+        if isinstance(value, dict) and isinstance(held.get(key), dict):
+            for gone in held[key].keys() - value.keys():
+                del held[key][gone]
+            put_back(held[key], value)
+        else:
+            held[key] = value
 
 
 def _key(key: Any, place: str) -> str | int:

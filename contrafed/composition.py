@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from contrafed import grid
-from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS, RULING_KEYS
+from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS, counts
 from core import registry
 from core.config import dotted
 from core.errors import UserError, unknown
@@ -300,7 +300,7 @@ def _merge(
         if choices:
             config.experiment, config.scale = choices.get("experiment"), choices.get("scale")
             free = {choice_key(key) for key, axis in axes.items() if axis is not None}  # null: this file does without it
-            config.changed = [o.input_line for o in asked if o.key_or_group not in free and _moves(o.key_or_group)]
+            config.changed = [o.input_line for o in asked if o.key_or_group not in free and counts(o.key_or_group, FREE)]
     known = registry.choices("strategy", own) if methods else {}
     if stray := [str(method) for method in methods if method not in known]:
         raise unknown("method in the experiment's methods", stray[0], known)
@@ -316,11 +316,6 @@ def _merge(
         if "scale=" in condition:
             _put(config, values, parsed, None)
     return named
-
-
-def _moves(key: str) -> bool:
-    """Whether a key that the command line sets makes another setting than the experiment's."""
-    return key in RULING_KEYS or key.split(".")[0] not in FREE
 
 
 def _put(config: DictConfig, values: Any, parsed: list[Override], what: str | None, at: str = "") -> None:

@@ -1,7 +1,7 @@
 """From a composed configuration to a typed ``Run``: parsed once, checked as a whole before anything is loaded."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,9 +30,15 @@ HOW_IT_RUNS = (
     "wait_for_nodes",
 )  # fmt: skip
 RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
+PLACE_KEYS = ("dataset.root", "dataset.download")  # where data lie, which no number depends on either
 
 # What a configuration says of where it comes from and stands beside; no number depends on it.
 ORIGIN = ("experiment", "scale", "changed", "published")
+
+
+def counts(key: str, aside: Container[str]) -> bool:
+    """Whether a dotted key is none of what is set ``aside`` by its first word; a ruling key never is, and a place always."""
+    return key in RULING_KEYS or (key not in PLACE_KEYS and key.split(".")[0] not in aside)
 
 
 @dataclass(frozen=True)

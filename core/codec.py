@@ -26,6 +26,8 @@ with warnings.catch_warnings():
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 # Among what a node says of itself in CONFIG: where its loss or weights stopped being finite.
 DIVERGED = "diverged"
+# And a line for who follows the run.
+NOTE = "note"
 
 
 class TensorArray(Array):

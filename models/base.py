@@ -187,6 +187,9 @@ def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
     buffers = [name for name, _ in model.named_buffers()]
     if buffers:
         raise UserError(f"{said} without buffers, got {buffers[0]}; normalise with models.base.group_norm")
+    drawing = [name for name, module in model.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
+    if drawing:  # methods draw a round's masks themselves
+        raise UserError(f"{said} without layers of dropout, got {drawing[0]}; give SplitModel its dropout=RATE")
 
 
 def hidden_layers(

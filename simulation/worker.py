@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from clients.base import DeadlineError, LocalError, NoRoomError
 from clients.node.app import app, run_stack
+from clients.training.faults import device_lost
 from core import codec
 
 # glibc's malloc.h
@@ -57,6 +58,7 @@ class BatchRunner:
     def __init__(self, num_nodes: int, stack_size: int) -> None:
         self.num_nodes = num_nodes
         self.stack_size = stack_size
+        self.told = False  # that a stack failed of which no node does
 
     def run(
         self,
@@ -73,7 +75,7 @@ class BatchRunner:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message | None] = [None] * len(messages)
-        todo = self._cut(messages, range(len(messages)))
+        todo, failed = self._cut(messages, range(len(messages))), list[tuple[list[int], str]]()
         while todo:
             rows = todo.pop()
             try:
@@ -81,10 +83,12 @@ class BatchRunner:
             except DeadlineError:
                 break
             except Exception as error:
+                if device_lost(error):  # other nodes would fail, whosever fault it is
+                    raise
                 if len(rows) == 1:
                     replies[rows[0]] = _failed(messages[rows[0]], error)
                     continue
-                no_room = isinstance(error, NoRoomError)
+                no_room, said = isinstance(error, NoRoomError), str(error).partition(": ")[2]
             else:  # what goes wrong here is no node's fault, and nothing to try again
                 for i in list(states):
                     keep(i, states.pop(i))
@@ -96,8 +100,19 @@ class BatchRunner:
                 torch.cuda.empty_cache()
                 todo = self._cut(messages, [i for stack in (rows, *reversed(todo)) for i in stack])
             else:  # until only the faulty node fails
+                failed.append((rows, said))
                 todo += [rows[half:], rows[:half]]
+        self._tell(failed, replies)
         return replies
+
+    def _tell(self, failed: Sequence[tuple[list[int], str]], replies: Sequence[Message | None]) -> None:
+        """Say once, with a node's answer, why a stack failed whose nodes do what is asked one by one."""
+        for rows, said in failed:
+            answers = [reply for i in rows if (reply := replies[i]) is not None and not reply.has_error()]
+            if not self.told and len(answers) == len(rows):
+                self.told = True
+                note = f"nodes were run one by one, since as a stack, which is faster, they raise {said}"
+                answers[0].content[codec.CONFIG] = ConfigRecord({**codec.config_of(answers[0]), codec.NOTE: note})
 
     def _cut(self, messages: Sequence[Message], rows: Sequence[int]) -> list[list[int]]:
         """Return stacks of at most ``stack_size`` messages of one kind, the last to run first."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from clients.base import Client
 from core import codec, registry
@@ -27,7 +27,7 @@ from models.base import SplitModel
 from partitions.participation.base import Participation
 from strategies.aggregation.base import Aggregation
 from strategies.privacy import aggregate_privately
-from strategies.replies import Replies, Reply, diverged, largest, read_reply
+from strategies.replies import LONGEST, Replies, Reply, diverged, largest, read_reply
 from strategies.round import Population, Round
 from strategies.scores import Score, named_scores, read_score, summaries
 
@@ -45,11 +45,12 @@ class FederatedStrategy(Strategy):
 
     A rule may read ``config``, ``client_class``, ``node_config`` and ``rate`` (of the node half), ``seed``, ``num_rounds``
     (planned), ``state``, ``round``, ``population``, ``participation``, ``down`` and ``up`` (names and shapes of what travels)
-    and ``travelling``.
-    ``averages = True`` says that means are all that a rule makes of replies, so that an aggregation may stand in for them.
+    and ``travelling``. ``averages = True`` says that means are all that it makes of replies, so that an aggregation may stand
+    in for them; ``idle = True`` that it has something to do also where nobody replied.
     """
 
     averages = False
+    idle: ClassVar[bool] = False  # whether a round without a reply is the rule's business too
     has_global_model: ClassVar[bool] = True  # whether the server's model is one, where all of it travels
 
     def __init__(
@@ -151,9 +152,9 @@ class FederatedStrategy(Strategy):
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the next global model from this round's ``model`` and valid ``replies``.
 
-        Called every round, also with no reply at all. Both are float32 tensors by name; the result may be float64 and is
-        stored as float32, and what it leaves out stays as it is. ``self.round.server_round`` is the 1-based round; what a rule
-        writes to ``self.round.metrics`` and ``self.round.node_metrics`` is logged.
+        Without a reply it is called only if the rule is ``idle``. Both are float32 tensors by name; the result may be float64
+        and is stored as float32, and what it leaves out stays as it is. ``self.round.server_round`` is the 1-based round; what
+        a rule writes to ``self.round.metrics`` and ``self.round.node_metrics`` is logged.
         """
         raise NotImplementedError
 
@@ -191,13 +192,17 @@ class FederatedStrategy(Strategy):
                 self.round.rejected["too few"] += len(good)
         else:
             self._follow(good)
-            new = self.model | (aggregate_privately if self.privacy else type(self).aggregate)(self, self.model, good)
+            new = self.model | (aggregate_privately if self.privacy else type(self).next_model)(self, self.model, good)
             self.model = {name: new[name].to(old.dtype) for name, old in self.model.items()}
             if self.watch is not None:
                 self.watch(good)
         self.round.metrics |= good.mean_metrics()
         self._sent, self._received = [], {}
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
+
+    def next_model(self, model: Tensors, replies: Replies) -> Tensors:
+        """Return what the rule makes of a round; the model as it is where nobody replied, unless the rule is ``idle``."""
+        return self.aggregate(model, replies) if len(replies) or self.idle else model
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask ``config["nodes"]`` to score their models; a read-only message.
@@ -364,21 +369,30 @@ class FederatedStrategy(Strategy):
     def _note(self, node: int, message: Message) -> None:
         """Keep what a node says of itself beside its reply."""
         about = message.content.get(codec.CONFIG)
-        if isinstance(about, ConfigRecord) and "memory-lost" in about:
+        if not isinstance(about, ConfigRecord):
+            return
+        if "memory-lost" in about:
             self.round.memory_lost += 1
             self.round.notes.append(f"node {node} begins with an empty memory: {about['memory-lost']!s}")
+        if codec.NOTE in about:
+            self.round.notes.append(str(about[codec.NOTE])[: 3 * LONGEST])
 
     def _follow(self, replies: Replies) -> None:
         """Have the model and the server's state where the replies are: on the GPU that this very process trained them on."""
         device = next((tensor.device for reply in replies for tensor in reply.tensors.values()), None)
         if device is None:
             return
+        self.model = {name: value.to(device) for name, value in self.model.items()}
+        _move(self.state, device)
 
-        def moved(value: Any) -> Any:
-            return value.to(device) if isinstance(value, Tensor) else value
 
-        self.model = tree_map(moved, self.model)
-        self.state |= tree_map(moved, self.state)
+def _move(held: dict[Any, Any] | list[Any], device: torch.device) -> None:
+    """Move all tensors to a device, in place: a rule may hold a table of its state itself."""
+    for key, value in list(held.items() if isinstance(held, dict) else enumerate(held)):
+        if isinstance(value, dict | list):
+            _move(value, device)
+        elif isinstance(value, Tensor):
+            held[key] = value.to(device)
 
 
 def strategy_class_of(server: Choice) -> type[FederatedStrategy]:

@@ -31,8 +31,6 @@ class FedAdam(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Update both moments and step along their ratio."""
-        if not len(replies):
-            return model
         config, mean = self.config, self.mean(model, replies)
         first, second = self.state.setdefault("first", {}), self.state.setdefault("second", {})
         out: Tensors = {}

@@ -35,8 +35,6 @@ class FedAGM(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Take the mean, and what it adds to the look-ahead model as the next momentum's news."""
-        if not len(replies):
-            return model
         ahead, mean, rho = self._ahead(model), self.mean(model, replies), self.config.server_momentum
         momentum = self.state.setdefault("momentum", {})
         for name in self.travelling:

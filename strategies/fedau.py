@@ -27,12 +27,14 @@ class FedAU(FedAvg):
     multiplied by n_k over the mean of all n, so that the objective is FedAvg's weighted one.
     """
 
+    idle = True
+
     def setup(self) -> None:
         """Start every node's clock."""
         self.intervals = Intervals(self.population.num_nodes, self.config.cutoff, True, self.state)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The weighted step; every node's clock ticks, also in a round without replies."""
+        """The weighted step; every node's clock ticks."""
         weights = self.intervals.tick(replies.nodes) * self.shares(replies)
         self.round.node_metrics["weight"] = (replies.nodes, weights)
         if not len(replies):

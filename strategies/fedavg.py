@@ -56,9 +56,7 @@ class FedAvg(FederatedStrategy):
         return ""
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The step; the model stays as it is in a round without replies."""
-        if not len(replies):
-            return model
+        """The step."""
         rate = self.config.server_lr
         if self.config.weights not in FIXED:
             mean = self.mean(model, replies)

@@ -26,8 +26,6 @@ class FedAvgM(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Add the mean update to the momentum and the momentum to the model."""
-        if not len(replies):
-            return model
         mean, momentum = self.mean(model, replies), self.state.setdefault("momentum", {})
         for name in self.travelling:
             update = mean[name] - model[name].double()

@@ -43,8 +43,6 @@ class FedAWE(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """The mean of the participants' stretched steps."""
-        if not len(replies):
-            return model
         models, active, now = self.state["models"], self.state["active"], self.round.server_round
         travelling = {name: model[name] for name in self.travelling}
         models.setdefault(0, travelling)

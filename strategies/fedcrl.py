@@ -15,7 +15,8 @@ class Config:
 class FedCRL(FederatedStrategy):
     """phi = sum_k (n_k / n) phi_k (Equation 5); Omega_c = sum_k (n_kc / n_c) omega_kc over the holders of c (Equation 6).
 
-    Sums run over the participants. Deviation: a class that nobody held this round keeps its prototype.
+    Sums run over the participants. Source: Huang et al. 2024 (FedCRL, arXiv:2404.17916v1); FedCoSR is its journal version
+    (arXiv:2404.17916). Deviation: a class that nobody held this round keeps its prototype.
     """
 
     averages = True
@@ -34,8 +35,6 @@ class FedCRL(FederatedStrategy):
         return super().broadcast(model) | self.prototypes.broadcast()
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Pool the prototypes and average the bodies; nothing changes in a round without replies."""
-        if not len(replies):
-            return model
+        """Pool the prototypes and average the bodies."""
         self.prototypes.merge(replies, "class_count")  # Equation 6
         return replies.mean("model", replies.num_examples)  # Equation 5

@@ -30,9 +30,7 @@ class FedDyn(FederatedStrategy):
         return "takes two sums of the same updates"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Renew h, and step from the mean against it; neither changes in a round without replies."""
-        if not len(replies):
-            return model
+        """Renew h, and step from the mean against it."""
         each, alpha, gradient = np.ones(len(replies)), self.config.proximal_weight, self.state.setdefault("gradient", {})
         for name, change in replies.weighted_sum("delta", each / self.population.num_holders).items():
             gradient[name] = gradient.get(name, 0) - alpha * change  # h

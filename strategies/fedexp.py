@@ -32,8 +32,6 @@ class FedExP(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Step along the mean update, farther where the updates differ; remember where from."""
-        if not len(replies):
-            return model
         shares, deltas = self.shares(replies), replies.deltas()
         weights = (shares / shares.sum()).tolist()
         mean = combine(deltas, weights)
@@ -51,7 +49,8 @@ class FedExP(FedAvg):
 
     def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
         """Return what is judged."""
-        return named("model", {name: self.judged(model)[name] for name in self.travelling})
+        judged = self.judged(model)
+        return named("model", {name: judged[name] for name in self.travelling})
 
 
 def square(tensors: Tensors) -> float:

@@ -29,6 +29,7 @@ class FedHyper(FedAvg):
     """
 
     averages = True
+    idle = True
 
     def setup(self) -> None:
         """Start at alpha = 1."""

@@ -33,8 +33,6 @@ class FedNova(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """The mean update a step, times the mean number of steps."""
-        if not len(replies):
-            return model
         shares, now, local = self.shares(replies), self.round.server_round, self.client_class.solver(self.node_config)
         lengths = np.array([path_length(local, now, int(examples)) for examples in replies.num_examples])  # a_k
         total = shares @ lengths / shares.sum()

@@ -51,8 +51,6 @@ class FedPAC(FederatedStrategy):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Average bodies and prototypes, and mix a head for every participant."""
-        if not len(replies):
-            return model
         self.prototypes.merge(replies, "class_count")
         heads, shares = replies.group("head"), self.mixtures(replies)
         for node, share in zip(replies.nodes.tolist(), shares, strict=True):

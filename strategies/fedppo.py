@@ -44,6 +44,7 @@ class FedPPO(FedAvg):
     """
 
     averages = True
+    idle = True
 
     @classmethod
     def single_replies(cls, config: Any) -> str:

@@ -31,6 +31,6 @@ class FedProc(FedAvg):
         return super().broadcast(model) | self.prototypes.broadcast() | {"mix/weight": torch.tensor(mix)}
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Average models and prototypes; nothing changes in a round without replies."""
+        """Average models and prototypes."""
         self.prototypes.merge(replies, "class_count")
         return self.mean(model, replies)

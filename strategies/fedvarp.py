@@ -37,8 +37,6 @@ class FedVARP(FedAvg):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """The corrected step; the participants' updates are remembered."""
-        if not len(replies):
-            return model
         before, changes = self.table.mean, list[Tensors]()
         for node, delta, share in zip(replies.nodes.tolist(), replies.deltas(), self.shares(replies), strict=True):
             changes.append(self.table.replace(node, {name: value * share for name, value in delta.items()}))

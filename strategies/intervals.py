@@ -1,4 +1,7 @@
-"""The weight that FedAU and PMFL give a node: the mean length of its participation intervals, with a cutoff."""
+"""The weight that FedAU and PMFL give a node: the mean length of its participation intervals, with a cutoff.
+
+Source: Wang and Ji 2024 (FedAU, arXiv:2306.03401) and Zhang et al. 2026 (PMFL, arXiv:2602.11945), Algorithm 2 of each.
+"""
 
 import numpy as np
 

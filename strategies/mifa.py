@@ -24,6 +24,8 @@ class MIFA(FedAvg):
     over the mean of all n.
     """
 
+    idle = True
+
     @classmethod
     def single_replies(cls, config: Any) -> str:
         """The table has every node's own update."""

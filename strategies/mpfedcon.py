@@ -21,8 +21,9 @@ class MpFedcon(FederatedStrategy):
     """theta = sum_k (n_k / n) theta_k (Algorithm 1, line 29); centres per class over their holders (line 30).
 
     ``class_count`` (default) is the exact pooled mean, ``plain`` Equation 4, ``data`` line 30 without its extra 1/n, which
-    would shrink every centre. Deviation: a class nobody held this round keeps its centre. ``centre_memory: bank`` pools the
-    latest centres of every node that ever took part, as section 4.2's memory bank and Equation 4's sum over all parties.
+    would shrink every centre. Source: Li et al. 2022 (doi:10.1051/wujns/2022276508). Deviation: a class nobody held this round
+    keeps its centre. ``centre_memory: bank`` pools the latest centres of every node that ever took part, as section 4.2's
+    memory bank and Equation 4's sum over all parties.
     """
 
     averages = True
@@ -43,9 +44,7 @@ class MpFedcon(FederatedStrategy):
         return super().broadcast(model) | self.centres.broadcast()
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Average encoders (line 29) and centres (line 30); nothing changes in a round without replies."""
-        if not len(replies):
-            return model
+        """Average encoders (line 29) and centres (line 30)."""
         self.centres.merge(self._known(replies), self.config.centre_weights)
         return replies.mean("model", replies.num_examples)
 

@@ -24,6 +24,6 @@ class PFedMe(FedAvg):
     averages = True
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Mix; the model stays as it is in a round without replies."""
+        """Go a part of the way to the mean."""
         mean, beta = self.mean(model, replies), self.config.server_mix
         return {name: (1 - beta) * model[name].double() + beta * value.double() for name, value in mean.items()}

@@ -30,11 +30,13 @@ class PMFL(FedAvg):
     """U = W + (eta_g / K) sum_k x_k Delta_k;  W' = (1 - psi_t) U + psi_t mean(the last H - 1 older global models).
 
     x_k is the mean participation interval of node k (AWC), K the number of all nodes, psi_t = 1/2 - t / (2 (T - 1)) for
-    t = 0 .. T-1 (Equations 8-11, Algorithm 2). Deviations: plus where Equation 9 prints a minus,
-    since Delta points downhill, and 1/K, without which the printed step is about K times too long. Without AWC every
-    x_k is 1 and the sum is divided by the number of participants, which is FedAvg's step. With ``weights=samples`` x_k is
-    multiplied by n_k over the mean of all n.
+    t = 0 .. T-1. Source: Zhang et al. 2026 (arXiv:2602.11945), Equations 8-11 and Algorithm 2. Deviations: plus where
+    Equation 9 prints a minus, since Delta points downhill, and 1/K, without which the printed step is about K times too long.
+    Without AWC every x_k is 1 and the sum is divided by the number of participants, which is FedAvg's step. With
+    ``weights=samples`` x_k is multiplied by n_k over the mean of all n.
     """
+
+    idle = True
 
     def setup(self) -> None:
         """Start every node's clock with an empty history."""
@@ -42,7 +44,7 @@ class PMFL(FedAvg):
         self.state["history"] = []  # older global models, newest first
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The weighted step mixed with the history; both also pass in a round without replies."""
+        """The weighted step mixed with the history; time passes for both."""
         lengths, shares = self.intervals.tick(replies.nodes), self.shares(replies)
         weights = lengths * shares if self.config.adaptive_weights else shares  # x_k
         self.round.node_metrics["weight"] = (replies.nodes, weights)

@@ -1,4 +1,7 @@
-"""The agent of FedPPO: an actor that ranks nodes, a critic that judges states, and proximal policy optimisation."""
+"""The agent of FedPPO: an actor that ranks nodes, a critic that judges states, and proximal policy optimisation.
+
+Source: Schulman et al. 2017 (arXiv:1707.06347), Equations 7 and 9; what it serves is FedPPO's (strategies/fedppo.py).
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -92,7 +92,7 @@ def aggregate_privately(rule: Any, model: Tensors, replies: Replies) -> Tensors:
     Where epsilon counts on sampling, a round without replies has the noise of any other: that nobody came is hidden too.
     """
     config, server_round = rule.privacy, rule.round.server_round
-    new: Tensors = rule.aggregate(model, PrivateReplies(replies, config, rule.seed, server_round))
+    new: Tensors = rule.next_model(model, PrivateReplies(replies, config, rule.seed, server_round))
     if not config.amplification or len(replies):
         return new
     scale = config.noise_multiplier * config.clip_norm * rule.fixed_weight()

@@ -31,8 +31,6 @@ class Prototypes:
         prototype. ``class_count`` weights holders by their examples of the class, which is the pooled mean (FedCRL Equation
         6); ``plain`` equally (MpFedcon Equation 4); ``data`` by their examples of all classes.
         """
-        if not len(replies):
-            return
         counts = torch.stack([reply.tensors["proto/count"] for reply in replies]).double()  # (m, C)
         examples = torch.from_numpy(replies.num_examples).to(counts).unsqueeze(1)
         counts = counts.clamp_min(0).minimum(examples)  # of no class does a node hold more than it holds

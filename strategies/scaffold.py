@@ -34,9 +34,7 @@ class Scaffold(FederatedStrategy):
         return super().broadcast(model) | named("control", self.state["control"])
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Step, and renew c; neither changes in a round without replies."""
-        if not len(replies):
-            return model
+        """Step, and renew c."""
         each = np.ones(len(replies))
         change, step = replies.weighted_sum("control", each / self.population.num_holders), replies.mean("delta", each)
         self.state["control"] = {n: (c + change[n]).to(model[n].dtype) for n, c in self.state["control"].items()}

@@ -23,6 +23,7 @@ from contrafed.reporting import RoundLog
 from core.errors import UserError
 from core.randomness import generator
 from core.tensors import named
+from strategies.base import _move
 from strategies.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -308,10 +309,26 @@ def test_state_survives_packing():
     assert all(type(key) is int for key in again["by node"] if key != "3")
     assert (again["by node"][3]["w"].tolist(), again["by node"]["3"]) == ([3, 3], 5)
     assert (again["a"]["b"].tolist(), again["a/b"].tolist()) == ([1], [0])
+    packed = json.loads(json.dumps(checkpoint.pack({"groups": {0: np.int32(2)}, "rate": np.float32(0.5)}, "state", {})))
+    assert checkpoint.unpack(packed, {}) == {"groups": {0: 2}, "rate": 0.5}
     with pytest.raises(TypeError, match="cannot hold object"):
         checkpoint.pack({"x": object()}, "state", {})
     with pytest.raises(TypeError, match="keys are text or whole numbers, not 1.5"):
         checkpoint.pack({1.5: 0}, "state", {})
+
+
+def test_tables_of_the_state_stay_those_that_a_rule_holds():
+    """Also where they are brought to a GPU, or back from a checkpoint."""
+    table = {3: torch.ones(1)}
+    state = {"groups": {"first": table, "list": [{"w": torch.ones(2)}]}, "count": 1}
+    _move(state, torch.device("meta"))
+    assert table is state["groups"]["first"]
+    assert table[3].is_meta
+    assert state["groups"]["list"][0]["w"].is_meta
+    checkpoint.put_back(state, {"groups": {"first": {4: torch.zeros(1)}, "list": []}, "count": 2})
+    assert table is state["groups"]["first"]
+    assert table == {4: torch.zeros(1)}
+    assert (state["groups"]["list"], state["count"]) == ([], 2)
 
 
 def left_of(session):

@@ -5,6 +5,7 @@ import math
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -16,6 +17,7 @@ from clients.training.workspace import install, uninstall
 from core import codec, registry
 from simulation.grid import LocalGrid
 from simulation.worker import FIRST_NODE_ID
+from strategies.base import FederatedStrategy, Round
 
 SIZES, TESTS = (20, 11, 1, 14), (7, 3, 0, 12)  # a node without anything to test
 LOCAL = {"iterations": None, "epochs": 1, "batch_size": 8, "keep_optimizer": True, "momentum": 0.5, "optimizer": "sgd"}
@@ -158,6 +160,26 @@ def test_a_stack_that_fails_is_halved_until_the_faulty_node_is_alone(ask):
     assert [reply.has_error() for reply in found] == [False, False, True, False]
     said = r"node 2, round 3, evaluation, step 0: RuntimeError: broken sensor \(tests/test_evaluation\.py, line \d+\)"
     assert re.fullmatch(said, found[2].error.reason)
+
+
+def test_a_stack_that_no_node_fails_in_alone_is_told_of_once(ask):
+    """``.item()`` is fine for a lone node, and on a GPU would make every round slow without a word."""
+    workspace, received, _ = trained("fedavg")
+
+    class Branching(workspace.client_class):
+        def scores(self, features, received):
+            return features.logits * (1 if features.logits.sum().item() else 0)
+
+    workspace.client_class = Branching
+    found = ask(workspace, received, 4)
+    assert not any(reply.has_error() for reply in found)
+    (note,) = [about[codec.NOTE] for reply in found if (about := codec.config_of(reply))]
+    said = "nodes were run one by one, since as a stack, which is faster, they raise RuntimeError: vmap: It looks like"
+    assert note.startswith(said)
+    assert re.search(r"\(tests/test_evaluation\.py, line \d+\)", note)
+    strategy = SimpleNamespace(round=Round(1, np.zeros(0)))
+    FederatedStrategy._note(strategy, 0, next(reply for reply in found if codec.config_of(reply)))
+    assert strategy.round.notes == [note]
 
 
 def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):

@@ -1,6 +1,7 @@
 """What every server rule stands on: replies either way, a download of a node's own, scores by model, who is asked."""
 
 import csv
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -203,6 +204,21 @@ def test_a_rule_chooses_once_a_round_and_knows_the_run():
     assert rule.round.participants.tolist() == [1]
     assert (rule.seed, rule.num_rounds, rule.population.num_nodes) == (0, 3, 3)
     assert [rule.rate(t) for t in (1, 2, 3)] == pytest.approx([0.1, 0.05, 0.025])
+
+
+@pytest.mark.parametrize(("idle", "called"), [(False, [2, 1]), (True, [2, 0, 1, 0])])
+def test_a_round_without_a_reply_is_an_idle_rules_business(idle, called):
+    found = []
+
+    class Counts(FedAvg):
+        def aggregate(self, model, replies):
+            found.append(len(replies))
+            return super().aggregate(model, replies)
+
+    Counts.idle = idle
+    models, _, _ = scalar_run(Counts, [[0, 1], [], [2], []])
+    assert found == called
+    assert [same(one, other) for one, other in pairwise(models)] == [False, True, False, True]
 
 
 def test_a_rules_own_metrics_are_logged_beside_the_nodes():

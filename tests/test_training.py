@@ -174,6 +174,25 @@ def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
     assert [update.num_examples for update in updates] == [20, 11]
 
 
+@pytest.mark.parametrize("nodes", [[0], [0, 1, 2]])
+def test_losses_of_a_phase_that_learns_nothing_are_zero(nodes):
+    """A body without parameters: not its batches' sizes, which are what stood in for them."""
+    config = config_of("strategy=fedrep", "num_nodes=3", "model=mlp", "model.hidden=[]")
+    workspace, seen = workspace_of(config), []
+
+    class Bodiless(workspace.client_class):
+        def train(self, stack, **how):
+            seen.append(super().train(stack, **how))
+            return seen[-1]
+
+    received = {f"model/{n}": v for n, v in workspace.initial.items() if not n.startswith("classifier")}
+    assert received == {}
+    Bodiless(workspace, nodes).update([received] * len(nodes), 1)
+    head, body = ([losses.mean("loss"), losses.last("loss")] for losses in seen)
+    assert all(bool((each > 0).all()) for each in head)
+    assert [each.tolist() for each in body] == [[0.0] * len(nodes)] * 2
+
+
 def test_a_deadline_is_looked_at_before_every_step(monkeypatch):
     workspace = sized_workspace("fedavg", [20, 11], local=passes(2))
     clock, steps = itertools.count(), []

@@ -79,7 +79,8 @@ class Losses:
         number = torch.arange(self.counts.shape[1], device=self.counts.device)
         first = [0] * len(self.steps) if last is None else [all_ - some for all_, some in zip(self.steps, last, strict=True)]
         counts = self.counts * (number >= torch.tensor(first, device=number.device).unsqueeze(1))
-        return (self.tables.get(name, counts) * counts).sum(1) / counts.sum(1).clamp_min(1)
+        table = self.tables.get(name, torch.zeros_like(counts))  # a phase that learned nothing has none
+        return (table * counts).sum(1) / counts.sum(1).clamp_min(1)
 
 
 def train(client: Any, stack: Stack, phase: Phase) -> Losses:

@@ -46,6 +46,8 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         work = client.local_work(stack)
         if not isinstance(work, dict):
             raise ReturnError(client.local_work, "what is sent: return self.sent(stack)")
+        _check_sent(client, work, len(stack))
+        _check_remembered(client, stack.memory, rows)
         work = _private(client, stack, work)
         own = {n: v for n, v in stack.memory.opened.items() if n.startswith("own/")}
         left = stack.params | own | {n: v for n, v in work.items() if not n.startswith("model/")}
@@ -60,11 +62,28 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         rest = {n: v if client.memories[k] else v.clone() for n, v in row.items() if n not in opened[k]}
         memory = {n: v for n, v in (rest | opened[k]).items() if n in stack.memory}
         updates.append(Update(sent[k], stack.sizes[k], metrics[k], memory, diverged[k]))
-    if memory and not client.remembers(client.model, client.config):
-        # Else whether it is kept would depend on the engine.
-        with named(client.nodes, server_round, stacks):
-            raise ReturnError(client.fresh_memory, f"a value for {', '.join(memory)}, which local_work remembers")
     return updates
+
+
+def _check_sent(client: Any, work: Tensors, nodes: int) -> None:
+    """Raise ``ReturnError`` unless local work sends what the method's ``messages`` name: else no reply would count."""
+    _, declared = client.messages(client.model, client.config)
+    if more := work.keys() - declared.keys():
+        raise ReturnError(client.local_work, f"what messages declares, which {min(more)} is not")
+    for name, shape in declared.items():
+        found = tuple(work[name].shape) if name in work else "nothing"
+        if found != (nodes, *shape):
+            raise ReturnError(client.local_work, f"{name} of shape {(nodes, *shape)}, as messages declares it, not {found}")
+        if not work[name].is_floating_point():
+            raise ReturnError(client.local_work, f"{name} as floating-point numbers, not {work[name].dtype}")
+
+
+def _check_remembered(client: Any, memory: Memory, rows: Sequence[Tensors]) -> None:
+    """Raise ``ReturnError`` where nodes begin to remember what ``fresh_memory`` lacks: whether it is kept would vary."""
+    for remembered, row in zip(client.memories, rows, strict=True):
+        new = [n for n in memory if n not in row and not n.startswith(("personal/", "optimizer/"))]
+        if new and not remembered:
+            raise ReturnError(client.fresh_memory, f"a value for {', '.join(new)}, which local_work remembers")
 
 
 class Judging(NamedTuple):

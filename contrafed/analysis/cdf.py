@@ -1,12 +1,8 @@
 """How a number is spread over nodes: empirical distributions (PMFL, Figure 5) and gains (MpFedcon, Figure 9)."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-
-from core.errors import UserError
 
 
 def ecdf(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -19,29 +15,6 @@ def ecdf(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("a distribution needs finite values")
     found, counts = np.unique(values, return_counts=True)
     return found, counts.cumsum() / values.size
-
-
-def node_values(folder: str | Path, metric: str) -> Any:
-    """Return a run's rows of ``nodes.csv`` with one metric, as a pandas table ``round, node, value``. Raises ``UserError``."""
-    from contrafed.analysis.runs import NODES, read_table
-
-    path = Path(folder) / "nodes.csv"
-    if not path.is_file():
-        raise UserError(f"there is no {path}; give the folder of a run")
-    table = read_table(path, NODES)
-    return table.loc[table["metric"] == metric, ["round", "node", "value"]]
-
-
-def last_values(folder: str | Path, metric: str) -> dict[int, float]:
-    """Return, by node, a metric's values in the last round that has any. Raises ``UserError`` for a run without.
-
-    ``train_accuracy`` and ``train_loss`` need ``log=[nodes_train]``, ``accuracy`` nodes that are judged (``eval_nodes=true``).
-    """
-    table = node_values(folder, metric)
-    if table.empty:
-        raise UserError(f"{Path(folder) / 'nodes.csv'} has no {metric}")
-    last = table[table["round"] == table["round"].max()]
-    return dict(zip(last["node"].tolist(), last["value"].tolist(), strict=True))
 
 
 def gains(ours: Mapping[int, float], alone: Mapping[int, float]) -> dict[int, float]:

@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 
 from contrafed.reporting.series import points_of, summary_of_curves
-from contrafed.settings import HOW_IT_RUNS, RULING_KEYS, read_config
+from contrafed.settings import HOW_IT_RUNS, counts, read_config
 from core import registry
 from core.config import dotted, plain_numbers
 from core.errors import UserError
@@ -239,7 +239,7 @@ def _own_server(name: str) -> str | None:
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return {dotted key: value} of a configuration, without what does not tell experiments apart."""
     table = plain_numbers(dotted(config))
-    return {key: v for key, v in table.items() if key in RULING_KEYS or key.partition(".")[0] not in ASIDE}
+    return {key: value for key, value in table.items() if counts(key, ASIDE)}
 
 
 def varied(runs: Sequence[FinishedRun]) -> list[str]:

@@ -1,10 +1,8 @@
-"""What a node moves in a round: by the papers' formulas, and as a run counted it."""
+"""What a node moves in a round by the papers' formulas."""
 
-import math
 from collections.abc import Mapping
-from pathlib import Path
 
-from core.errors import UserError, unknown
+from core.errors import unknown
 
 BYTES = 4  # of a float32
 # theta: the model; phi: encoder and projector; base: the encoder; pi: the classifier; omega: class prototypes C x D;
@@ -43,17 +41,3 @@ def formula(method: str, parts: Mapping[str, int], num_classes: int, width: int)
     sizes |= dict.fromkeys(("omega", "h"), num_classes * width)
     down, up = (sum(sizes[symbol] for symbol in symbols.split()) for symbols in FORMULAS[method])
     return down, up
-
-
-def measured(folder: str | Path) -> tuple[float, float]:
-    """Return the bytes of a message that a node received, and of one that counted as its reply, in a round of a run.
-
-    Raises ``UserError`` for a folder without a run, and for a run without any participant.
-    """
-    from contrafed.analysis.runs import read
-
-    run = read(Path(folder), Path(folder).name)
-    found = run.number("bytes_down_per_node"), run.number("bytes_up_per_node")
-    if any(map(math.isnan, found)):
-        raise UserError(f"{folder}: nobody took part")
-    return found

@@ -165,7 +165,7 @@ def path(strategy, updates, start=0.0):
         begin = strategy.broadcast(model)
         deltas = {} if update is None else update if isinstance(update, dict) else {0: update}
         replies = [Reply(node, {"model/w": begin["model/w"] + delta}, 1, {}, begin) for node, delta in deltas.items()]
-        model = model | strategy.aggregate(model, Replies(replies))
+        model = model | strategy.next_model(model, Replies(replies))
         models.append(float(model["w"]))
         sent.append(float(strategy.broadcast(model)["model/w"]))
     return models, sent

@@ -36,9 +36,9 @@ class Seen(FedAWE):
         super().setup()
         self.sent = []
 
-    def aggregate(self, model, replies):
+    def next_model(self, model, replies):
         self.sent.append({reply.node: reply.group("model") and reply.received for reply in replies})
-        return super().aggregate(model, replies)
+        return super().next_model(model, replies)
 
 
 def test_every_node_goes_on_from_the_model_it_left_with():
@@ -59,8 +59,8 @@ def test_how_long_nodes_were_away_is_logged():
     seen = []
 
     class Logged(FedAWE):
-        def aggregate(self, model, replies):
-            new = super().aggregate(model, replies)
+        def next_model(self, model, replies):
+            new = super().next_model(model, replies)
             seen.append([array.tolist() for array in self.round.node_metrics.get("weight", (np.zeros(0),) * 2)])
             return new
 

@@ -47,14 +47,19 @@ def test_infonce_masks_classes_without_a_prototype():
     assert infonce([5.0, 0.0], 0, valid=(1, 0))[0] == 0.0  # no negatives
 
 
-def blended(own, received, loss, rounds=1.0, **changes):
-    """What a node that remembers this body and this contrastive loss begins its round with: sent back untrained."""
+def blended(own, received, loss, rounds=1.0, contrasted=1.0, table=None, **changes):
+    """What a node that remembers this body and this contrastive loss begins its round with: sent back untrained.
+
+    ``table``: the prototypes of the two classes that it receives; its one image is of class 0.
+    """
     client = client_of("fedcrl", separate=False, local={"epochs": None, "iterations": 0}, **changes)
     tensor = lambda v: torch.tensor(v, dtype=torch.float64)  # noqa: E731
-    memory = {"contrast": tensor(loss), "contrasted": tensor(1.0), "rounds": tensor(rounds)}
+    memory = {"contrast": tensor(loss), "contrasted": tensor(contrasted), "rounds": tensor(rounds)}
     client.memories = [{"own/classifier.w": tensor([own, own]), **memory}]
-    table = {"proto/mean": torch.zeros(2, 2), "proto/valid": torch.zeros(2)}
-    (update,) = client.update([{"model/classifier.w": tensor([received, received]), **table}], 2)
+    means, valid = (torch.zeros(2, 2), torch.zeros(2)) if table is None else (tensor(table), torch.ones(2))
+    prototypes = {"proto/mean": means, "proto/valid": valid}
+    (update,) = client.update([{"model/classifier.w": tensor([received, received]), **prototypes}], 2)
+    assert torch.equal(update.memory["own/classifier.w"], update.tensors["model/classifier.w"])
     return update.tensors["model/classifier.w"][0].item()
 
 
@@ -71,6 +76,41 @@ def test_blend_weight_by_hand():
     assert tau_of(5.0, blend_rate=0.0) == 1.0
     assert tau_of(0.1, blend_rate=1e6) == 0.0
     assert (tau_of(1.0, blend="global"), tau_of(1.0, blend="own")) == (0.0, 1.0)
+
+
+NEAR = [
+    [1.0, 1.0],
+    [1.0, -1.0],
+]  # beside a representation (1, 1) of class 0: cosines 1 and 0, log(1 + e^-1) = 0.313262 at T = 1
+AT_NEAR = math.exp(-0.8 * 0.313262)
+
+
+def test_the_first_tau_is_what_first_tau_says():
+    """Of a node that was never contrasted, which remembers a loss of 0; later it is the loss's."""
+    for first_tau, expected in (("evaluate", AT_NEAR), ("zero", 0.0), ("one", 1.0)):
+        asked = {"first_tau": first_tau, "table": NEAR, "temperature": 1.0}
+        assert tau_of(0.0, contrasted=0.0, **asked) == pytest.approx(expected, abs=1e-6)
+        assert tau_of(2.0, **asked) == pytest.approx(math.exp(-1.6), rel=1e-9)
+    assert tau_of(0.0, contrasted=0.0) == 0.0  # evaluated, and there is no prototype: the global body
+
+
+def test_tau_may_be_set_by_the_prototypes_just_received():
+    for tau_source, expected in (("train_mean", math.exp(-1.6)), ("on_receipt", AT_NEAR)):
+        assert tau_of(2.0, tau_source=tau_source, table=NEAR, temperature=1.0) == pytest.approx(expected, abs=1e-6)
+        even = tau_of(2.0, tau_source=tau_source, table=[[1.0, 0.0], [0.0, 1.0]])  # equal cosines: ln 2, whatever T
+        assert even == pytest.approx(2**-0.8 if tau_source == "on_receipt" else math.exp(-1.6), abs=1e-6)
+
+
+def test_without_contrast_tau_may_be_zero():
+    for weight, reading, expected in ((0.0, "evaluate", 0.449329), (0.0, "zero", 0.0), (1.0, "zero", 0.449329)):
+        assert tau_of(1.0, contrast_weight=weight, blend_without_contrast=reading) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_literal_clip_puts_every_weight_between_0_and_1():
+    """0.449329 * own + 0.550671 * received, before it."""
+    for own, received, expected in ((5.0, 2.0, 1.0), (-5.0, -2.0, 0.0), (0.5, 0.25, 0.362332)):
+        assert blended(own, received, 1.0, clip="literal") == pytest.approx(expected, abs=1e-6)
+    assert blended(5.0, 2.0, 1.0, clip="none") == pytest.approx(3.347987, abs=1e-6)
 
 
 def test_the_own_body_is_weighted_by_tau():

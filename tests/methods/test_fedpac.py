@@ -1,20 +1,40 @@
-"""FedPAC: mixtures and statistics by hand, the minimum over the simplex, heads, and the first round."""
+"""FedPAC: loss, mixtures and statistics by hand, the minimum over the simplex, heads, and the first round."""
 
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from rig import close, config_of, digits_run, workspace_of
+from hand import client_of, losses_of, rule_of
+from rig import Vector, close, config_of, digits_run, given, strategy_settings, workspace_of
 from scipy.optimize import minimize
 
-from clients.training.one_round import _opened
+from partitions.federation import Federation
+from partitions.images import ImageData
+from partitions.partition import Partition
 from strategies.base import Replies, Reply
 from strategies.fedpac import Config, FedPAC
 from strategies.simplex import simplex_minimum
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
 SHORT = {"epochs": 1}
+HEAD = ("classifier.weight", "classifier.bias")
+
+
+@pytest.mark.parametrize(
+    ("valid", "own", "distance"),
+    [
+        ([1.0, 0.0], [[9.0, 9.0]] * 2, (1 + 4) / 2),  # from the global prototype (0, 1), over D = 2
+        ([0.0, 1.0], [[0.0, 0.0], [9.0, 9.0]], (1 + 9) / 2),  # from the node's own mean of the class
+        ([0.0, 0.0], [[9.0, 9.0]] * 2, 0),  # no class has a prototype yet
+    ],
+)
+def test_the_loss_by_hand(valid, own, distance):
+    """z = (1, 3) of class 0, lambda = 0.3."""
+    client = client_of("fedpac", align_weight=0.3)
+    losses, _ = losses_of(client, [1.0, 3.0], means=[[0.0, 1.0], [5.0, 5.0]], valid=valid, own=own)
+    assert losses["distance"].item() == pytest.approx(distance)
+    assert losses["loss"].item() == pytest.approx(losses["task"].item() + 0.3 * distance)
 
 
 def shares(h, v, cut=0.001):
@@ -96,27 +116,76 @@ def node():
     return client, {n: start.get(n, torch.zeros(s, dtype=torch.float64)).detach() for n, s in down.items()}
 
 
+class Pixels(Vector):
+    """The representation of an image is its one pixel."""
+
+    def __init__(self):
+        super().__init__([0.0, 0.0])
+        self.embedding_size = 1
+
+    def forward(self, x, dropout_mask=None, with_levels=False, encoded=False):
+        return super().forward(x)._replace(z=x.flatten(1))
+
+
 def test_statistics_by_hand():
-    """Features {1, 3} of one class and {2, 2} of another: p = 1/2, h = (1, 1), v = (6/... ) / n = 0.625."""
-    client, received = node()
-    _, stack = _opened(client, [received], 1, [{f"personal/{n}": client.workspace.initial[n] for n in HEAD}])
-    values, labels = torch.tensor([1.0, 3.0, 2.0, 2.0], dtype=torch.float64), torch.tensor([0, 0, 1, 1])
-
-    class Fixed(type(client)):
-        def over_examples(self, stack, function, params, constants, examples=None):
-            member = torch.nn.functional.one_hot(labels, self.model.num_classes).to(values)
-            z = values.unsqueeze(1)
-            sums = {"z": member.T @ z, "count": member.sum(0), "square": member.T @ z.square().sum(1)}
-            return {name: value.unsqueeze(0) for name, value in sums.items()}
-
-    means, found = Fixed(client.workspace, [0])._statistics(stack)
-    assert means[0, :2, 0].tolist() == [2.0, 2.0]
-    assert found["stat/h"][0, :2, 0].tolist() == [1.0, 1.0]
+    """Features {1, 3} of one class and {2, 2} of another: p = 1/2, h = (1, 1), E|z|^2 = 5 and 4, and means of 2."""
+    x, y = torch.tensor([1, 3, 2, 2], dtype=torch.uint8).view(4, 1, 1, 1), torch.tensor([0, 0, 1, 1])
+    data = ImageData(x, y, torch.zeros(4, dtype=torch.bool), (0.0,), (1 / 255,), 2, None)
+    federation = Federation(data, Partition([np.arange(4)], [np.arange(0)], y.numpy(), 2))
+    settings = config_of("num_nodes=1") | {"strategy": strategy_settings("fedpac")}
+    workspace = workspace_of(settings, dtype=torch.float64, federation=federation, model=Pixels())
+    (update,) = workspace.client_class(workspace, [0]).update([given(workspace)], 1)
+    assert update.tensors["stat/h"].tolist() == [[1.0], [1.0]]
     # (1/2 * 5 + 1/2 * 4 - 1/4 * 4 - 1/4 * 4) / 4
-    assert found["stat/v"].tolist() == [0.625]
+    assert update.tensors["stat/v"].item() == 0.625
 
 
-HEAD = ("classifier.weight", "classifier.bias")
+def test_statistics_are_of_the_received_body_and_so_are_the_means_that_stand_in_for_prototypes():
+    """Against the representations of a node's images, one class at a time."""
+    client, received = node()
+    seen, loss, workspace = [], client.loss, client.workspace
+
+    def watched(params, batch, constants):
+        seen.append(constants["own"])
+        return loss(params, batch, constants)
+
+    client.loss = watched
+    try:
+        (update,) = client.update([received], 1)
+    finally:
+        del client.loss
+    index = torch.from_numpy(workspace.federation.partition.train(0))
+    z, y = workspace.model(workspace.images(index)).z.detach(), workspace.y[index]
+    h, v = torch.zeros_like(update.tensors["stat/h"]), 0.0
+    for c in y.unique().tolist():
+        mine = z[y == c]
+        p, mean = len(mine) / len(z), mine.mean(0)
+        h[c] = p * mean
+        v += p * mine.square().sum(1).mean() - p**2 * mean.square().sum()
+        torch.testing.assert_close(seen[0][c], mean)
+    torch.testing.assert_close(update.tensors["stat/h"], h)
+    torch.testing.assert_close(update.tensors["stat/v"], v / len(z))
+
+
+def test_two_heads_are_mixed_by_hand():
+    """Heads 0 and 6 with V = (1, 1) and |h_1 - h_2|^2 = 4: 6/6 and 5 * 6/6; whoever is away keeps its own."""
+    down = {"proto/mean": (1, 2), "proto/valid": (1,), "head/classifier.w": (1,), "head/valid": ()}
+    rule, model = rule_of("fedpac", (1, 1, 1), down), {"w": torch.zeros(1)}
+    table = {"model/w": torch.zeros(1), "proto/mean": torch.zeros(1, 2), "proto/count": torch.ones(1)}
+
+    def sent(node, head, h):
+        own = {"head/classifier.w": torch.tensor([head]), "stat/h": torch.tensor([[h, 0.0]]), "stat/v": torch.tensor(1.0)}
+        return Reply(node, table | own, 1, {})
+
+    rule.aggregate(model, Replies([sent(0, 0.0, 0.0), sent(2, 6.0, 2.0)]))
+    assert rule.broadcast(model)["head/valid"].item() == 0
+    assert rule.download(model, 1, False) is None
+    for node, head in ((0, 1.0), (2, 5.0)):
+        found = rule.download(model, node, False)
+        assert found["head/classifier.w"].item() == pytest.approx(head, abs=1e-6)
+        assert found["head/valid"].item() == 1
+    rule.aggregate(model, Replies([sent(2, 7.0, 2.0)]))
+    assert [rule.download(model, node, False)["head/classifier.w"].item() for node in (0, 2)] == pytest.approx([1, 7], abs=1e-6)
 
 
 def test_the_mixed_head_is_taken_where_there_is_one_and_judged():

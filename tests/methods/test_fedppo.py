@@ -77,6 +77,53 @@ def test_the_agent_learns_whom_to_choose():
     assert int(adam["actor/0.weight/step"]) == 100
 
 
+def moved(how, ratios=(1.0, 1.0)):
+    """By how much the actor's last numbers move in learning that node 0 pays and node 1 does not, and Adam's steps.
+
+    Both have probability 1/2; ``ratios``: that by what it was when they were chosen.
+    """
+    agent, adam, both = fresh_agent(2, seed=0), {}, torch.ones(2, dtype=torch.bool)
+    rollout = [
+        {"state": torch.ones(3), "allowed": both, "chosen": torch.tensor([k]), "logs": torch.tensor([math.log(0.5 / ratio)])}
+        | {"rewarded": torch.tensor([0]), "rewards": torch.tensor([1.0 - k])}
+        for k, ratio in enumerate(ratios)
+    ]
+    learn(agent, adam, rollout, 0.0, how)
+    return agent["actor/2.bias"].tolist(), int(adam["actor/2.bias/step"])
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.02])
+def test_the_agents_rate_is_how_far_its_first_step_goes(rate):
+    """As Adam's is, for every number that has a gradient."""
+    change, steps = moved(Learning(rate, 0.2, 1, 0.0))
+    assert change == pytest.approx([rate, -rate], rel=1e-3)
+    assert steps == 1
+
+
+def test_a_choice_that_has_gained_more_than_the_clip_moves_nothing():
+    """Ratios 1.5 and 0.5 lie within 1 +- 0.6 and outside of 1 +- 0.2; the other way round they have not gained."""
+    for clip, ratios, expected in ((0.6, (1.5, 0.5), 0.01), (0.2, (1.5, 0.5), 0.0), (0.2, (0.5, 1.5), 0.01)):
+        change, _ = moved(Learning(0.01, clip, 1, 0.0), ratios)
+        assert change == pytest.approx([expected, -expected], rel=1e-3)
+
+
+def test_the_rule_learns_as_it_is_told(monkeypatch):
+    """Seven rounds of which somebody answered in six, an update after every second: what there was to learn from."""
+    told = {"agent_lr": 0.02, "agent_clip": 0.3, "agent_epochs": 3, "entropy_weight": 0.05, "discount": 0.4}
+    seen = []
+
+    def watched(agent, adam, rollout, discount, how):
+        seen.append((len(rollout), discount, how))
+        return learn(agent, adam, rollout, discount, how)
+
+    monkeypatch.setattr("strategies.fedppo.learn", watched)
+    _, rule = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), choose=2, update_every=2, **told)
+    assert seen == [(rounds, 0.4, Learning(0.02, 0.3, 3, 0.05)) for rounds in (2, 1, 2)]
+    assert int(rule.state["adam"]["actor/0.weight/step"]) == 3 * 3
+    _, idle = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW, agent_epochs=0)
+    assert same(idle.state["agent"], fresh_agent(8, idle.seed))
+
+
 def test_away_nodes_are_never_chosen_and_a_run_repeats():
     models, rule = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)
     again, other = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from hand import client_of, heads, losses_of, whole
+from hand import client_of, heads, losses_of, rule_of, whole
 from rig import close
 
 from models.base import Features
+from strategies.base import Replies, Reply
 
 
 def test_distance_by_hand():
@@ -27,6 +28,28 @@ def test_it_predicts_the_nearest_valid_prototype():
     assert judged([1.0, 1.0, 1.0]) == 1
     assert judged([1.0, 0.0, 1.0]) == 2
     assert judged([0.0, 0.0, 0.0]) == 1  # no prototype yet: the head
+
+
+def test_it_may_predict_by_its_head():
+    features = Features(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([[1.0, 1.0]]), ())
+    received = {"proto/mean": torch.tensor([[1.0, 1.0], [5.0, 5.0], [2.0, 1.0]]), "proto/valid": torch.ones(3)}
+    for predict, expected in (("prototype", 0), ("head", 1)):
+        assert client_of("fedproto", predict=predict).scores(features, received).argmax(1).item() == expected
+    assert torch.equal(client_of("fedproto", predict="head").scores(features, received), features.logits)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [({}, 3.0), ({"prototype_weights": "plain"}, 3.0), ({"prototype_weights": "class_count"}, 2.0)]
+)
+def test_holders_of_a_class_weigh_as_prototype_weights_says(weights, expected):
+    """Prototypes 1 and 5 of 3 and 1 examples: (1 + 5) / 2, or (3 + 5) / 4."""
+    rule = rule_of("fedproto", (4, 6), {"proto/mean": (1, 1), "proto/valid": (1,)}, **weights)
+    replies = [
+        Reply(k, {"proto/mean": torch.tensor([[mean]]), "proto/count": torch.tensor([count])}, size, {})
+        for k, (mean, count, size) in enumerate([(1.0, 3.0, 4), (5.0, 1.0, 6)])
+    ]
+    rule.aggregate({}, Replies(replies))
+    assert rule.broadcast({})["proto/mean"].item() == pytest.approx(expected)
 
 
 def test_without_distance_it_is_local():

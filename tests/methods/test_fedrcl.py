@@ -6,7 +6,7 @@ import pytest
 import torch
 from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
 
-from clients.base import Client, Stack
+from clients.base import Batch, Client, Stack
 from clients.fedrcl import Config, _all, _hard
 from clients.training.batches import Batches
 from core.config import build
@@ -63,6 +63,28 @@ def test_both_forms_by_hand():
 @pytest.mark.parametrize(("q", "value"), [(1 - 1e-12, 0.693147), (0.8, 0.018150), (0.7 + 1e-9, 0.002476), (0.69, 4.248e-18)])
 def test_penalty_magnitudes_of_form_c(q, value):
     assert each(_hard, features_of(q, 0.0), [0, 0, 1])[1] == pytest.approx(value, rel=1e-3)
+
+
+@pytest.mark.parametrize(("levels", "compared"), [(5, (0, 1)), (1, (0,)), (2, (0, 1)), ("last", (1,))])
+@pytest.mark.parametrize(("pairs", "form"), [("hard", _hard), ("all", _all)])
+def test_the_whole_loss_of_a_network_of_two_stages(pairs, form, levels, compared):
+    """Contrast and penalty are means over the levels that there are: task + 0.7 (contrast + 0.3 penalty)."""
+    config = config_of("strategy=fedrcl", "num_nodes=4", "model=mlp", "model.hidden=[12,9]")
+    told = {"pairs": pairs, "levels": levels, "contrast_weight": 0.7, "penalty_weight": 0.3, "threshold": 0.0}
+    config["strategy"] |= told
+    workspace = workspace_of(config, dtype=torch.float64)
+    index = torch.arange(20)
+    x, y, ones = workspace.images(index), workspace.y[index], torch.ones(20, dtype=torch.float64)
+    losses = workspace.client_class(workspace, [0]).loss(dict(workspace.initial), Batch(x, y, ones, {}), {})
+    seen = workspace.model(x, with_levels=True)
+    assert [level.shape for level in seen.levels] == [(20, 12), (20, 9)]
+    each_level = [form(seen.levels[k], y, ones, settings(**told)) for k in compared]
+    contrast, penalty = (sum(float(parts[i]) for parts in each_level) / len(compared) for i in (0, 1))
+    task = torch.nn.functional.cross_entropy(seen.logits, y).item()
+    assert min(contrast, penalty) > 0.01
+    assert losses["contrast"].item() == pytest.approx(contrast, rel=1e-9)
+    assert losses["penalty"].item() == pytest.approx(penalty, rel=1e-9)
+    assert losses["loss"].item() == pytest.approx(task + 0.7 * (contrast + 0.3 * penalty), rel=1e-9)
 
 
 def test_the_released_codes_beta_raises_the_negatives_and_not_the_penaltys_weight():

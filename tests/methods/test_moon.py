@@ -28,6 +28,26 @@ def test_in_a_first_round_it_is_ln2_with_no_gradient():
     assert gradient.abs().max().item() < 1e-12
 
 
+def test_what_a_node_trained_is_its_previous_model_in_its_next_round():
+    """And not what it received."""
+    workspace = workspace_of(config_of("strategy=moon", "num_nodes=4", "model=mlp", "model.hidden=[8]"), dtype=torch.float64)
+    client, received = workspace.client_class(workspace, [0]), {f"model/{n}": v for n, v in workspace.initial.items()}
+    (update,) = client.update([received], 1)
+    assert group(update.memory, "previous").keys() == workspace.initial.keys()
+    for name, previous in group(update.memory, "previous").items():
+        assert torch.equal(previous, update.tensors[f"model/{name}"])
+        assert not torch.equal(previous, received[f"model/{name}"])
+    seen, loss, z = [], client.loss, client.represent
+    client.loss = lambda params, batch, constants: (
+        seen.append((batch.x, constants["previous"])) or loss(params, batch, constants)
+    )
+    client.memories = [update.memory]
+    client.update([received], 2)
+    for x, previous in seen:
+        torch.testing.assert_close(previous, z(group(update.tensors, "model"), x))
+    assert seen
+
+
 def test_golden_values():
     full = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
     pattern = [2.190000, 2.913900, 2.645259, 2.645259, 2.997660]

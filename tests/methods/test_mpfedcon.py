@@ -87,6 +87,34 @@ def test_the_bank_pools_every_nodes_latest_centres():
         assert rule.broadcast({"w": torch.zeros(1)})["proto/mean"].tolist() == expected
 
 
+def test_a_class_without_a_centre_may_have_one_of_zero():
+    """cos(z, z_con) = 1 and cos(z, 0) = 0 at T = 0.5: log(1 + e^2) = 2.126928; masked it is 0."""
+    for reading, expected in (("zero_vector", 2.126928), ("mask", 0.0)):
+        client = client_of("mpfedcon", invalid_centre=reading, temperature=0.5)
+        losses, _ = losses_of(client, [1.0, 0.0], start=[[1.0, 0.0]], means=[[0.0, 0.0]], valid=[0.0])
+        assert losses["contrast"].item() == pytest.approx(expected, abs=5e-7)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ({}, 2.0),
+        ({"centre_weights": "class_count"}, 2.0),
+        ({"centre_weights": "plain"}, 3.0),
+        ({"centre_weights": "data"}, 3.4),
+    ],
+)
+def test_holders_of_a_class_weigh_as_centre_weights_says(weights, expected):
+    """Centres 1 and 5 of 3 and 1 examples, on nodes of 4 and 6: (3 + 5) / 4, (1 + 5) / 2 or (4 + 6 * 5) / 10."""
+    rule = rule_of("mpfedcon", (4, 6), {"proto/mean": (1, 1), "proto/valid": (1,)}, **weights)
+    replies = [
+        Reply(k, {"model/w": torch.zeros(1), "proto/mean": torch.tensor([[c]]), "proto/count": torch.tensor([n])}, size, {})
+        for k, (c, n, size) in enumerate([(1.0, 3.0, 4), (5.0, 1.0, 6)])
+    ]
+    rule.aggregate({"w": torch.zeros(1)}, Replies(replies))
+    assert rule.broadcast({"w": torch.zeros(1)})["proto/mean"].item() == pytest.approx(expected)
+
+
 def test_a_loss_is_averaged_over_the_examples_that_had_it():
     """The contrast exists in the body phase alone: its mean must not be thinned by the head epochs."""
     config = config_of("strategy=mpfedcon", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")

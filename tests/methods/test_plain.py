@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from hand import EPOCH
 from rig import METHODS, Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, work_of, workspace_of
 
 from clients.base import LocalError
 from clients.fedavg import FedAvgClient
-from clients.training.batches import draw_batches
+from clients.training.batches import Batches, draw_batches
 from simulation.grid import LocalGrid
 
 
@@ -23,6 +24,30 @@ def test_what_is_remembered_must_be_in_the_memory_that_a_node_begins_with():
     received = {f"model/{name}": value for name, value in workspace.initial.items()}
     with pytest.raises(LocalError, match="fresh_memory must return a value for last, which local_work remembers"):
         Remembers(workspace, [0]).update([received], 1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ({"extra": torch.ones(1)}, "what messages declares, which extra is not"),
+        (
+            {"model/classifier.bias": torch.ones(1, 3)},
+            r"classifier.bias of shape \(1, 10\), as messages declares it, not \(1, 3\)",
+        ),
+        ({"model/classifier.bias": torch.ones(1, 10).int()}, "classifier.bias as floating-point numbers, not torch.int32"),
+    ],
+)
+def test_what_is_sent_must_be_what_messages_declares(sent, said):
+    """Else no reply would count, on some engines without a reason."""
+
+    class Sends(FedAvgClient):
+        def local_work(self, stack):
+            return super().local_work(stack) | sent
+
+    workspace = workspace_of(config_of("strategy=fedavg", "num_nodes=4", "model=mlp"))
+    received = {f"model/{name}": value for name, value in workspace.initial.items()}
+    with pytest.raises(LocalError, match=f"local_work must return .*{said}"):
+        Sends(workspace, [0]).update([received], 1)
 
 
 def test_one_client_is_centralised_sgd():
@@ -107,7 +132,7 @@ def test_a_node_that_sat_out_has_the_memory_it_left_with():
     assert all(np.array_equal(left[n].numpy(), kept[n].numpy()) for n in left)
 
 
-def test_same_seed_same_run_and_methods_share_their_batches():
+def test_the_same_seed_is_the_same_run():
     a, b = (digits_run("pmfl", 2, nodes=40, schedule=[range(5)] * 2)[0] for _ in range(2))
     assert same(a[-1], b[-1])
     work = work_of(iterations=5)
@@ -115,3 +140,27 @@ def test_same_seed_same_run_and_methods_share_their_batches():
     assert all(np.array_equal(x, y) for x, y in zip(*draws, strict=True))
     other = draw_batches(work, np.arange(40), 3, "batches", 8, 2)
     assert not np.array_equal(draws[0][0], other[0])
+
+
+def test_methods_share_their_batches(monkeypatch):
+    """The examples of every step of two rounds, of methods that train by one recipe."""
+    drawn, seen = Batches.drawn, {}
+
+    def watched(workspace, work, stack, purpose):
+        found = drawn(workspace, work, stack, purpose)
+        if purpose == "batches":
+            rows = zip(stack.nodes, found.index, found.real, strict=True)
+            seen[name] |= {
+                (stack.server_round, node): (index[real].tolist(), real.sum(1).tolist()) for node, index, real in rows
+            }
+        return found
+
+    monkeypatch.setattr(Batches, "drawn", watched)
+    recipe = EPOCH | {"lr_decay": 1.0, "epoch_lr_decay": 1.0, "augment": []}
+    names = ("fedavg", "moon", "pmfl", "fedrcl", "fedntd")
+    for name in names:
+        seen[name] = {}
+        digits_run(name, 2, nodes=40, schedule=[[0, 2], [0, 3]], stack_size=2, local=recipe)
+    assert seen["fedavg"].keys() == {(1, 0), (1, 2), (2, 0), (2, 3)}
+    assert seen["fedavg"][1, 0] != seen["fedavg"][2, 0]
+    assert all(seen[name] == seen["fedavg"] for name in names)

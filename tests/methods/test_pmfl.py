@@ -24,7 +24,6 @@ from step import loss_of
 
 from clients.losses import unit
 from clients.training.stack import each_image
-from core.tensors import group
 from strategies.base import Round
 from strategies.replies import Replies, Reply
 
@@ -58,18 +57,20 @@ def test_contrast_by_hand():
 
 
 def test_threshold_readings_differ_as_they_should():
-    history = [angle(0.9), angle(0.2)]
+    """mu is cos(previous, Z) = 0.1, of which -0.3 falls short, cos(z, Z) = 0.5, of which 0.2 does too, or 1.
+
+    The cosine of previous and z is 0.91. e^(c/0.5) of 0.5, 0.9, 0.2 and -0.3: 2.71828 + 6.04965 + 1.49182 + 0.54881 = 10.80857.
+    """
     values = {}
     for reading in ("previous", "node", "current", "literal"):
-        client = client_of("pmfl", buffer_size=2, threshold=reading)
-        losses, _ = loss_of(client, [1.0, 0.0], angle(0.5), pmfl_memory(history, previous=[1.0, 0.0]))
+        client = client_of("pmfl", buffer_size=3, threshold=reading)
+        memory = pmfl_memory([angle(0.9), angle(0.2), angle(-0.3)], previous=[0.911684, -0.410885])
+        losses, _ = loss_of(client, [1.0, 0.0], angle(0.5), memory)
         values[reading] = losses["contrast"].item()
-    e = lambda c: math.exp(c / 0.5)  # noqa: E731
-    # mu = cos(previous, Z) = 0.5: 0.9 is near, 0.2 is not; one example, so the node's mean is the same.
-    assert values["previous"] == pytest.approx(math.log((e(0.5) + e(0.9) + e(0.2)) / (e(0.5) + e(0.9))), rel=1e-9)
-    assert values["node"] == pytest.approx(values["previous"], rel=1e-12)
-    assert values["current"] == pytest.approx(values["previous"], rel=1e-9)  # cos(z, Z) is 0.5 as well
-    assert values["literal"] == pytest.approx(math.log((e(0.5) + e(0.9) + e(0.2)) / e(0.5)), rel=1e-9)
+    assert values["previous"] == pytest.approx(math.log(10.80857 / 10.25975), abs=1e-6)
+    assert values["node"] == pytest.approx(values["previous"], rel=1e-12)  # one example: the mean is its own
+    assert values["current"] == pytest.approx(math.log(10.80857 / 8.76793), abs=1e-6)
+    assert values["literal"] == pytest.approx(math.log(10.80857 / 2.71828), abs=2e-6)
 
 
 def test_first_round_falls_back_to_the_literal_threshold():
@@ -138,42 +139,66 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     "local", [{"iterations": 7}, {"iterations": None, "epochs": 2, "batch_size": 12}], ids=["steps", "epochs"]
 )
 @pytest.mark.parametrize(
-    ("scope", "size", "start"),
-    [("across", 3, "received"), ("within", 3, "received"), ("across", 60, "received"), ("across", 3, "previous")],
+    ("scope", "size", "start", "threshold"),
+    [
+        ("across", 3, "received", "previous"),
+        ("within", 3, "received", "node"),
+        ("across", 60, "received", "node"),
+        ("across", 3, "previous", "previous"),
+    ],
 )
-def test_compares_with_what_its_buffer_holds(scope, size, start, local, stack_size):
-    """Representations made ahead, against embedding the received model and every slot of the buffer anew at each step.
+def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, local, stack_size):
+    """Representations made ahead, against embedding anew at each step the received model and the iterates, kept here.
 
     Nodes of unequal size take part unequally often: a stack has buffers of different fill, and the one that fills last stays
-    longest.
+    longest. The threshold is each image's cosine, or its mean over the batch, of the received model's and the previous one's.
     """
     config = config_of("strategy=pmfl", "num_nodes=12", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
-    config["strategy"] |= {"buffer_size": size, "buffer_start": start}
+    config["strategy"] |= {"buffer_size": size, "buffer_start": start, "threshold": threshold}
     config["strategy"]["local"] |= local
     workspace, steps, pairs = workspace_of(config, dtype=torch.float64), [], []
+    past, ended, began = {}, {}, set()  # of each node: its iterates, newest first; the model it left with; whether it has
 
     class Watched(workspace.client_class):
         def train(self, stack, each_step, **options):
             def watched(now):
-                # What fails in here fails a node, not the test. Pushing overwrites a slot: the buffer is looked at before.
-                anew, there = self.anew(now)
+                # What fails in here fails a node, not the test.
+                anew, there, mu = self.anew(now)
                 found = each_step(now)
                 steps.append((now.number, len(now.stack)))
                 pairs.append((~found["missing"], there))
                 real = there[:, None, :, None] * now.batch.mask[..., None, None]
                 pairs.append((found["directions"] * real, anew * real))
+                pairs.append((found["mu"] * now.batch.mask, mu * now.batch.mask))
                 return found
 
-            return super().train(stack, each_step=watched, **options)
+            losses = super().train(stack, each_step=watched, **options)
+            ended.update({node: row_of(stack.params, k) for k, node in enumerate(stack.nodes)})
+            began.update(stack.nodes)
+            return losses
 
         def anew(self, now):
-            memory, rows = now.stack.memory, torch.arange(len(now.stack))
-            pushed = memory["pushed"] + now.number
-            ages = range(1, min(size, int(pushed.max())) + 1)
-            models = [now.stack.global_model]
-            models += [{n: ring[rows, (pushed - age) % size] for n, ring in group(memory, "buffer").items()} for age in ages]
-            anew = torch.stack([unit(each_image(self.represent, model, now.batch.x)) for model in models], dim=2)
-            return anew, torch.tensor([[True] + [age <= int(count) for age in ages] for count in pushed])
+            nodes, received = now.stack.nodes, now.stack.global_model
+            rows = [row_of(received, k) for k in range(len(nodes))]
+            if now.number == 0 and scope == "within":
+                past.update({node: [] for node in nodes})
+            held = [past.setdefault(node, [])[:size] for node in nodes]
+            ages = range(max(map(len, held)))
+            older = [[mine[age] if age < len(mine) else row for mine, row in zip(held, rows, strict=True)] for age in ages]
+            last = [ended.get(node, row) for node, row in zip(nodes, rows, strict=True)]
+            z, previous, *others = (unit(self.of_all(models, now.batch.x)) for models in (rows, last, *older))
+            for k, node in enumerate(nodes):
+                pushed = last[k] if now.number == 0 and start == "previous" else row_of(now.stack.params, k)
+                past[node].insert(0, pushed)
+            since, mask = (z * previous).sum(-1), now.batch.mask
+            if threshold == "node":
+                since = ((since * mask).sum(1) / mask.sum(1)).unsqueeze(1).expand_as(since)
+            first = torch.tensor([node not in began for node in nodes]).unsqueeze(1)
+            there = torch.tensor([[True] + [age < len(mine) for age in ages] for mine in held])
+            return torch.stack([z, *others], dim=2), there, since.masked_fill(first, 1)
+
+        def of_all(self, models, x):
+            return each_image(self.represent, {n: torch.stack([model[n] for model in models]) for n in models[0]}, x)
 
     workspace.client_class = Watched
     run_strategy(workspace, config, Schedule([[0, 2], [0, 1], [1, 2], [0, 1, 2]]), 4, stack_size=stack_size)
@@ -183,6 +208,11 @@ def test_compares_with_what_its_buffer_holds(scope, size, start, local, stack_si
     assert {alive for _, alive in steps} >= {1, stack_size}
     for found, anew in pairs:
         torch.testing.assert_close(found, anew, rtol=0, atol=1e-12)
+
+
+def row_of(model, k):
+    """A copy of one node's model in a stack's."""
+    return {n: v[k].detach().clone() for n, v in model.items()}
 
 
 def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
@@ -269,12 +299,15 @@ def test_history_coefficient():
 
 
 def test_history_warmup():
-    """Round t = 1 of H = 4 with one older model, 8: available uses it, wait does not, pad adds W^0 = 8 twice."""
-    for warmup, expected in (("available", 8.0), ("wait", 0.0), ("pad", 8.0)):
+    """H = 4, psi = 1/2, models 8 and then 0: with one older model, 8, and then with two, 0 and 8.
+
+    available takes their mean, wait none before there are three, pad the first model, 8, for those that lack.
+    """
+    for warmup, second, third in (("available", 8 / 2, (0 + 8) / 2 / 2), ("wait", 0, 0), ("pad", 8 / 2, (0 + 8 + 8) / 3 / 2)):
         rule = server({"history_size": 4, "history_warmup": warmup}, num_rounds=10**9)
-        first = aggregate(rule, 0, 8.0, {})
-        assert first == pytest.approx(8.0)
-        assert aggregate(rule, 1, 0.0, {}) == pytest.approx(expected / 2, abs=1e-6), warmup
+        assert aggregate(rule, 0, 8.0, {}) == pytest.approx(8.0)
+        assert aggregate(rule, 1, 0.0, {}) == pytest.approx(second, abs=1e-6), warmup
+        assert aggregate(rule, 2, 0.0, {}) == pytest.approx(third, abs=1e-6), warmup
 
 
 def test_constant_history_stays():
