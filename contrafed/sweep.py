@@ -4,13 +4,16 @@
     python main.py -m experiment=pmfl/table1 strategy=pmfl seed=0,1     a part of it, and a second seed
     python main.py -m experiment=pmfl/table1 shard=2/4                  every fourth job, from the second
 
-What the folder of an experiment's sweep holds, known by its configuration, is not run again, or goes on where it stopped.
+What the folder of an experiment's sweep holds, known by its configuration, is not run again, or goes on where it stopped: its
+jobs keep checkpoints until they are finished.
 """
 
 import contextlib
 import itertools
 import json
 import re
+import shutil
+import statistics
 import sys
 import time
 import traceback
@@ -31,6 +34,8 @@ from core.errors import RunStopped, UserError
 
 OUTPUTS = Path("outputs")
 POLL = 0.5  # seconds between two looks at what another process does
+CHECKPOINTS = 20  # that an experiment's job writes unless it is told how often
+LEAST_BETWEEN = 10  # rounds
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Sweep:
     named: bool = False  # whether the command line names the folder
     failures: list[tuple[Job, bool]] = field(default_factory=list)  # and whether by a mistake in what was asked for
     folders: list[Path] = field(default_factory=list)  # of the finished runs, in the order of the jobs
-    _seconds: list[float] = field(default_factory=list)
+    _paces: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # (method, data set) -> seconds a round
     _there: dict[Path, dict[str, Path]] = field(default_factory=dict)  # what each folder held: identity -> run
 
     def run(self) -> None:
@@ -147,20 +152,22 @@ class Sweep:
                 self._there[home] = runs_in(home) if job.experiment is not None else {}
             there = self._past(job, run)
             if there is not None and (summary := finished(there)) is not None:
-                self._done(there, summary)
+                self._done(there, summary, run)
                 if run.save_personal and "personal_accuracy_best" in summary and not Path(place_in(there)).exists():
                     print(f"{there} finished without saving its personal models: save_personal=true needs another output_dir")
             else:
                 left.append((job, run))
         what = "" if not self.folders else f", {len(self.folders)} of them finished already"
         print(f"{len(self.jobs)} jobs{what}: {len(left)} to run in {self._home(*self.jobs[0])}", flush=True)
-        for number, (job, run) in enumerate(left):
-            print(f"\n[job {job.number}, {len(left) - number} left{self._to_go(len(left) - number)}] {' '.join(job.overrides)}")
-            sys.stdout.flush()
-            self._run(job, run)
-        if len(self.jobs) > 1:
-            print(f"\n{len(self.folders)} of {len(self.jobs)} jobs finished, {len(self.failures)} failed", flush=True)
-        self._leave()
+        try:
+            for number, (job, run) in enumerate(left):
+                to_go = self._to_go([run for _, run in left[number:]])
+                print(f"\n[job {job.number}, {len(left) - number} left{to_go}] {' '.join(job.overrides)}", flush=True)
+                self._run(job, run)
+            if len(self.jobs) > 1:
+                print(f"\n{len(self.folders)} of {len(self.jobs)} jobs finished, {len(self.failures)} failed", flush=True)
+        finally:  # also of a sweep that is stopped
+            self._leave()
 
     def status(self) -> int:
         """Return the exit status, having named the jobs that failed."""
@@ -181,6 +188,7 @@ class Sweep:
             leave(home, list(dict.fromkeys([*own, *(path for path in theirs if finished(path) is not None)])))
 
     def _run(self, job: Job, run: Run) -> None:
+        from contrafed import checkpoint
         from contrafed.checkpoint import identity
         from contrafed.experiment import run as run_one
         from contrafed.reporting import print_summary
@@ -192,11 +200,14 @@ class Sweep:
                 time.sleep(POLL)
                 there = self._past(job, run)
         if there is not None and (summary := finished(there)) is not None:  # by another process meanwhile
-            return self._done(there, summary)
+            return self._done(there, summary, run)
         # Flower keeps what nodes remember to itself, and secret noise must not be drawn twice.
         resumable = run.engine.name != "flower" and getattr(run.privacy.config, "noise", None) != "secret"
         folder = there if there is not None and resumable else self._free(job, run)
         config: dict[str, Any] = {**run.composed, "output_dir": str(folder)} | ({"resume": "latest"} if folder == there else {})
+        keeps = resumable and job.experiment is not None and run.checkpoint_every is None
+        if keeps:
+            config |= {"checkpoint_every": max(LEAST_BETWEEN, run.num_rounds // CHECKPOINTS), "checkpoint_keep": 1}
         try:
             with held(folder) as free:
                 if not free:
@@ -214,8 +225,10 @@ class Sweep:
             traceback.print_exc()
         else:
             print_summary(summary, summary["folder"])
-            self._done(Path(summary["folder"]), summary)
+            self._done(Path(summary["folder"]), summary, run)
             self._there[self._home(job, run)][identity(run.composed)] = self.folders[-1]
+            if keeps:
+                shutil.rmtree(self.folders[-1] / checkpoint.FOLDER, ignore_errors=True)
         return None
 
     def _free(self, job: Job, run: Run) -> Path:
@@ -226,9 +239,9 @@ class Sweep:
             f for f in itertools.chain([folder], numbered) if job.experiment is None or not (f / "config.yaml").exists()
         )
 
-    def _done(self, folder: Path, summary: dict[str, Any]) -> None:
+    def _done(self, folder: Path, summary: dict[str, Any], run: Run) -> None:
         self.folders.append(folder)
-        self._seconds.append(float(summary["seconds"]))
+        self._paces.setdefault(_kind(run), []).append(float(summary["seconds_per_round"]))
 
     def _home(self, job: Job, run: Run) -> Path:
         """Return the folder of a job's sweep."""
@@ -254,13 +267,20 @@ class Sweep:
                     return True
         return False
 
-    def _to_go(self, left: int) -> str:
-        """Return about how long so many jobs take, by the mean of those that are finished."""
-        if not self._seconds:
+    def _to_go(self, left: list[Run]) -> str:
+        """Return about how long these runs take: rounds by the pace of their method on their data, or of all."""
+        every = [pace for paces in self._paces.values() for pace in paces]
+        if not every:
             return ""
-        hours, minutes = divmod(round(left * sum(self._seconds) / len(self._seconds) / 60), 60)
+        seconds = sum(run.num_rounds * statistics.mean(self._paces.get(_kind(run), every)) for run in left)
+        hours, minutes = divmod(round(seconds / 60), 60)
         about = f"{hours} h " if hours else ""
         return f", about {about}{minutes} min to go" if hours or minutes else ", less than a minute to go"
+
+
+def _kind(run: Run) -> tuple[str, str]:
+    """Return what runs of like rounds have in common: method and data set."""
+    return run.node.strategy.name, run.node.dataset.name
 
 
 def finished(folder: Path) -> dict[str, Any] | None:

@@ -1,24 +1,17 @@
 """Sweeps: an experiment's grid, what a command line does to it, and a sweep that goes on where it stopped."""
 
 import csv
-import fcntl
-import json
-import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import yaml
 from omegaconf import OmegaConf
-from rig import config_of
 
-import main
 from contrafed.analysis.published import ELSEWHERE
 from contrafed.cli import check_jobs
 from contrafed.composition import as_choices, compose_job, compose_yaml, grid_of
 from contrafed.experiment import run
-from contrafed.sweep import expand, runs_in, take_shard
+from contrafed.sweep import expand, take_shard
 from core import registry
 from core.errors import UserError
 
@@ -162,135 +155,6 @@ def test_jobs_are_split_by_their_numbers():
         take_shard(["shard=1/2"])
 
 
-@pytest.fixture
-def called(called, monkeypatch, tmp_path):
-    """Run the command in this process and an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        done = called(*arguments)
-        return SimpleNamespace(status=done.returncode, out=done.stdout, err=done.stderr)
-
-    return call
-
-
-QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
-DIGITS = ("-m", "experiment=digits", *QUICK, "participation=uniform", "strategy=fedavg")
-
-
-def finished(home):
-    return sorted(path.parent.name for path in Path(home).glob("*/summary.json") if '"finished"' in path.read_text())
-
-
-def test_a_sweep_runs_what_its_folder_does_not_hold(called):
-    first = called(*DIGITS, "seed=0")
-    assert (first.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
-    assert "1 jobs: 1 to run in outputs/digits" in first.out
-    before = Path("outputs/digits/fedavg-uniform-seed=0/metrics.csv").stat().st_mtime_ns
-    # Known by its configuration: also under another name.
-    Path("outputs/digits/fedavg-uniform-seed=0").rename("outputs/digits/renamed")
-    more = called(*DIGITS, "seed=0,1")
-    assert (more.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=1", "renamed"])
-    assert "2 jobs, 1 of them finished already: 1 to run in outputs/digits" in more.out
-    said = "[job 1, 1 left, less than a minute to go] experiment=digits strategy=fedavg participation=uniform seed=1"
-    assert said in more.out
-    assert Path("outputs/digits/renamed/metrics.csv").stat().st_mtime_ns == before
-    # Another configuration is another run, in a folder of its own where the name is taken.
-    changed = called(*DIGITS, "seed=1", "num_rounds=1")
-    assert (changed.status, finished("outputs/digits")) == (
-        0, ["fedavg-uniform-seed=1", "fedavg-uniform-seed=1-2", "renamed"],
-    )  # fmt: skip
-    stored = yaml.safe_load(Path("outputs/digits/fedavg-uniform-seed=1-2/config.yaml").read_text())
-    assert (stored["experiment"], stored["num_rounds"]) == ("digits", 1)
-    assert "num_rounds=1" in stored["changed"]
-
-
-def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, monkeypatch):
-    whole = ("seed=0", "num_rounds=6", "checkpoint_every=2")
-    assert called(*DIGITS, *whole, "output_dir=whole").status == 0
-    from contrafed.reporting import RunRecorder
-
-    real = RunRecorder.flush
-
-    def stops(self):
-        real(self)
-        if self.rounds >= 5:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunRecorder, "flush", stops)
-        stopped = called(*DIGITS, *whole)
-    assert stopped.status == main.INTERRUPTED
-    assert finished("outputs/digits") == []
-    again = called(*DIGITS, *whole)
-    assert (again.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
-    summary = json.loads(Path("outputs/digits/fedavg-uniform-seed=0/summary.json").read_text())
-    assert Path(summary["resumed_from"]).name == "000004"
-    a, b = (Path(home, "fedavg-uniform-seed=0", "metrics.csv").read_bytes() for home in ("whole", "outputs/digits"))
-    assert a == b
-
-
-def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):
-    """Rounds that it repeats would have other noise, so it has no checkpoint to go on from."""
-    from contrafed.reporting import RunRecorder
-
-    secret = ("seed=0", "privacy=local", "privacy.noise=secret")
-
-    def stops(self):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunRecorder, "flush", stops)
-        assert called(*DIGITS, *secret).status == main.INTERRUPTED
-    again = called(*DIGITS, *secret)
-    assert (again.status, again.err) == (0, "")
-    assert len(finished("outputs/digits")) == 1
-
-
-def test_a_failing_job_does_not_end_a_sweep(called):
-    done = called(*DIGITS, "partition=pathological", "partition.classes_per_node=3,20,4", "seed=0")
-    assert done.status == 2
-    assert finished("outputs/digits") == [f"fedavg-uniform-seed=0-classes_per_node={n}" for n in (3, 4)]
-    assert not Path("outputs/digits/fedavg-uniform-seed=0-classes_per_node=20").exists()
-    assert "2 of 3 jobs finished, 1 failed" in done.out
-    assert "1 job(s) failed: experiment=digits" in done.err
-
-
-def test_two_processes_do_not_run_one_job(called):
-    Path("outputs/digits/fedavg-uniform-seed=0").mkdir(parents=True)
-    elsewhere = os.open("outputs/digits/fedavg-uniform-seed=0", os.O_RDONLY)
-    fcntl.flock(elsewhere, fcntl.LOCK_EX)
-    busy = called(*DIGITS, "seed=0,1", "shard=1/2")
-    assert (busy.status, finished("outputs/digits")) == (0, [])
-    assert "another process is at it" in busy.out
-    os.close(elsewhere)
-    assert called(*DIGITS, "seed=0,1", "shard=1/2").status == 0
-    assert finished("outputs/digits") == ["fedavg-uniform-seed=0"]
-    empty = called(*DIGITS, "seed=0", "shard=2/2")
-    assert (empty.status, empty.err) == (2, "error: shard=2/2: the sweep has only 1 jobs\n")
-
-
-def test_parts_of_a_sweep_leave_a_table_of_all_that_is_finished(called):
-    """Whichever part ends last: also jobs of the others, but no run of something else in the folder."""
-    plain = ("-m", *QUICK, "strategy=fedavg", "output_dir=plain")
-    for sweep, home in ((DIGITS, "outputs/digits"), (plain, "plain")):
-        for shard in ("shard=1/2", "shard=2/2"):
-            done = called(*sweep, "seed=0,1,2", shard)
-        assert done.status == 0
-        assert f"of 3 runs are in {home}" in done.out
-        assert called(*QUICK, "strategy=moon", f"output_dir={home}/moon").status == 0
-    assert "of 3 runs" in called(*DIGITS, "seed=0,1,2", "shard=1/2").out
-    (row,) = Path("outputs/digits/sweep.csv").read_text().splitlines()[1:]
-    assert row.startswith("fedavg,3,")
-
-
-def test_a_damaged_run_is_nobodys(tmp_path):
-    for name, text in (("a", ""), ("b", "{"), ("c", yaml.safe_dump(config_of("seed=3")))):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(text)
-    assert [path.name for path in runs_in(tmp_path).values()] == ["c"]
-
-
 EXPERIMENTS = list(registry.choices("experiment"))
 
 
@@ -310,6 +174,10 @@ def test_every_experiment_composes(experiment):
     for job in sampled(experiment):
         (run,) = check_jobs(job.overrides, False)
         assert (run.composed["experiment"], run.composed["changed"]) == (experiment, [])
+        said = run.composed.get("published") or {}
+        if said.get("table"):  # where ours stands beside the paper's: a column that the paper has
+            columns = {(dataset, setting, metric) for dataset, setting, _, metric in rows_of(said["paper"], said["table"])}
+            assert {(said["dataset"], cell["setting"], cell["metric"]) for cell in said["cells"]} <= columns
 
 
 def test_what_is_no_axis_of_the_grid_changes_its_setting():

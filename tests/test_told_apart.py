@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from reported import method, write_run
-from test_sweep import DIGITS, called, finished  # noqa: F401
+from test_sweep_runs import DIGITS, called, finished  # noqa: F401
 
 from contrafed.analysis import published
 from contrafed.analysis.runs import find, groups, usable, varied

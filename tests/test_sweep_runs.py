@@ -1,0 +1,195 @@
+"""Running a sweep: what its folder holds already, jobs that were stopped, that fail, or that another process has."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from rig import config_of
+
+import main
+from contrafed import experiment, sweep
+from contrafed.checkpoint import identity
+from contrafed.cli import check_jobs
+from contrafed.sweep import Sweep, expand, runs_in
+
+
+@pytest.fixture
+def called(called, monkeypatch, tmp_path):
+    """Run the command in this process and an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        done = called(*arguments)
+        return SimpleNamespace(status=done.returncode, out=done.stdout, err=done.stderr)
+
+    return call
+
+
+QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
+DIGITS = ("-m", "experiment=digits", *QUICK, "participation=uniform", "strategy=fedavg")
+
+
+def finished(home):
+    return sorted(path.parent.name for path in Path(home).glob("*/summary.json") if '"finished"' in path.read_text())
+
+
+def test_a_sweep_runs_what_its_folder_does_not_hold(called):
+    first = called(*DIGITS, "seed=0")
+    assert (first.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
+    assert "1 jobs: 1 to run in outputs/digits" in first.out
+    before = Path("outputs/digits/fedavg-uniform-seed=0/metrics.csv").stat().st_mtime_ns
+    # Known by its configuration: also under another name.
+    Path("outputs/digits/fedavg-uniform-seed=0").rename("outputs/digits/renamed")
+    more = called(*DIGITS, "seed=0,1")
+    assert (more.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=1", "renamed"])
+    assert "2 jobs, 1 of them finished already: 1 to run in outputs/digits" in more.out
+    said = "[job 1, 1 left, less than a minute to go] experiment=digits strategy=fedavg participation=uniform seed=1"
+    assert said in more.out
+    assert Path("outputs/digits/renamed/metrics.csv").stat().st_mtime_ns == before
+    # Another configuration is another run, in a folder of its own where the name is taken.
+    changed = called(*DIGITS, "seed=1", "num_rounds=1")
+    assert (changed.status, finished("outputs/digits")) == (
+        0, ["fedavg-uniform-seed=1", "fedavg-uniform-seed=1-2", "renamed"],
+    )  # fmt: skip
+    stored = yaml.safe_load(Path("outputs/digits/fedavg-uniform-seed=1-2/config.yaml").read_text())
+    assert (stored["experiment"], stored["num_rounds"]) == ("digits", 1)
+    assert "num_rounds=1" in stored["changed"]
+
+
+@pytest.mark.parametrize("asked", [(), ("checkpoint_every=2",)])
+def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, monkeypatch, asked):
+    """A job that was not asked to keep checkpoints does so until it is finished."""
+    monkeypatch.setattr(sweep, "LEAST_BETWEEN", 2)
+    whole = ("seed=0", "num_rounds=6", *asked)
+    assert called(*DIGITS, *whole, "output_dir=whole").status == 0
+    from contrafed.reporting import RunRecorder
+
+    real = RunRecorder.flush
+
+    def stops(self):
+        real(self)
+        if self.rounds >= 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunRecorder, "flush", stops)
+        stopped = called(*DIGITS, *whole)
+    assert stopped.status == main.INTERRUPTED
+    assert finished("outputs/digits") == []
+    again = called(*DIGITS, *whole)
+    assert (again.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
+    summary = json.loads(Path("outputs/digits/fedavg-uniform-seed=0/summary.json").read_text())
+    assert Path(summary["resumed_from"]).name == "000004"
+    assert Path("outputs/digits/fedavg-uniform-seed=0/checkpoints").exists() == bool(asked)
+    a, b = (Path(home, "fedavg-uniform-seed=0", "metrics.csv").read_bytes() for home in ("whole", "outputs/digits"))
+    assert a == b
+
+
+def test_a_stopped_sweep_leaves_the_table_of_what_is_finished(called, monkeypatch):
+    real = experiment.run
+
+    def stops(config, **more):
+        if config["seed"] == 2:
+            raise KeyboardInterrupt
+        return real(config, **more)
+
+    monkeypatch.setattr(experiment, "run", stops)
+    assert called(*DIGITS, "seed=0,1,2").status == main.INTERRUPTED
+    assert "| fedavg | 2 |" in Path("outputs/digits/sweep.md").read_text()
+
+
+def test_where_the_data_lie_makes_no_other_run():
+    """Nor another table: a finished job is known on another disk."""
+    asked = ["experiment=pmfl/base", "dataset=svhn"]
+    one, other, third = (
+        check_jobs([*asked, *more], False)[0].composed
+        for more in ([], ["dataset.root=elsewhere", "dataset.download=true"], ["dataset.fraction=0.5"])
+    )
+    assert identity(one) == identity(other) != identity(third)
+    assert (other["changed"], third["changed"]) == (["dataset=svhn"], ["dataset=svhn", "dataset.fraction=0.5"])
+
+
+def test_cells_that_a_scale_makes_alike_are_jobs_of_their_own():
+    """Half and double the nodes or rounds are both twenty nodes and four rounds at scale=small."""
+    keys = {
+        identity(check_jobs(job.overrides, False)[0].composed) for job in expand(["experiment=mpfedcon/table2", "scale=small"])
+    }
+    assert len(keys) == 24
+
+
+def test_the_time_to_go_is_by_method_data_and_rounds(monkeypatch):
+    def of(name, rounds, dataset="digits"):
+        choice = lambda name: SimpleNamespace(name=name)  # noqa: E731
+        return SimpleNamespace(num_rounds=rounds, node=SimpleNamespace(strategy=choice(name), dataset=choice(dataset)))
+
+    jobs = Sweep([])
+    assert jobs._to_go([of("pmfl", 1000)]) == ""
+    jobs._done(Path("a"), {"seconds_per_round": 6.0}, of("pmfl", 10))
+    jobs._done(Path("b"), {"seconds_per_round": 2.0}, of("fedavg", 10))
+    # 1,000 rounds of 6 s, 60 of 2 s, and 60 of the mean 4 s: 100 + 2 + 4 minutes.
+    assert jobs._to_go([of("pmfl", 1000), of("fedavg", 60), of("moon", 60)]) == ", about 1 h 46 min to go"
+
+
+def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):
+    """Rounds that it repeats would have other noise, so it has no checkpoint to go on from."""
+    from contrafed.reporting import RunRecorder
+
+    secret = ("seed=0", "privacy=local", "privacy.noise=secret")
+
+    def stops(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunRecorder, "flush", stops)
+        assert called(*DIGITS, *secret).status == main.INTERRUPTED
+    again = called(*DIGITS, *secret)
+    assert (again.status, again.err) == (0, "")
+    assert len(finished("outputs/digits")) == 1
+
+
+def test_a_failing_job_does_not_end_a_sweep(called):
+    done = called(*DIGITS, "partition=pathological", "partition.classes_per_node=3,20,4", "seed=0")
+    assert done.status == 2
+    assert finished("outputs/digits") == [f"fedavg-uniform-seed=0-classes_per_node={n}" for n in (3, 4)]
+    assert not Path("outputs/digits/fedavg-uniform-seed=0-classes_per_node=20").exists()
+    assert "2 of 3 jobs finished, 1 failed" in done.out
+    assert "1 job(s) failed: experiment=digits" in done.err
+
+
+def test_two_processes_do_not_run_one_job(called):
+    Path("outputs/digits/fedavg-uniform-seed=0").mkdir(parents=True)
+    elsewhere = os.open("outputs/digits/fedavg-uniform-seed=0", os.O_RDONLY)
+    fcntl.flock(elsewhere, fcntl.LOCK_EX)
+    busy = called(*DIGITS, "seed=0,1", "shard=1/2")
+    assert (busy.status, finished("outputs/digits")) == (0, [])
+    assert "another process is at it" in busy.out
+    os.close(elsewhere)
+    assert called(*DIGITS, "seed=0,1", "shard=1/2").status == 0
+    assert finished("outputs/digits") == ["fedavg-uniform-seed=0"]
+    empty = called(*DIGITS, "seed=0", "shard=2/2")
+    assert (empty.status, empty.err) == (2, "error: shard=2/2: the sweep has only 1 jobs\n")
+
+
+def test_parts_of_a_sweep_leave_a_table_of_all_that_is_finished(called):
+    """Whichever part ends last: also jobs of the others, but no run of something else in the folder."""
+    plain = ("-m", *QUICK, "strategy=fedavg", "output_dir=plain")
+    for line, home in ((DIGITS, "outputs/digits"), (plain, "plain")):
+        for shard in ("shard=1/2", "shard=2/2"):
+            done = called(*line, "seed=0,1,2", shard)
+        assert done.status == 0
+        assert f"of 3 runs are in {home}" in done.out
+        assert called(*QUICK, "strategy=moon", f"output_dir={home}/moon").status == 0
+    assert "of 3 runs" in called(*DIGITS, "seed=0,1,2", "shard=1/2").out
+    (row,) = Path("outputs/digits/sweep.csv").read_text().splitlines()[1:]
+    assert row.startswith("fedavg,3,")
+
+
+def test_a_damaged_run_is_nobodys(tmp_path):
+    for name, text in (("a", ""), ("b", "{"), ("c", yaml.safe_dump(config_of("seed=3")))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
+    assert [path.name for path in runs_in(tmp_path).values()] == ["c"]
