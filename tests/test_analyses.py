@@ -6,13 +6,15 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from reported import write_run
 from rig import config_of
 from safetensors.torch import save_file
 from tiny import TINY
 
 from contrafed import UserError, run
-from contrafed.analysis import covariance, deviation, embedding, traffic, weights
-from contrafed.analysis.cdf import ecdf, gaining, gains, last_values
+from contrafed.analysis import covariance, deviation, embedding, weights
+from contrafed.analysis.cdf import ecdf, gaining, gains
+from contrafed.analysis.runs import read
 from contrafed.analysis.style import CLASSES
 from contrafed.settings import resolve
 from core.run import node_run
@@ -231,39 +233,39 @@ def test_a_runs_deviation_and_features(logged):
 
 def test_a_runs_weights_are_those_its_participants_had(logged):
     _, folder, _ = logged
-    rounds, nodes, found = weights.traces(folder)
-    assert (rounds.tolist(), nodes.tolist(), found.shape) == ([1, 2, 3, 4], [0, 1, 2, 3, 4, 5], (4, 6))
+    left = read(folder, "a")
+    table = left.of_nodes(weights.METRIC).pivot(index="round", columns="node", values="value")
+    found = table.to_numpy()
+    assert (table.index.tolist(), table.columns.tolist(), found.shape) == ([1, 2, 3, 4], [0, 1, 2, 3, 4, 5], (4, 6))
     used = [r for r in rows(folder, "nodes")[1:] if r[2] == "weight"]
     assert [found[int(r[0]) - 1, int(r[1])] for r in used] == [float(r[3]) for r in used]
     assert len(used) < np.isfinite(found).sum()
-    assert weights.mean_trace(folder)[1][-1] == pytest.approx(np.nanmean(found[-1]))
-    with pytest.raises(UserError, match=r"log=\[weights\]"):
-        weights.traces(logged[2])
+    assert left.mean_over_nodes(weights.METRIC)[-1] == (4, pytest.approx(np.nanmean(found[-1])))
+    assert read(logged[2], "b").mean_over_nodes(weights.METRIC) == []
 
 
 def test_a_runs_probabilities_are_those_of_its_participation(logged):
-    assert last_values(logged[1], "probability") == dict.fromkeys(range(6), 0.5)
+    assert read(logged[1], "a").last_of_nodes("probability") == dict.fromkeys(range(6), 0.5)
     with pytest.raises(UserError, match=r"log=\[probability\] does not go with participation=full: it has no p_k"):
         resolve(config_of("log=[probability]", "participation=full"))
 
 
 def test_a_runs_training_scores_by_node_are_its_training_accuracy(logged, tmp_path):
     summary, folder, _ = logged
-    scores = last_values(folder, "train_accuracy")
+    scores = read(folder, "a").last_of_nodes("train_accuracy")
     sizes = np.array([len(part) for part in parts_of(folder)])
     scored = run(config_of("engine=local", f"evaluate_only={folder}", "eval_train=true", f"output_dir={tmp_path / 'e'}"))
     assert np.average([scores[node] for node in range(6)], weights=sizes) == pytest.approx(scored["train_accuracy_final"])
-    with pytest.raises(UserError, match="has no train_loss"):
-        last_values(logged[2], "train_loss")
+    assert read(logged[2], "b").last_of_nodes("train_loss") == {}
 
 
 def test_nodes_values_of_a_run_that_is_still_written_or_is_none(tmp_path):
-    file = tmp_path / "nodes.csv"
+    file = write_run(tmp_path / "a") / "nodes.csv"
     file.write_text("round,node,metric,value\n1,0,accuracy,0.5\n1,1,accuracy,0.25\n2,0,accur")
-    assert last_values(tmp_path, "accuracy") == {0: 0.5, 1: 0.25}
+    assert read(tmp_path / "a", "a").last_of_nodes("accuracy") == {0: 0.5, 1: 0.25}
     file.write_text("round,node,value\n1,0,0.5\n")
     with pytest.raises(UserError, match=r"cannot read .*nodes.csv: it has no column metric$"):
-        last_values(tmp_path, "accuracy")
+        read(tmp_path / "a", "a").last_of_nodes("accuracy")
 
 
 def parts_of(folder):
@@ -276,7 +278,8 @@ def parts_of(folder):
 
 def test_a_runs_traffic_is_its_formula(logged):
     summary, folder, _ = logged
-    assert traffic.measured(folder) == (4 * summary["parameters"],) * 2
+    found = read(folder, "a")
+    assert {found.number(f"bytes_{way}_per_node") for way in ("down", "up")} == {4 * summary["parameters"]}
 
 
 def test_an_embedding_of_a_run(logged):

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 from reported import method, write_run
 from safetensors.torch import save_file
 
-from contrafed.analysis import figures, measures, plots
+from contrafed.analysis import figures, measures, pictures, plots
 from contrafed.analysis.runs import find
 from contrafed.composition import compose_yaml, grid_of
 from contrafed.sweep import expand
@@ -16,7 +16,7 @@ FEATURES = ("within", "between", "effective_rank", "vci")
 
 
 def is_drawn(experiment):
-    """Whether a report draws what the file says of its figure."""
+    """Whether a report draws runs' numbers as the file says of its figure."""
     path = registry.CONF / "experiment" / f"{experiment}.yaml"
     plot = (OmegaConf.load(path).get("published") or {}).get("plot") or {}
     return bool(plot) and plot.get("kind", "curves") in plots.KINDS
@@ -64,7 +64,8 @@ def leave(folder, config):
 
 
 @pytest.mark.parametrize("experiment", [name for name in registry.choices("experiment") if is_drawn(name)])
-def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment):
+def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment, monkeypatch):
+    monkeypatch.setattr(pictures, "draw", lambda *_: None)
     for number, job in enumerate(sampled(experiment)):
         leave(tmp_path / f"{number}", OmegaConf.to_container(compose_yaml(job).config, resolve=True))
     runs = find([tmp_path])
@@ -73,7 +74,7 @@ def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment):
         place = measures.place_of(run, plot)
         assert "-" not in (*place.panel.split(", "), place.line), place
         assert plot["x"] in ("round", "node", None) or place.x != "-", place
-    metrics, shape = measures.metrics_of(runs[0]), plot["kind"]
+    metrics, shape = [metric for metric in measures.metrics_of(runs[0]) if metric not in pictures.KINDS], plot["kind"]
     for which, metric in enumerate(metrics):
         for run in runs:
             measures.add(into := {}, shape, measures.metrics_of(run)[which], run, runs, measures.place_of(run, plot))

@@ -106,7 +106,7 @@ def test_table_of_runs_by_hand(sweep):
     assert [row[head] for head in heads[-3:]] == ["55.00", "20", "12"]
     assert [cells[0] for cells in table.rows] == ["moon", "fedavg", "moon", "fedavg"]
     best = tables.runs_table(runs, "title", 0.7)
-    assert dict(zip(best.heads, best.rows[0], strict=True))["rounds to 70 % test accuracy"] == "20"  # one seed of two
+    assert dict(zip(best.heads, best.rows[0], strict=True))["rounds to 70 % test accuracy"] == "20 (1 of 2)"
     assert best.rows[1][-2:] == ("-", "-")
 
 

@@ -7,22 +7,23 @@ Leaves ``embedding.npz`` (x, label, node), ``embedding.png`` and ``embedding.pdf
 """
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.torch import load_file
 
 from clients.node.files import read_personal
 from clients.training.workspace import Workspace
-from contrafed.evaluation import representations
+from contrafed.evaluation import MODEL_FILE, initial_model, representations
 from contrafed.prepare import checked
 from contrafed.settings import read_config
 from core.errors import UserError
 from core.randomness import generator
 from core.tensors import Tensors
+from partitions.federation import Federation
 from simulation.personal import check_saved, place_in
 
 if TYPE_CHECKING:
@@ -42,26 +43,32 @@ def stratified(labels: np.ndarray, limit: int, seed: int = 0) -> np.ndarray:
 def tsne(features: np.ndarray) -> np.ndarray:
     """Return features (n, D) in two dimensions (n, 2): scikit-learn's t-SNE, perplexity 30, from the principal components on.
 
-    Fewer than 91 points have a third of their number as perplexity. Raises ``UserError`` for fewer than 4.
+    Fewer than 91 points have a third of their number as perplexity. Raises ``UserError`` for fewer than 4, and for numbers
+    that are not finite.
     """
     from sklearn.manifold import TSNE
 
     if len(features) < 4:
         raise UserError(f"t-SNE needs at least 4 points, got {len(features)}")
+    if not np.isfinite(features).all():
+        raise UserError("t-SNE needs finite representations, and some are not")
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
     found: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(np.asarray(features, np.float64))
     return found
 
 
-def of_run(folder: str | Path, *, personal: bool = False, limit: int = POINTS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def of_run(
+    folder: str | Path, *, personal: bool = False, limit: int = POINTS, federation: Federation | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return representations z (n, D), labels (n,) and nodes (n,) of at most ``limit`` test images of a finished run.
 
     Under the global model that it left, or with ``personal`` each node's test part under the node's saved model. Where nodes
-    have no test parts the central test split is taken and the nodes are -1. Raises ``UserError`` for what is not there.
+    have no test parts the central test split is taken and the nodes are -1. ``federation``: the run's, where it is loaded
+    already. Raises ``UserError`` for what is not there or cannot be read.
     """
     folder = Path(folder)
-    run = checked(read_config(folder))
-    workspace = Workspace(run.node)
+    run = checked(on_cpu(read_config(folder)))
+    workspace = Workspace(run.node, federation=federation)
     partition = workspace.federation.partition
     parts = [partition.test(node) for node in range(run.num_nodes)]
     nodes, index = np.repeat(np.arange(run.num_nodes), [len(part) for part in parts]), np.concatenate(parts)
@@ -76,7 +83,8 @@ def of_run(folder: str | Path, *, personal: bool = False, limit: int = POINTS) -
     if personal:
         if not Path(place_in(folder)).is_dir():
             raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")
-        check_saved(workspace, place_in(folder))
+        with _no_key("evaluate_only"):
+            check_saved(workspace, place_in(folder))
         own = [(_saved(folder, node), index[nodes == node]) for node in np.unique(nodes)]
         z = np.concatenate([representations(workspace, model, examples) for model, examples in own])
         order = np.argsort(nodes, kind="stable")
@@ -85,9 +93,17 @@ def of_run(folder: str | Path, *, personal: bool = False, limit: int = POINTS) -
         raise UserError(
             f"strategy={run.node.strategy.name} leaves its {missing} on the nodes, and the global one untrained: --personal"
         )
-    if not (folder / "model.safetensors").is_file():
-        raise UserError(f"there is no model.safetensors in {folder}; give the folder of a finished run")
-    return representations(workspace, load_file(folder / "model.safetensors"), index), labels, nodes
+    if not (folder / MODEL_FILE).is_file():
+        raise UserError(f"there is no {MODEL_FILE} in {folder}; give the folder of a finished run")
+    with _no_key("init_from"):
+        model = initial_model(workspace.initial, str(folder / MODEL_FILE))
+    return representations(workspace, model, index), labels, nodes
+
+
+def on_cpu(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration for a machine without its device."""
+    engine = config["engine"]
+    return {**config, "engine": {**engine, "device": "cpu"} if engine.get("device") else engine}
 
 
 def stays(workspace: Workspace) -> str:
@@ -97,30 +113,45 @@ def stays(workspace: Workspace) -> str:
     return " and ".join(kept)
 
 
+@contextlib.contextmanager
+def _no_key(key: str) -> Iterator[None]:
+    """Let a check of files say its ``UserError`` without the configuration's key that it is usually for."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).removeprefix(f"{key}: ")) from error
+
+
 def _saved(folder: Path, node: int) -> Tensors:
     return read_personal(place_in(folder), int(node))[0]
 
 
 def draw(points: np.ndarray, labels: np.ndarray) -> "Figure":
-    """Return a figure of points (n, 2): up to ten classes with a colour and a marker each, more on a scale of colours."""
-    from matplotlib import colormaps
+    """Return a figure of ``scatter``'s points (n, 2), with the classes that it names."""
     from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 4.6), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    scatter(axes, points, labels, int(labels.max()) + 1)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside right upper", frameon=False, title="class", markerscale=2)
+    return figure
+
+
+def scatter(axes: Any, points: np.ndarray, labels: np.ndarray, classes: int) -> None:
+    """Draw points (n, 2) of ``classes`` classes: up to ten have a colour, marker and name each, more a scale of colours."""
+    from matplotlib import colormaps
 
     from contrafed.analysis.plots import MARKERS
     from contrafed.analysis.style import CLASSES
 
-    figure = Figure(figsize=(5.2, 4.6), dpi=130, layout="constrained")
-    axes = figure.subplots()
-    few = int(labels.max()) < len(CLASSES)
-    palette = CLASSES if few else colormaps["viridis"].resampled(int(labels.max()) + 1).colors  # type: ignore[attr-defined]
+    few = classes <= len(CLASSES)
+    palette = CLASSES if few else colormaps["viridis"].resampled(classes).colors  # type: ignore[attr-defined]
     for label in np.unique(labels).tolist():
         mine = points[labels == label]
-        look = {"s": 9, "marker": MARKERS[label]} if few else {"s": 5}
-        axes.scatter(mine[:, 0], mine[:, 1], color=palette[label], linewidths=0, label=str(label), **look)
+        look = {"s": 9, "marker": MARKERS[label], "label": str(label)} if few else {"s": 5}
+        axes.scatter(mine[:, 0], mine[:, 1], color=palette[label], linewidths=0, **look)
     axes.set_axis_off()
-    if few:
-        figure.legend(loc="outside right upper", frameon=False, title="class", markerscale=2)
-    return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,13 +1,13 @@
 """Which figures a set of runs gives: those of a paper that an experiment names, and what suits any runs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from contrafed.analysis import plots
+from contrafed.analysis import pictures, plots
 from contrafed.analysis.measures import NODES, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
 from contrafed.analysis.published import load
 from contrafed.analysis.runs import (
@@ -98,7 +98,13 @@ def _curves(
         panels.setdefault(panel, {})[label] = [[(t, unit * value) for t, value in points(run)] for run in group.runs]
     if len(panels) > PANELS or max(map(len, panels.values())) > LINES:
         return None
-    return plots.draw("curves", panels, title, "round", ylabel, window=WINDOW)
+    return plots.draw("curves", panels, title, "round", ylabel, window=_window(panels))
+
+
+def _window(panels: Mapping[str, Mapping[str, Sequence[Points]]]) -> int:
+    """Return over how many points curves are averaged: no more than a twentieth of the longest, since means lag behind."""
+    longest = max(len(seed) for curves in panels.values() for seeds in curves.values() for seed in seeds)
+    return min(WINDOW, max(1, longest // WINDOW))
 
 
 def _setting(group: Group) -> str:
@@ -132,7 +138,7 @@ def _nodes(found: Sequence[Group], title: str) -> dict[str, Figure]:
         traces = {group.label: [run.mean_over_nodes(metric) for run in group.runs] for group in found[: LINES + 1]}
         traces = {label: seeds for label, seeds in traces.items() if all(seeds)}
         if traces and len(found) <= LINES:
-            out[name] = plots.draw("curves", {"": traces}, title, "round", ylabel, window=WINDOW)
+            out[name] = plots.draw("curves", {"": traces}, title, "round", ylabel, window=_window({"": traces}))
     return out
 
 
@@ -161,8 +167,7 @@ def _swept(found: Sequence[Group], title: str, said: str, points: Callable[[Fini
 def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
     """Return {name: figure} for every figure of a paper that finished runs name, apart by ``scale`` and what was ``changed``.
 
-    One that shows several metrics is a figure for each. A name says what was changed only where that tells two apart. Kinds
-    that show something else than runs' numbers (t-SNE, a partition, availability) are not drawn here.
+    One that shows several metrics is a figure for each. A name says what was changed only where that tells two apart.
     """
     found: dict[tuple, list[FinishedRun]] = {}
     for run in runs:
@@ -189,19 +194,24 @@ def planned(runs: Sequence[FinishedRun], which: int, title: str) -> Figure | Non
     """Return the figure of the ``which``-th metric that a paper's runs describe in ``published.plot`` (``conf/experiment``).
 
     That is its kind, metrics, and the dotted keys of x, line and panel. The metrics are each run's own, since methods without
-    personal models are scored otherwise. None for a kind that is not drawn here, and where no run has the metric.
+    personal models are scored otherwise; one that is a kind of ``pictures`` is drawn as that. None for an unknown kind, and
+    where no run has the metric.
     """
     plot = plot_of(runs[0])
-    shape = str(plot["kind"])
     # In the order of x, not of folders' names. One of an earlier version may have fewer metrics.
     having = sorted((run for run in runs if which < len(metrics_of(run))), key=lambda run: number_of(place_of(run, plot).x))
+    shape = metrics_of(having[0])[which]
+    shape = shape if shape in pictures.KINDS else str(plot["kind"])
+    of_one_seed = shape in pictures.KINDS or any(metrics_of(run)[which].startswith(NODES) for run in having)
+    seeds = sorted({run.config["seed"] for run in having})
+    if of_one_seed and len(seeds) > 1:  # another seed's nodes are others
+        most = max(seeds, key=lambda seed: sum(run.config["seed"] == seed for run in having))
+        title, having = f"{title}, seed {most}", [run for run in having if run.config["seed"] == most]
+    if shape in pictures.KINDS:
+        return pictures.draw(shape, having, title)
     if shape not in plots.KINDS:
         return None
     panels: dict[str, dict[Any, Any]] = {}
-    seeds = sorted({run.config["seed"] for run in having})
-    if any(metrics_of(run)[which].startswith(NODES) for run in having) and len(seeds) > 1:  # another seed's nodes are others
-        most = max(seeds, key=lambda seed: sum(run.config["seed"] == seed for run in having))
-        title, having = f"{title}, seed {most}", [run for run in having if run.config["seed"] == most]
     for run in having:
         place = place_of(run, plot)
         add(panels.setdefault(place.panel, {}), shape, metrics_of(run)[which], run, runs, place)

@@ -62,7 +62,7 @@ def draw(
     down = math.ceil(len(panels) / across)
     width, height = _size(kind, labels, panels) if len(panels) == 1 else (across * ONE_OF_SEVERAL[0], down * ONE_OF_SEVERAL[1])
     figure = Figure(figsize=(width, height + 0.2), layout="constrained")
-    _head(figure, title)
+    head(figure, title)
     every = list(figure.subplots(down, across, squeeze=False, sharey=kind in ("curves", "lines", "bars", "box")).flat)
     for axes, (panel, data) in zip(every, panels.items(), strict=False):
         one(axes, data, look)
@@ -88,7 +88,7 @@ def draw(
     return figure
 
 
-def _head(figure: Figure, title: str) -> None:
+def head(figure: Figure, title: str) -> None:
     """Write the title in lines that end where the panels do; called before a legend widens the figure."""
     lines = textwrap.wrap(title, int(LETTERS * figure.get_figwidth()), break_long_words=False, break_on_hyphens=False)
     figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10)
@@ -220,7 +220,7 @@ def node_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: str
     first = values[labels[0]]
     nodes = sorted(set().union(*values.values()), key=lambda node: (-first.get(node, -math.inf), node))
     figure = Figure(figsize=(ALONE[0], 0.8 + 1.25 * len(labels)), layout="constrained")
-    _head(figure, title)
+    head(figure, title)
     rows = figure.subplots(len(labels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, label in zip(rows, labels, strict=True):
         heights = [values[label].get(node, math.nan) for node in nodes]
@@ -270,7 +270,7 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(**GRID)
     axes.set_axisbelow(True)
-    _head(figure, title)
+    head(figure, title)
     if len(settings) > 1:
         for number, setting in enumerate(settings):
             axes.plot([], [], linestyle="", marker=MARKERS[number % len(MARKERS)], color="#555555", label=setting)

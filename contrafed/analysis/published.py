@@ -173,6 +173,8 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     for rank, column in (("rank", "ours"), ("paper_rank", "paper")):
         cells[rank] = math.nan
         for _, part in cells.dropna(subset=["ours", "paper"]).groupby(ranked(cells)):
+            if len(part) < 2:
+                continue
             higher = part["metric"].iloc[0] not in LOWER_IS_BETTER
             cells.loc[part.index, rank] = ranks(part[column].tolist(), higher_is_better=higher)
     return cells

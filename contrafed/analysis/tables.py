@@ -15,7 +15,7 @@ MIB = 2**20
 # Below a table of runs.
 READ = """
 Means ± sample standard deviations over seeds; accuracies in percent. FedAvg's last is that of the row's own setting. Rounds and
-MiB to an accuracy: of the seeds that reach it, "-" where none does.
+MiB to an accuracy: of the seeds that reach it, how many where not all do, "-" where none does.
 """
 
 
@@ -153,8 +153,8 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
             values = [_mib(run) for run in group.runs] if key == "mib_per_node" else group.numbers(key)
             row[head], row[f"{head}, std"] = over_seeds([unit * value for value in values])
         if reach is not None:
-            values = [100 * reach, *_to_target(group, reach, points)]
-            row |= {head: value for (head, _), value in zip(extra, values[-len(extra) :], strict=True)}
+            rounds, mib, row["seeds that reach it"] = _to_target(group, reach, points)
+            row |= {head: value for (head, _), value in zip(extra, [100 * reach, rounds, mib][-len(extra) :], strict=True)}
         rows.append(row)
     best = [head for head, *_ in COLUMNS[:4:3]]
     rows.sort(key=lambda row: ([_order(row[short(key)]) for key in keys], [-_or_zero(row[head]) for head in best]))
@@ -170,16 +170,19 @@ def _table(title: str, rows: list[dict[str, Any]], keys: list[str], extra: list[
         cells = [row["method"], *(row[key] for key in keys), str(row["seeds"]), row["rounds"]]
         for head, digits in heads:
             text = figure_of(row.get(head, math.nan), row.get(f"{head}, std", math.nan), digits)
+            if text and head.startswith("rounds to") and row["seeds that reach it"] < row["seeds"]:
+                text += f" ({row['seeds that reach it']} of {row['seeds']})"
             cells.append(text or ("-" if head in row and (head, digits) in extra else ""))
         texts.append(tuple(map(str, cells)))
     return Table(title, ("method", *keys, "seeds", "rounds", *(head for head, _ in heads)), tuple(texts), numbers)
 
 
-def _to_target(group: Group, target: float, points: Callable[[FinishedRun], Points]) -> tuple[float, float]:
-    """Return the mean rounds and MiB until the target of the seeds that reach it."""
+def _to_target(group: Group, target: float, points: Callable[[FinishedRun], Points]) -> tuple[float, float, int]:
+    """Return the mean rounds and MiB until the target of the seeds that reach it, and how many do."""
     reached = [(run, first_at(points(run), target)) for run in group.runs]
     known = [(run, t) for run, t in reached if t is not None]
-    return over_seeds([float(t) for _, t in known])[0], over_seeds([mib_until(run, t) for run, t in known])[0]
+    rounds, mib = [float(t) for _, t in known], [mib_until(run, t) for run, t in known]
+    return over_seeds(rounds)[0], over_seeds(mib)[0], len(known)
 
 
 def mib_until(run: FinishedRun, server_round: int) -> float:
@@ -268,15 +271,15 @@ def ours_of(cell: Mapping[str, Any]) -> str:
 
 
 def rank_table(comparison: Comparison) -> Table:
-    """Return a row for each cell that we and the paper have: both values, their difference, and their ranks."""
+    """Return a row for each cell that we and the paper have: both values, their difference, and their ranks among these."""
     rows = []
     spread = comparison.both["ours_node_std"].notna().any()
     for cell in comparison.both.to_dict("records"):
         nodes = (figure_of(cell["ours_node_std"]), figure_of(cell["paper_std"])) if spread else ()
         rows.append((
             *(str(cell[key]) for key in ("dataset", "setting", "metric", "method")), ours_of(cell), str(cell["seeds"]),
-            figure_of(cell["paper"]), f"{cell['difference']:+.2f}" if cell["seeds"] else "", *nodes, f"{cell['rank']:g}",
-            f"{cell['paper_rank']:g}",
+            figure_of(cell["paper"]), f"{cell['difference']:+.2f}" if cell["seeds"] else "", *nodes,
+            *("" if math.isnan(cell[rank]) else f"{cell[rank]:g}" for rank in ("rank", "paper_rank")),
         ))  # fmt: skip
     over_nodes = ("our deviation over nodes", "the paper's deviation") if spread else ()
     heads = (
@@ -289,8 +292,8 @@ def rank_table(comparison: Comparison) -> Table:
         "paper",
         "difference",
         *over_nodes,
-        "rank",
-        "paper's rank",
+        "our rank of these",
+        "the paper's",
     )
     return Table(f"{comparison.title}: cell by cell", heads, tuple(rows), comparison.both)
 

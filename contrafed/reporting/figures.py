@@ -61,6 +61,15 @@ def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], sho
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 5.4), dpi=130, layout="constrained")
+    show_participation(figure, seen, shown)
+    _save(figure, path, note)
+
+
+def show_participation(figure: Any, seen: Sequence[tuple[int, np.ndarray]], shown: np.ndarray) -> None:
+    """Draw ``participation_figure`` into an empty figure or part of one.
+
+    ``seen``: of each round how many took part, and the positions in ``shown`` (n,) of those that are shown.
+    """
     top, raster = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.4))
     counts = np.array([count for count, _ in seen])
     top.stairs(counts, np.arange(len(seen) + 1) + 0.5, baseline=None, color=BLUE, linewidth=1.2 if len(seen) <= 200 else 0.6)
@@ -92,7 +101,6 @@ def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], sho
     raster.set_ylabel("node" if len(shown) == total else f"node ({len(shown)} of {total} shown)")
     for axes in (top, raster):
         axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path, note)
 
 
 def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> None:
@@ -100,16 +108,23 @@ def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> No
 
     More than 200 nodes are shown as 200 evenly chosen ones. A class that a node does not hold is white.
     """
+    from matplotlib.figure import Figure
+
+    height = float(np.clip(1.6 + 0.085 * len(shown_nodes(len(class_counts))), 3.6, 9))
+    figure = Figure(figsize=(7.2, height), dpi=130, layout="constrained")
+    show_partition(figure, class_counts)
+    _save(figure, path, note)
+
+
+def show_partition(figure: Any, class_counts: np.ndarray) -> None:
+    """Draw ``partition_figure`` of counts (K, C) into an empty figure or part of one."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
-    from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
     total = len(class_counts)
     nodes = shown_nodes(total)
     counts = class_counts[nodes]
-    height = float(np.clip(1.6 + 0.085 * len(nodes), 3.6, 9))
-    figure = Figure(figsize=(7.2, height), dpi=130, layout="constrained")
     grid, sizes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     extent = (-0.5, counts.shape[1] - 0.5, len(nodes) - 0.5, -0.5)
     # From a blue that is visible on white; logarithmic, since counts span orders of magnitude.
@@ -135,7 +150,6 @@ def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> No
     sizes.tick_params(left=False)
     for axes in (grid, sizes):
         axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path, note)
 
 
 def _name_rows(axes: Any, names: np.ndarray, most: int) -> None:
