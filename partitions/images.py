@@ -62,8 +62,10 @@ def make_images(
         raise UserError(f"images must be uint8 (N,H,W) or (N,H,W,C), got {x.dtype} {x.shape}")
     count, height, width, channels = x.shape
     if min(height, width) < SMALLEST or channels not in (1, 3):
+        first = height in (1, 3) and channels not in (1, 3)
         raise UserError(
             f"images must be at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, got {height}x{width} with {channels}"
+            + ("; channels come last: x.transpose(0, 2, 3, 1)" if first else "")
         )
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"labels y must be whole numbers (N,), got {y.dtype} {y.shape}")

@@ -14,6 +14,7 @@ from core.errors import UserError
 from core.run import choose
 from strategies.aggregation.base import make_aggregation, share_of
 from strategies.base import FederatedStrategy
+from strategies.fedavg import FedAvg
 from strategies.prototypes import Prototypes
 from strategies.replies import Replies, Reply
 
@@ -162,15 +163,18 @@ def test_noise_on_a_mean_goes_with_the_mean_alone():
         resolve(config_of("strategy=fedavg", "privacy=central", "aggregation=median"))
 
 
-def test_a_rule_of_ones_own_says_so_itself():
+def test_a_rule_of_ones_own_says_so_itself(monkeypatch):
     """One that inherits FedAvg may do something else with replies."""
-    from strategies.fedavg import FedAvg
 
     class Mine(FedAvg):
         pass
 
-    assert FedAvg.averages
-    assert "averages" not in vars(Mine)
+    monkeypatch.setattr("contrafed.compatible.strategy_class_of", lambda server: Mine)
+    asked = config_of("strategy=fedavg", "aggregation=median")
+    with pytest.raises(UserError, match="aggregation=median stands in for .*, which strategy.server=fedavg does not take"):
+        resolve(asked)
+    Mine.averages = True
+    assert resolve(asked).aggregation.name == "median"
 
 
 @pytest.mark.parametrize(

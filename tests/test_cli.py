@@ -1,6 +1,7 @@
 """The command line: one clear line for every mistake, sweeps, help, and what a run leaves."""
 
 import csv
+import dataclasses
 import fcntl
 import json
 import os
@@ -13,10 +14,12 @@ import pytest
 import yaml
 from rig import METHODS, config_of
 
+from clients.training.work import LocalWork
 from contrafed.cli import check_jobs, help_text, jobs
-from contrafed.settings import GROUPS
+from contrafed.settings import GROUPS, Top, server_of
 from core import registry
 from core.errors import UserError
+from core.run import PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
@@ -81,7 +84,7 @@ def command(*arguments, timeout=900):
         (["partition=null"], "partition must be one name, got null; choices: "),
         (["strategy=fedavg", "strategy.server=[fedavg]"], "strategy.server must be one name, got [fedavg]; choices: "),
         (["engine=local", "engine.device=gpu"], "engine.device=gpu cannot be used ("),
-        (["engine.gpus_per_worker=1.5"], "engine.gpus_per_worker must be a whole number where it is more than 1, got 1.5"),
+        (["engine.gpus_per_worker=1.5"], "engine.gpus_per_worker must be >= 0 and <= 1, got 1.5"),
         (["strategy=PMFL"], "unknown strategy 'PMFL', did you mean 'pmfl'?"),
         (["dataset=CIFAR10"], "unknown dataset 'CIFAR10', did you mean 'cifar10'?"),
         (["strategy.local.batch_size=0"], "strategy.local.batch_size must be >= 1, got 0"),
@@ -187,10 +190,28 @@ def test_sweeps_expand_to_every_combination():
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_choice_composes_and_has_a_description(group):
+def test_every_choice_composes_and_has_a_description_and_all_its_defaults_in_yaml(group):
+    """No dataclass of a choice has a default of its own."""
     for name, text in registry.choices(group).items():
         assert len(text) > 10, name
-        assert config_of(f"{group}={name}")[group]["name"] == name
+        values = config_of(f"{group}={name}")[group]
+        assert values["name"] == name
+        assert defaults_of(registry.find(PACKAGES[group], group, values).Config) == [], name
+        assert group != "strategy" or defaults_of(server_of(values).module.Config) == [], name
+
+
+def test_the_top_level_keys_and_every_rule_have_their_defaults_in_yaml():
+    for name, text in registry.choices("strategy/server").items():
+        assert len(text) > 10, name
+        values = config_of("strategy=fedavg", f"strategy.server={name}")["strategy"]
+        assert defaults_of(server_of(values).module.Config) == [], name
+    assert defaults_of(Top) == defaults_of(LocalWork) == []
+
+
+def defaults_of(config):
+    """The fields of a dataclass that have a default in Python."""
+    missing = dataclasses.MISSING
+    return [f.name for f in dataclasses.fields(config) if not (f.default is f.default_factory is missing)]
 
 
 def test_help_shows_every_choice_with_its_line(called):
@@ -202,29 +223,6 @@ def test_help_shows_every_choice_with_its_line(called):
     done = called("--help")
     assert done.returncode == 0
     assert done.stdout.strip() == text.strip()
-
-
-def test_every_default_is_in_yaml():
-    """No dataclass of a choice has a default of its own."""
-    import dataclasses
-    import importlib
-    import pkgutil
-
-    for package in (
-        "clients",
-        "strategies",
-        "models",
-        "simulation",
-        "partitions.datasets",
-        "partitions.partitioners",
-        "partitions.participation",
-    ):
-        for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            module = importlib.import_module(f"{package}.{info.name}")
-            config = getattr(module, "Config", None)
-            if dataclasses.is_dataclass(config):
-                for field in dataclasses.fields(config):
-                    assert field.default is dataclasses.MISSING, (module.__name__, field.name)
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,10 @@ from reported import method, write_run
 
 import main
 from contrafed.analysis.runs import find
-from contrafed.cli import jobs, take_config_dir
+from contrafed.cli import check_jobs, jobs, take_config_dir
 from contrafed.composition import compose_job
 from contrafed.settings import resolve
+from contrafed.sweep import expand
 from core import registry
 from core.errors import UserError
 
@@ -34,6 +35,8 @@ OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")
 FAST = ("docs/own-method.md", "docs/own-parts.md", "docs/quickstart.md")
 ALL = [(page, list(blocks.blocks_of(page))) for page in blocks.pages()]
 RUN = {str(page.relative_to(ROOT)): found for page, found in ALL if any(not b.needs for b in found)}
+# What a page's commands leave in the reader's last folder: a picture, and what its last command compares, of rounds 0 to 3.
+LEFT = {"docs/own-method.md": {"compare.png": 0, "zero/metrics.csv": 4, "fedavg/metrics.csv": 4}}
 READ = [block for _, found in ALL for block in found if block.needs]
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
@@ -139,17 +142,22 @@ def test_a_page_does_what_it_says(name, reader):
     for block in RUN[name]:
         if not block.needs:
             reader.follow(block)
+    for file, rows in LEFT.get(name, {}).items():
+        path = reader.cwd / file
+        assert path.stat().st_size > 0
+        assert not rows or path.read_text().count("global,test,accuracy,") == rows
 
 
-def test_the_own_method_is_fedavg_with_a_loss_and_a_plot(reader):
-    """What the tutorial promises beside commands that end well: a plot, and a weight of 0 that is FedAvg (its last command)."""
-    assert "docs/own-method.md" in RUN
-    for block in RUN["docs/own-method.md"]:
-        if block.title == "anchor.py":
-            reader.follow(block)
-    names = {}
-    exec((reader.cwd / "anchor.py").read_text(), names)
-    assert set(names["Config"].__dataclass_fields__) == {"local", "contrast_weight", "temperature"}
+ROWS = re.compile(r"^\| `(?P<name>[\w/]+)` \|.*\| (?P<jobs>\d+) \| [\w ]+ \|$", re.MULTILINE)
+
+
+def test_the_experiments_page_counts_every_grids_jobs():
+    text = (ROOT / "docs" / "EXPERIMENTS.md").read_text(encoding="utf-8")
+    counted = {row["name"]: int(row["jobs"]) for row in ROWS.finditer(text)}
+    assert len(counted) > 40
+    assert counted == {name: len(expand([f"experiment={name}"])) for name in counted}
+    grids = {name for name in registry.choices("experiment") if "/" in name and not name.endswith("/base")}
+    assert counted.keys() == grids
 
 
 @pytest.mark.parametrize("block", READ, ids=[block.name for block in READ])
@@ -217,6 +225,20 @@ def test_every_partition_has_a_picture():
         assert f"figures/partition_{name}.png" in text or name in ("natural", "file", "flwr", "own")
 
 
+def test_the_experiment_of_ones_own_is_taken_as_it_stands(tmp_path):
+    (block,) = [b for b in blocks.blocks_of(ROOT / "docs" / "running.md") if b.title]
+    path = tmp_path / block.title
+    path.parent.mkdir(parents=True)
+    path.write_text(block.text)
+    runs = check_jobs([f"experiment={path.stem}"], multirun=True, config_dir=tmp_path / "yamls")
+    jobs_of = [(run.node.strategy.name, run.seed) for run in runs]
+    assert jobs_of == [(name, seed) for name in ("fedavg", "fedprox", "moon") for seed in (0, 1, 2)]
+    assert {run.node.dataset.name for run in runs} == {"cifar100"}
+    assert {run.node.partition.config.alpha for run in runs} == {run.participation.config.select for run in runs} == {0.1}
+    assert {run.node.strategy.config.local.epochs for run in runs} == {5}
+    assert runs[3].node.strategy.config.proximal_weight == 0.001
+
+
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_reads_offline(tmp_path):
     pytest.importorskip("material")
@@ -242,6 +264,10 @@ def test_a_notebook_is_stored_without_outputs_and_can_be_read(path):
         assert cell["outputs"] == []
         assert cell["execution_count"] is None
         ast.parse("".join(cell["source"]))
+
+
+def test_the_readmes_table_is_what_results_hold():
+    assert made_of.TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))[0] == made_of.readme_table()
 
 
 def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_nothing(tmp_path):
@@ -277,6 +303,6 @@ def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_noth
 
 def test_the_readme_names_every_method_with_its_paper():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"{len(catalogue.names())}, each with its paper" in text
+    assert f"{len(catalogue.names())}, with their papers" in text
     for m in map(catalogue.method, catalogue.names()):
         assert (f"[{m.title}]({m.paper['url']})" if "url" in m.paper else m.title) in text, m.name

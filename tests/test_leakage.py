@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from contrafed.analysis.gallery import markdown
 from contrafed.analysis.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
 from contrafed.analysis.likeness import best_constant, mse, psnr, ssim
 from contrafed.analysis.sent import sent_by
+from core.registry import CONF
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +157,16 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
         assert leakage.main([*arguments, wrong]) == 2
         assert said in capsys.readouterr().err
     assert leakage.main([*arguments, "--batch", "2", "--cases", "all_shared_idlg"]) == 2
+
+
+def test_the_published_attacks_are_as_the_page_says():
+    """All shared: PSNR above 20 dB on at least 8 of 10 images; a masked layer: no better than the best constant image."""
+    table = pd.read_csv(CONF.parent / "results" / "leakage" / "cifar10.csv")
+    assert set(table["steps"]) == {100}
+    assert set(table["starts"]) == {3}
+    shared = table[(table["case"] == "all_shared") & table["batch"].eq(1)]
+    assert len(shared) == 10
+    assert (shared["best_psnr"] > 20).sum() >= 8
+    for case in ("hidden_last", "hidden_conv1", "hidden_conv2", "hidden_conv3"):
+        masked = table[table["case"] == case]
+        assert masked["best_psnr"].median() <= masked["constant_psnr"].median(), case

@@ -9,17 +9,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
-from test_outside import METHOD, NODE, write
+from test_outside import METHOD, NODE, RULE, write
+from torchvision.datasets import FakeData
 
 from clients.base import LocalError
 from clients.training.workspace import Workspace
+from contrafed.analysis.runs import composition
 from contrafed.composition import compose_job
 from contrafed.settings import resolve
 from core.errors import UserError
 from partitions.federation import load_federation
+from partitions.images import make_images
 from partitions.participation.base import make_participation
+from strategies.base import strategy_class_of
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
@@ -100,6 +105,13 @@ def said(found):
         ),
         (
             "model",
+            r"nn.ReLU\(\), nn.MaxPool",
+            "nn.Dropout(0.2), nn.MaxPool",
+            "model=small: parts.small.build must return a models.base.SplitModel without layers of dropout, "
+            "got encoder.tails.0.0; give SplitModel its dropout=RATE",
+        ),
+        (
+            "model",
             r"@dataclass\(frozen=True\)",
             "",
             "model=small: parts.small has no dataclass Config, which names its settings",
@@ -174,6 +186,57 @@ def test_a_pattern_that_returns_no_marks_is_one_line(home, old, new, got):
     with pytest.raises(UserError) as found:
         pattern.participants(1)
     assert said(found) == f"Shifts.available must return (4,) bool, {got}"
+
+
+def test_a_channel_axis_that_comes_first_is_named():
+    y, test = np.arange(20) % 2, np.arange(20) % 5 == 0
+    with pytest.raises(UserError) as found:
+        make_images(np.zeros((20, 3, 32, 40), np.uint8), y, test)
+    wanted = "images must be at least 8x8 with 1 or 3 channels"
+    assert said(found) == f"{wanted}, got 3x32 with 40; channels come last: x.transpose(0, 2, 3, 1)"
+    assert make_images(np.zeros((20, 3, 32, 40), np.uint8).transpose(0, 2, 3, 1), y, test).x.shape == (20, 3, 32, 40)
+    for shape in ((20, 3, 32, 3), (20, 32, 32, 5)):
+        with pytest.raises(UserError, match=r"got \d+x32 with \d$"):
+            make_images(np.zeros(shape, np.uint8), y, test)
+
+
+def piece(name):
+    """The block of docs/own-parts.md that defines a function and is no file."""
+    (text,) = [b.text for b in blocks_of(ROOT / "docs" / "own-parts.md") if f"def {name}(" in b.text and not b.title]
+    return text
+
+
+def test_torchs_data_sets_are_stacked():
+    names = {"np": np, "make_images": make_images}
+    exec(piece("stacked"), names)
+    sets = [FakeData(size, (3, 12, 16), num_classes=3, random_offset=100 * size) for size in (30, 10)]
+    data = names["stacked"](*sets)
+    assert data.x.shape == (40, 3, 12, 16)
+    assert data.test.tolist() == [False] * 30 + [True] * 10
+    assert data.y.tolist() == [int(part[i][1]) for part in sets for i in range(len(part))]
+    assert (data.x[31].permute(1, 2, 0).numpy() == np.asarray(sets[1][1][0])).all()
+
+
+def test_a_backbone_is_one_stage_and_dropout_a_rate(home):
+    backbone = (
+        "def Backbone(channels):\n"
+        "    return nn.Sequential(nn.Conv2d(channels, 128, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n\n\n"
+    )
+    changed(home, "model", r"def build.*", backbone + piece("build"))
+    model = Workspace(resolved(home, "model", "model.width=32").node).model  # a width of its own: outlines are kept by settings
+    assert (model.embedding_size, model.dropout, model.dropped) == (128, 0.2, ("classifier",))
+
+
+def test_both_halves_in_one_file_are_one_method_with_its_plain_name(home):
+    config = NODE.replace("class Config:", "class Config(Weights):").replace("scale: Ann", "share: float\n    scale: Ann")
+    rule = RULE[RULE.index("class MyRule") :]
+    write(home / "my_package" / "__init__.py", "")
+    write(home / "my_package" / "my_method.py", f"from strategies.fedavg import FedAvg, Weights\n{config}\n\n{rule}")
+    write(home / "yamls" / "strategy" / "mine.yaml", METHOD.replace("server: my_package.my_rule\n", ""))
+    run = resolve(OmegaConf.to_container(compose_job(["strategy=mine"], home / "yamls"), resolve=True))
+    assert strategy_class_of(run.server).__name__ == "MyRule"
+    assert run.server.config.share == run.node.strategy.config.share == 0.5
+    assert composition(run.composed["strategy"]) == "mine"
 
 
 def test_shifts_are_as_the_page_says(home):

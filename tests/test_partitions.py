@@ -1,36 +1,13 @@
-"""Who holds what: sizes, class limits, reproducibility, scarcity, files, and refusals with the numbers."""
+"""Who holds what: reproducibility, test parts, scarcity, files, and refusals with the numbers."""
 
 import json
 
 import numpy as np
 import pytest
-from rig import config_of, with_images
+from parted import data_of, data_with_a_gap, make, settings_of
 
 from core.errors import UserError
-from core.run import choose
 from partitions.partition import check, keep_stratified, make_partition
-
-
-def data_of(count=2000, classes=10, test=0, owner=None, seed=0):
-    y = np.random.default_rng(seed).permutation(np.arange(count) % classes).astype(np.int64)
-    x = np.zeros((count, 1, 8, 8), dtype=np.uint8)
-    mask = np.arange(count) >= count - test
-    return with_images(x, y, mask, owner, classes)
-
-
-def data_with_a_gap():
-    """Ten classes, the last two without an example."""
-    y = (np.arange(2000) % 8).astype(np.int64)
-    return with_images(np.zeros((2000, 1, 8, 8), dtype=np.uint8), y, np.zeros(2000, dtype=bool), None, 10)
-
-
-def settings_of(name, **changes):
-    return choose("partition", config_of(f"partition={name}")["partition"] | changes)
-
-
-def make(name, nodes=20, seed=0, data=None, merged=False, **changes):
-    return make_partition(settings_of(name, **changes), data or data_of(), nodes, seed, merged)
-
 
 DRAWN = [
     ("iid", {}),
@@ -66,109 +43,12 @@ def test_partitions_are_disjoint_in_range_and_a_function_of_the_seed(name, chang
         assert len(every) == (1700 if name != "balanced_dirichlet" else 1700 // 20 * 20)
 
 
-def test_iid_sizes_differ_by_at_most_one():
-    sizes = make("iid", nodes=30).sizes
-    assert sizes.max() - sizes.min() <= 1
-
-
 @pytest.mark.parametrize("on_small", ["move", "drop"])
 def test_a_node_without_examples_may_have_an_array_of_any_type(monkeypatch, on_small):
     settings = settings_of("iid", on_small=on_small, min_node_size=5)
     monkeypatch.setattr(settings.module, "split", lambda config, draw: [np.arange(len(draw.y)), np.array([])])
     part = make_partition(settings, data_of(), 2, 0, False)
     assert part.sizes.tolist() == ([1995, 5] if on_small == "move" else [2000, 0])
-
-
-def test_dirichlet_per_node_deals_in_proportion():
-    """With the same generator: shares D / sum_n D of each class, to within rounding."""
-    from core.randomness import generator
-
-    part = make("dirichlet", nodes=5, alpha=1.0, min_node_size=0)
-    rng = generator(0, "partition dirichlet", 0)
-    y = data_of().y.numpy()
-    for c in range(10):
-        rng.permutation(np.flatnonzero(y == c))
-    shares = rng.dirichlet(np.ones(10), 5)
-    assert np.abs(part.class_counts() - 200 * shares / shares.sum(0)).max() <= 1.0
-
-
-def test_dirichlet_per_class_sizes_are_roughly_balanced():
-    sizes = make("dirichlet", scheme="per_class", min_node_size=50).sizes
-    assert sizes.min() >= 50
-    skewed = make("dirichlet", scheme="per_class").class_counts()
-    assert ((skewed > 0).sum(1) < 10).any()
-
-
-def test_balanced_dirichlet_sizes_are_exactly_equal():
-    """FedRCL: 100 clients of 500 on 50,000 images; here 100 of 50 on 5,000, more skewed for a smaller alpha."""
-    data = data_of(5000)
-    for alpha in (0.05, 0.6):
-        assert (make("balanced_dirichlet", nodes=100, data=data, alpha=alpha).sizes == 50).all()
-    purity = [
-        make("balanced_dirichlet", nodes=100, data=data, alpha=alpha).class_proportions()[:50].max(1).mean()
-        for alpha in (0.05, 0.6, 100.0)
-    ]
-    assert purity[0] > purity[1] > purity[2]
-
-
-def test_balanced_dirichlet_draws_by_the_weights_of_the_classes():
-    """The first node of many with q known: its class counts are a weighted draw, here against its expectation."""
-    from core.randomness import generator
-    from partitions.partition import Draw
-    from partitions.partitioners.balanced_dirichlet import split
-
-    y = np.repeat(np.arange(4), 10_000)
-    rng = generator(0, "x")
-    q = generator(0, "x").dirichlet(np.full(4, 1.0))
-    first = split(settings_of("balanced_dirichlet", alpha=1.0).config, Draw(y, 4, 400, rng, None))[0]
-    assert np.bincount(y[first], minlength=4) / len(first) == pytest.approx(q, abs=0.12)
-
-
-@pytest.mark.parametrize("nodes", [10, 20, 37])
-@pytest.mark.parametrize(("each", "changes"), [(2, {}), (3, {"pieces": "random"}), (2, {"scheme": "shards"})])
-def test_pathological_class_limits(nodes, each, changes):
-    part = make("pathological", nodes=nodes, classes_per_node=each, **changes)
-    held = (part.class_counts() > 0).sum(1)
-    assert held.max() <= each
-    assert part.class_counts().sum() == 2000  # every class has a holder
-
-
-def test_pathological_by_hand():
-    """4 nodes, S = 2, C = 4: ceil(4 * 2 / 4) = 2 nodes per class in id order: classes 0, 1 to nodes 0, 1; 2, 3 to 2, 3."""
-    part = make("pathological", nodes=4, data=data_of(80, 4), classes_per_node=2)
-    assert part.class_counts().tolist() == [[10, 10, 0, 0], [10, 10, 0, 0], [0, 0, 10, 10], [0, 0, 10, 10]]
-
-
-def test_shards_by_hand():
-    """MpFedcon: 10 nodes, S = 2, C = 10 give 2 shards of 100 per class, 200 examples a node."""
-    for distinct in (False, True):
-        part = make("pathological", nodes=10, scheme="shards", distinct=distinct)
-        assert (part.sizes == 200).all()
-        counts = part.class_counts()
-        assert set(np.unique(counts)) <= {0, 100, 200}
-        if distinct:
-            assert ((counts > 0).sum(1) == 2).all()
-
-
-def test_lognormal_sizes():
-    part = make("lognormal", nodes=200, data=data_of(40_000), mean_size=100, classes_per_node=3, sigma=0.5)
-    assert ((part.class_counts() > 0).sum(1) <= 3).all()
-    assert part.sizes.mean() == pytest.approx(100, rel=0.1)
-    logs = np.log(part.sizes)
-    assert logs.std() == pytest.approx(0.5, rel=0.15)
-
-
-def test_natural_nodes_are_whole_owners():
-    owner = np.random.default_rng(0).integers(0, 50, 2000)
-    data = data_of(owner=owner)
-    part = make("natural", nodes=12, data=data)
-    for k in range(12):
-        (who,) = np.unique(owner[part.train(k)])
-        assert len(part.train(k)) == (owner == who).sum()
-    with pytest.raises(UserError, match="num_nodes=51 is more than the 50"):
-        make("natural", nodes=51, data=data)
-    with pytest.raises(UserError, match="say who each example comes from"):
-        make("natural")
 
 
 def test_own_test_parts():
@@ -225,6 +105,16 @@ def test_scarcity_keeps_the_label_distribution():
         assert after.sum() == max(expected.sum(), min(2, before.sum()))
 
 
+def test_all_nodes_are_thinned_and_the_scarce_ones_further():
+    """Of every class max(1, round(0.5 n)) examples, on the last five nodes max(1, round(0.5 * 0.1 n))."""
+    whole, kept = make("dirichlet").class_counts(), make("dirichlet", keep_fraction=0.5, scarce_nodes=5).class_counts()
+    fractions = np.where(np.arange(20) < 15, 0.5, 0.05)[:, None]
+    expected = np.where(whole > 0, np.maximum(1, np.round(fractions * whole)), 0)
+    assert (expected.sum(1) >= 2).all()  # fewer would be made 2
+    assert (expected[15:] > 1).any()
+    assert kept.tolist() == expected.tolist()
+
+
 def test_scarcity_cuts_test_parts_only_when_asked_to():
     whole = make("dirichlet", merged=True)
     for cut in (False, True):
@@ -234,11 +124,6 @@ def test_scarcity_cuts_test_parts_only_when_asked_to():
             assert set(part.test(k)) <= set(whole.test(k))
             kept = len(part.test(k)) / len(whole.test(k))
             assert kept < 0.5 if cut else kept == 1
-
-
-def test_per_class_with_classes_that_have_no_example():
-    part = make("dirichlet", nodes=5, data=data_with_a_gap(), scheme="per_class")
-    assert part.sizes.sum() == 2000
 
 
 def test_redraws_until_large_enough():
@@ -369,8 +254,3 @@ def test_sampled_without_skew_has_the_balance_of_the_data():
     part = make("sampled", nodes=5000)
     assert part.class_proportions()[17] == pytest.approx(np.full(10, 0.1))
     assert part.test(3).tolist() == []
-
-
-def test_the_practical_partition_is_the_dirichlet_ones_scheme_by_class():
-    practical, by_class = make("practical", alpha=0.3), make("dirichlet", alpha=0.3, scheme="per_class")
-    assert all(np.array_equal(practical.train(k), by_class.train(k)) for k in range(20))

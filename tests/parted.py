@@ -1,0 +1,28 @@
+"""Partitions of made-up images: as many of each class, in an order of their own."""
+
+import numpy as np
+from rig import config_of, with_images
+
+from core.run import choose
+from partitions.partition import make_partition
+
+
+def data_of(count=2000, classes=10, test=0, owner=None, seed=0):
+    y = np.random.default_rng(seed).permutation(np.arange(count) % classes).astype(np.int64)
+    x = np.zeros((count, 1, 8, 8), dtype=np.uint8)
+    mask = np.arange(count) >= count - test
+    return with_images(x, y, mask, owner, classes)
+
+
+def data_with_a_gap():
+    """Ten classes, the last two without an example."""
+    y = (np.arange(2000) % 8).astype(np.int64)
+    return with_images(np.zeros((2000, 1, 8, 8), dtype=np.uint8), y, np.zeros(2000, dtype=bool), None, 10)
+
+
+def settings_of(name, **changes):
+    return choose("partition", config_of(f"partition={name}")["partition"] | changes)
+
+
+def make(name, nodes=20, seed=0, data=None, merged=False, **changes):
+    return make_partition(settings_of(name, **changes), data or data_of(), nodes, seed, merged)
