@@ -189,7 +189,6 @@ class Sweep:
 
     def _run(self, job: Job, run: Run) -> None:
         from contrafed import checkpoint
-        from contrafed.checkpoint import identity
         from contrafed.experiment import run as run_one
         from contrafed.reporting import print_summary
 
@@ -226,7 +225,7 @@ class Sweep:
         else:
             print_summary(summary, summary["folder"])
             self._done(Path(summary["folder"]), summary, run)
-            self._there[self._home(job, run)][identity(run.composed)] = self.folders[-1]
+            self._there[self._home(job, run)][checkpoint.identity(run.composed)] = self.folders[-1]
             if keeps:
                 shutil.rmtree(self.folders[-1] / checkpoint.FOLDER, ignore_errors=True)
         return None

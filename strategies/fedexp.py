@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from core.combine import combine
 from core.config import Range
-from core.tensors import named
 from strategies.base import Replies, Tensors
 from strategies.fedavg import FedAvg, Weights
 
@@ -49,8 +48,7 @@ class FedExP(FedAvg):
 
     def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
         """Return what is judged."""
-        judged = self.judged(model)
-        return named("model", {name: judged[name] for name in self.travelling})
+        return self.broadcast(self.judged(model))
 
 
 def square(tensors: Tensors) -> float:
