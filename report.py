@@ -1,6 +1,7 @@
 """Tables and figures of finished runs.
 
     python report.py DIR...                  every table (Markdown, CSV, LaTeX) and figure (PNG, PDF), in DIR/report
+    python report.py --as pmfl/table5 DIR... of an experiment's jobs alone, also of runs that another experiment made
     python report.py --list DIR...           a line on each run
     python report.py --compare A B           two runs: what their configurations differ in, their numbers side by side
     python report.py --results [DIR...]      keep folders' runs in results/, and write docs/RESULTS.md from all of it
@@ -41,6 +42,7 @@ def parser() -> Parser:
     target = "accuracy to count rounds and MiB to; by default FedAvg's last in the same setting"
     out.add_argument("--target", type=float, metavar="PERCENT", help=target)
     out.add_argument("--unfinished", action="store_true", help="take runs that did not end as well")
+    out.add_argument("--as", metavar="EXPERIMENT", help="the runs that are jobs of it, whatever ran them")
     return out
 
 
@@ -77,7 +79,7 @@ def _report(asked: argparse.Namespace) -> None:
     elif asked.list:
         print(tables.listed(find(asked.folders)).plain, end="")
     else:
-        runs = _usable(find(asked.folders), asked.unfinished)
+        runs = _usable(find(asked.folders), asked)
         folder = asked.out or asked.folders[0] / "report"
         title = asked.title or ", ".join(pages.name_of(path) for path in asked.folders)
         files = pages.write(runs, folder, title, None if asked.target is None else round(asked.target / 100, 12))
@@ -87,8 +89,8 @@ def _report(asked: argparse.Namespace) -> None:
 
 def _refuse_unused(asked: argparse.Namespace) -> None:
     kind = next((name for name in ("list", "compare", "results") if getattr(asked, name)), None)
-    unused = [name for name in ("out", "title", "target") if kind is not None and getattr(asked, name) is not None]
-    unused += [name for name in ("name",) if kind != "results" and getattr(asked, name) is not None]
+    refused = {"results": ("out", "title", "target"), None: ("name",)}.get(kind, ("out", "title", "target", "as", "name"))
+    unused = [name for name in refused if getattr(asked, name) is not None]
     if unused:
         raise UserError(f"--{unused[0]} does not go with " + (f"--{kind}" if kind else "a report: it is for --results"))
     if kind == "compare" and asked.folders:
@@ -102,21 +104,24 @@ def _results(asked: argparse.Namespace) -> None:
     if asked.name and len(asked.folders) != 1:
         raise UserError("--name goes with one folder")
     for folder in asked.folders:
-        runs = _usable(find([folder]), asked.unfinished)
+        runs = _usable(find([folder]), asked)
         print(f"{len(runs)} runs of {folder} are in {results.keep(runs, Path('results'), asked.name or pages.name_of(folder))}")
     files = pages.results_page(Path())
     print(f"wrote {files[0]} and {len(files) - 1} figures")
 
 
-def _usable(found: list, unfinished: bool) -> list:
+def _usable(found: list, asked: argparse.Namespace) -> list:
+    from contrafed.analysis.places import placed
     from contrafed.analysis.runs import usable
 
-    runs, aside = usable(found, unfinished=unfinished)
+    runs, aside = usable(found, unfinished=asked.unfinished)
     for line in aside:
         print(f"left out: {line}", file=sys.stderr)
     if not runs:
-        raise UserError(f"none of the {len(found)} runs can be reported" + ("" if unfinished else "; --unfinished takes more"))
-    return runs
+        raise UserError(
+            f"none of the {len(found)} runs can be reported" + ("" if asked.unfinished else "; --unfinished takes more")
+        )
+    return placed(runs, experiment) if (experiment := getattr(asked, "as")) else runs
 
 
 if __name__ == "__main__":
