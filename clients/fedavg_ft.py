@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from clients.base import PARTS, Client, LocalWork, Stack, Tensors
+from clients.fedper import HEADS
 from clients.tuning import tuned
 from core.config import Range
 
@@ -13,7 +14,8 @@ class Config:
     """Hyper-parameters of the node half."""
 
     local: LocalWork
-    tune: Literal["head", "all"]  # the classifier, or the whole model
+    head: Literal["classifier", "projector_classifier"]
+    tune: Literal["head", "all"]  # or the whole model
     tune_epochs: Annotated[int, Range(ge=0)]
     tune_batch_size: Annotated[int, Range(ge=1)]
     tune_lr: Annotated[float, Range(gt=0)]
@@ -33,4 +35,4 @@ class FedAvgFTClient(Client):
         config = self.config
         work = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
         work = replace(work, batch_size=config.tune_batch_size, momentum=config.tune_momentum)
-        return tuned(self, stack, work, ("classifier",) if config.tune == "head" else PARTS)
+        return tuned(self, stack, work, HEADS[config.head] if config.tune == "head" else PARTS)

@@ -192,7 +192,8 @@ class Session:
         found = dict(zip(("bytes_down_per_node", "bytes_up_per_node"), sizes, strict=True))
         if name in FORMULAS:
             parts = {part: sum(p.numel() for p in getattr(model, part).parameters()) for part in PARTS}
-            by_formula = formula(name, parts, model.num_classes, model.embedding_size)
+            shared = self.workspace.client_class.shared_parts(self.workspace.config)
+            by_formula = formula(name, parts, shared, model.num_classes, model.embedding_size)
             found |= dict(zip(("bytes_down_by_formula", "bytes_up_by_formula"), by_formula, strict=True))
         return {key: BYTES * scalars for key, scalars in found.items()}
 

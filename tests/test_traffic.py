@@ -44,8 +44,15 @@ def measured(folder):
     return run.number("bytes_down_per_node"), run.number("bytes_up_per_node")
 
 
-@pytest.mark.parametrize("name", registry.choices("strategy"))
-def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        *((name, "") for name in registry.choices("strategy")),
+        *((name, "strategy.head=projector_classifier") for name in ("fedper", "fedrep", "fedbabu")),
+        *((name, "strategy.separate=false") for name in ("fedcrl", "fedcosr")),
+    ],
+)
+def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name, own):
     """In scalars per node and round: both ways, and what is sent beside them."""
     seen = {"down": 0, "up": 0}
 
@@ -60,13 +67,15 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
             seen["down"] += sum(payload(message.content["arrays"]) for message in messages)
             return replies
 
-    config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
+    more = [own] if own else []
+    config = config_of(f"strategy={name}", *more, "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"]["local"] |= {"epochs": None, "iterations": 1}
     workspace = workspace_of(config)
     _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
     sizes = {part: sum(v.numel() for n, v in workspace.initial.items() if n.startswith(part)) for part in PARTS}
-    one_way = [sum(pair) for pair in zip(formula(name, sizes, 10, 9), BESIDE.get(name, (0, 0)), strict=True)]
+    shared = workspace.client_class.shared_parts(workspace.config)
+    one_way = [sum(pair) for pair in zip(formula(name, sizes, shared, 10, 9), BESIDE.get(name, (0, 0)), strict=True)]
     nodes = len(strategy.round.participants)  # three, of whom FedPPO chooses
     assert nodes
     assert [seen["down"], seen["up"]] == [nodes * 4 * scalars for scalars in one_way]
@@ -75,7 +84,7 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name):
 def test_a_method_without_a_formula_is_named():
     assert set(FORMULAS) == set(registry.choices("strategy"))
     with pytest.raises(UserError, match="did you mean 'fedavg'"):
-        formula("fedavgg", dict.fromkeys(PARTS, 1), 10, 9)
+        formula("fedavgg", dict.fromkeys(PARTS, 1), PARTS, 10, 9)
 
 
 def test_a_node_sends_as_much_where_replies_are_lost(tmp_path):

@@ -179,7 +179,8 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
     lines = []
     if summary.get("personal_accuracy_mean") is not None:
         mean, spread = percent("personal_accuracy_mean"), percent("personal_accuracy_std")
-        lines.append(f"personal accuracy: mean {mean} +- {spread} over nodes, best mean {percent('personal_accuracy_best')}")
+        best = percent("personal_accuracy_best")
+        lines.append(f"personal accuracy: {mean} of all nodes' images (+- {spread} over nodes), best {best}")
     if summary.get("accuracy_final") is not None or not lines:  # a method with personal models has no global one to score
         lines.append(
             f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "

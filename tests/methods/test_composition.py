@@ -9,11 +9,11 @@ from rig import run_scalar
 
 from core import registry
 
-PLAIN_WORK = {"lr_decay": 1.0, "epoch_lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None, "augment": []}
+PLAIN_WORK = {"momentum": 0.0, "lr_decay": 1.0, "epoch_lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None, "augment": []}
 NOTHING_OF_ITS_OWN = {
     "fedavg": {},
     "fedprox": {"proximal_weight": 0.0},
-    "moon": {"contrast_weight": 0.0},
+    "moon": {"contrast_weight": 0.0, "local": PLAIN_WORK},
     "fedrcl": {"local": PLAIN_WORK},  # its contrast of one example is 0
     "pmfl": {"contrast_weight": 0.0},
     "fedlc": {"calibration": 0.0},

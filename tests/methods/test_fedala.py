@@ -112,6 +112,19 @@ def test_a_node_is_judged_by_what_it_trained_and_beside_it_by_the_blend():
     assert set(judged.metrics) == {"loss", "accuracy", "blend/loss", "blend/accuracy"}
 
 
+def test_the_blend_that_is_judged_after_local_work_has_the_received_lower_layers():
+    workspace = workspace_of(config_of("strategy=fedala", "num_nodes=8", "model=mlp"), dtype=torch.float64)
+    client, models = workspace.client_class(workspace, [0]), {}
+    judged = client.judged
+    client.judged = lambda stack: models.update(judged(stack)) or models
+    client.judge([{f"model/{name}": value for name, value in workspace.initial.items()}], 3, split="train", post_train=True)
+    lower = [name for name in workspace.initial if not name.startswith("classifier")]
+    assert lower
+    for name in lower:
+        assert torch.equal(models["blend"][name][0], workspace.initial[name])
+        assert not torch.equal(models["model"][name][0], workspace.initial[name])
+
+
 def test_the_last_loss_of_each_node():
     counts = torch.tensor([[2.0, 2.0, 1.0], [2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
     rows = [{"loss": torch.tensor([1.0, 2.0])}, {"loss": torch.tensor([3.0, 4.0])}, {"loss": torch.tensor([5.0])}]

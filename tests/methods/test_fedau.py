@@ -39,6 +39,14 @@ def test_interval_weights_approach_one_over_p():
     assert weights_along(path, 50, False)[-1] == pytest.approx(9.9485, rel=0.03)
 
 
+@pytest.mark.parametrize(("p", "share"), [(0.02, 0.636), (0.1, 0.995), (0.402, 1.0)])
+@pytest.mark.parametrize("lag", [False, True])
+def test_a_node_counts_as_if_it_were_always_there(p, share, lag):
+    """P13: its weights over all rounds sum to their number, but for what the cutoff leaves of rare ones: 1 - (1 - p)^C."""
+    path = np.random.default_rng(1).random(100_000) < p
+    assert sum(weights_along(path, 50, lag)) / len(path) == pytest.approx(share, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("cutoff", "pattern"),
     [(50, [2.126667, 2.371978, 2.261527, 2.261527, 2.638607]), (2, [2.126667, 2.371978, 2.301302, 2.301302, 2.680013])],

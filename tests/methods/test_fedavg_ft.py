@@ -39,8 +39,13 @@ def client_of(**changes):
 
 
 def test_what_is_tuned_moves_and_nothing_else():
-    for tune, moved in (("head", {"classifier"}), ("all", {"encoder", "projector", "classifier"})):
-        client, received = client_of(tune=tune)
+    whole = {"encoder", "projector", "classifier"}
+    for tune, head, moved in (
+        ("head", "classifier", {"classifier"}),
+        ("head", "projector_classifier", {"projector", "classifier"}),
+        ("all", "classifier", whole),
+    ):
+        client, received = client_of(tune=tune, head=head)
         (judged,) = client.judge([received], 3, final=True)
         changed = {n.split(".")[0] for n, v in judged.model.items() if not torch.equal(v, received[f"model/{n}"])}
         assert changed == moved

@@ -54,7 +54,7 @@ def test_a_dimension_that_never_varies_has_a_finite_gradient():
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_batches_of_one_are_fedavgs_golden_run(stack_size):
     for schedule, golden in zip((FULL, PATTERN), GOLDEN["fedavg"][1:], strict=True):
-        found = run_scalar("feddecorr", schedule, stack_size=stack_size, local={"weight_decay": 0.0})
+        found = run_scalar("feddecorr", schedule, stack_size=stack_size, local={"momentum": 0.0, "weight_decay": 0.0})
         assert found == pytest.approx(golden, abs=1e-5)
 
 

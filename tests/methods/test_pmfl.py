@@ -317,6 +317,15 @@ def test_constant_history_stays():
         assert aggregate(rule, t, 3.0, {}) == pytest.approx(3.0, rel=1e-15)
 
 
+@pytest.mark.parametrize(("half", "size", "drift"), [(0, 3, 0.285714), (0, 5, 0.222222), (1, 3, 0.545455)])
+def test_history_shortens_the_way(half, size, drift):
+    """An update of 1 in every round moves W by (1 - psi) / (1 + psi H / 2) a round; psi = 1/2, and 1/4 half way."""
+    rule, model = server({"history_size": size}, num_nodes=1, num_rounds=10**9), [0.0]
+    for t in range(60):
+        model.append(aggregate(rule, half * 5 * 10**8 + t, model[-1], {0: 1.0}))
+    assert model[-1] - model[-2] == pytest.approx(drift, abs=1e-6)
+
+
 def test_history_of_one_is_off():
     rule = server({"history_size": 1})
     aggregate(rule, 0, 100.0, {})
