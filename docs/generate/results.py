@@ -122,8 +122,8 @@ def readme_table(home: Path = ROOT) -> str:
     said = (
         "In %, ours and in brackets the paper's; ours are one seed each. Shorter: FedCRL's on a quarter of the data for 50\n"
         "rounds, MpFedcon's 60 of 100 rounds, FedAvg+FT's after tuning, once. As long as the paper's: PMFL's, all 10,000\n"
-        "rounds; FedAU has the paper's accuracy there, and PMFL is below it, not above. [Results](docs/RESULTS.md) says what\n"
-        "deviates and why, as far as we know, and has every method on the digits under three participation patterns."
+        "rounds; FedAU is within a point of the paper's there, and PMFL below it, not above. [Results](docs/RESULTS.md) says\n"
+        "what deviates and why, as far as we know, and has every method on the digits under three participation patterns."
     )
     return "\n".join(["<!-- results -->", *lines, "", said, "<!-- end of results -->", ""])
 
