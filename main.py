@@ -12,15 +12,16 @@ import os
 import signal
 import sys
 import traceback
-from itertools import pairwise
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from contrafed.cli import check_jobs, help_text, take_config_dir
+from contrafed.cli import check_jobs, help_text, read, shown
 from contrafed.composition import as_choices, compose_job, own_folder
+from contrafed.prepare import check_latest
 from contrafed.reporting import print_summary, quiet_libraries
 from contrafed.reporting.folder import held
 from contrafed.settings import Run
@@ -29,47 +30,39 @@ from core.errors import RunStopped, UserError
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 
-# Hydra's flags that take a value; they show something and run nothing.
-HYDRA_FLAGS = frozenset({"--cfg", "-c", "--info", "-i", "--package", "-p"})
-HYDRA_FLAGS_WITH_SIGN = tuple(f"{flag}=" for flag in HYDRA_FLAGS)
-
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def show(_: DictConfig) -> None:
-    """Let Hydra show what one of its own flags asks for; runs nothing."""
+    """Let Hydra show what ``--info`` asks for; runs nothing."""
 
 
 def main() -> int:
     """Check every job, run them, and return the exit status."""
     try:
-        arguments, folder = take_config_dir(as_choices(sys.argv[1:]))
-        arguments, shard = take_shard(arguments)
-        if any(a in ("-h", "--help") for a in arguments):
-            with contextlib.suppress(BrokenPipeError):  # somebody reads only the first lines
-                print(help_text(folder), flush=True)
+        arguments, shard = take_shard(as_choices(sys.argv[1:]))
+        asked = read(arguments)
+        if asked.version:
+            print(f"contrafed {version('contrafed')}")
             return 0
-        for argument in arguments:
-            if argument.startswith("-") and "=" in argument and not argument.startswith(HYDRA_FLAGS_WITH_SIGN):
-                raise UserError(f"{argument}: keys have no dashes, write {argument.lstrip('-')}")
-        own = own_folder(folder)
-        # What follows one of Hydra's own flags, as in "--cfg job", is no override.
-        overrides = [a for before, a in pairwise(["", *arguments]) if not a.startswith("-") and before not in HYDRA_FLAGS]
-        multirun = any(a in ("-m", "--multirun") for a in arguments)
+        if asked.help:
+            with contextlib.suppress(BrokenPipeError):  # somebody reads only the first lines
+                print(help_text(asked.config_dir), flush=True)
+            return 0
+        own, overrides = own_folder(asked.config_dir), asked.overrides
         quiet_libraries("verbose=true" in (o.lower() for o in overrides))
         # A polite kill ends a run as Ctrl-C does: with everything so far written.
         signal.signal(signal.SIGTERM, _interrupt)
-        if not multirun and _shows_a_job([a for a in arguments if a not in overrides]):
-            print(OmegaConf.to_yaml(compose_job(overrides, own)), end="")
+        if asked.cfg and not asked.info:
+            print(shown(compose_job(overrides, own), asked.package, asked.resolve), end="")
             return 0
-        runs = check_jobs(overrides, multirun, own)
-        if multirun and set(arguments) & HYDRA_FLAGS:
-            raise UserError("-m runs jobs, and --cfg, --info and --package only show one: leave one of them out")
-        if set(arguments) - set(overrides) - {"-m", "--multirun"}:
-            sys.argv[1:] = [*arguments, *(() if own is None else ("--config-dir", str(own)))]
+        runs = check_jobs(overrides, asked.multirun, own)
+        if asked.info:
+            sys.argv[1:] = [*overrides, f"--info={asked.info}", *(() if own is None else (f"--config-dir={own}",))]
             show()
             return 0
         named = any(o.startswith("output_dir=") for o in overrides)
-        if not multirun:
+        if not asked.multirun:
+            check_latest(runs[0], named)
             if (several := len(expand(overrides, own))) > 1:
                 print(f"this is one of the {several} jobs of its experiment; -m runs them all", flush=True)
             return run_one(runs[0], unique=not named)
@@ -85,11 +78,6 @@ def main() -> int:
     finally:
         if (ray := sys.modules.get("simulation.ray")) is not None:
             ray.stop_ray()
-
-
-def _shows_a_job(flags: list[str]) -> bool:
-    """Whether the flags among the arguments are ``--cfg job`` and no other."""
-    return flags in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"])
 
 
 def run_one(run: Run, unique: bool) -> int:

@@ -12,23 +12,17 @@ Exit status: 0, or 2 for a mistake in what was asked for, which is said in one l
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from core.arguments import Parser, program
 from core.errors import UserError
-
-
-class Parser(argparse.ArgumentParser):
-    """Says a mistake as everything here does."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ``UserError``."""
-        raise UserError(f"{message} (python report.py --help)")
 
 
 def parser() -> Parser:
     """Return the command line's reader."""
     assert __doc__ is not None
-    out = Parser("report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    called = program("contrafed-report", "python report.py")
+    text = __doc__.replace("python report.py", called)
+    out = Parser(called, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     out.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="a run's folder, or one with runs somewhere below it")
     kind = out.add_mutually_exclusive_group()
     kind.add_argument("--list", action="store_true", help="a line on each run")
@@ -75,7 +69,7 @@ def _report(asked: argparse.Namespace) -> None:
     elif asked.results:
         _results(asked)
     elif not asked.folders:
-        raise UserError("name a folder with runs (python report.py --help)")
+        raise UserError(f"name a folder with runs ({parser().prog} --help)")
     elif asked.list:
         print(tables.listed(find(asked.folders)).plain, end="")
     else:

@@ -1,7 +1,7 @@
 """The command line: its help, and its overrides checked for every job of a sweep before the first starts."""
 
+import argparse
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,46 @@ from contrafed.composition import CHOICE_GROUPS, Composed, compose_yaml, own_fol
 from contrafed.settings import Run, check_top, for_evaluation, resolve
 from contrafed.sweep import expand
 from core import registry
-from core.errors import UserError
+from core.arguments import Parser, program
+from core.errors import UserError, unknown
 
 SCRIPT = "contrafed"  # the command of an installed package
-CONFIG_DIR = ("--config-dir", "-cd")
+OPTIONS = ("--multirun", "--help", "--version", "--config-dir", "--cfg", "--package", "--resolve", "--info")
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra's --info shows
 
 
-def take_config_dir(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Return the arguments without ``--config-dir DIR``, and DIR. Raises ``UserError`` where the folder is left out."""
-    rest, folder, waiting = [], None, iter(arguments)
-    for argument in waiting:
-        flag, sign, value = argument.partition("=")
-        if flag not in CONFIG_DIR:
-            rest.append(argument)
-            continue
-        folder = value if sign else next(waiting, "")
-        if not folder:
-            raise UserError("--config-dir needs a folder")
-    return rest, folder
+def read(arguments: list[str]) -> argparse.Namespace:
+    """Return what a command line asks for: its ``overrides`` and each option by its name. Raises ``UserError``."""
+    parser = Parser(program(SCRIPT, "python main.py"), add_help=False)
+    add = parser.add_argument
+    add("overrides", nargs="*", default=[])
+    for names in (("--multirun", "-m"), ("--help", "-h"), ("--version",), ("--resolve",)):
+        add(*names, action="store_true")
+    add("--config-dir", "-cd", metavar="DIR")
+    add("--cfg", "-c", choices=("job",))
+    add("--package", "-p", metavar="KEY")
+    add("--info", "-i", nargs="?", const="all", choices=INFO)
+    asked, others = parser.parse_known_intermixed_args(arguments)
+    for other in others:
+        key, sign, _ = other.partition("=")
+        if sign:
+            raise UserError(f"{other}: keys have no dashes, write {other.lstrip('-')}")
+        raise UserError(f"{unknown('option', key, OPTIONS)}; settings are KEY=VALUE, without dashes")
+    if asked.config_dir == "":
+        raise UserError("--config-dir needs a folder")
+    if asked.cfg is None and (asked.resolve or asked.package is not None):
+        raise UserError(f"--{'resolve' if asked.resolve else 'package'} goes with --cfg job")
+    if asked.multirun and (asked.cfg or asked.info):
+        raise UserError("-m runs jobs, and --cfg and --info only show one: leave one of them out")
+    return asked
+
+
+def shown(config: DictConfig, package: str | None, resolve: bool) -> str:
+    """Return a job's configuration as YAML, or the part of it that ``package`` names. Raises ``UserError``."""
+    part = config if package is None else OmegaConf.select(config, package)
+    if not isinstance(part, DictConfig):
+        raise unknown("package", str(package), [str(key) for key in config if isinstance(config[key], DictConfig)])
+    return OmegaConf.to_yaml(part, resolve=resolve)
 
 
 def jobs(overrides: list[str], multirun: bool, config_dir: str | Path | None = None) -> list[list[str]]:
@@ -79,17 +101,18 @@ def _named(number: int, expanded: list[list[str]]) -> Iterator[None]:
 def help_text(config_dir: str | None = None) -> str:
     """Return what ``--help`` prints: the top-level keys, then every group's choices with a line on each."""
     own = own_folder(config_dir)
-    installed = Path(sys.argv[0]).name == SCRIPT
-    program, conf = (SCRIPT, registry.CONF) if installed else ("python main.py", Path("conf"))
+    called = program(SCRIPT, "python main.py")
+    conf = registry.CONF if called == SCRIPT else Path("conf")
     defaults = OmegaConf.load(registry.CONF / "config.yaml")
     chosen = {k: v for item in defaults["defaults"] if isinstance(item, DictConfig) for k, v in item.items()}  # type: ignore[index]
     lines = [
         "Contrafed: contrastive and personalised federated learning on Flower.",
         "",
-        f"  {f'{program} strategy=pmfl participation=markovian':<58} one run",
-        f"  {f'{program} -m strategy=fedavg,moon,pmfl seed=0,1,2':<58} a sweep: every combination",
-        f"  {f'{program} -m experiment=pmfl/table1':<58} a paper's table",
-        f"  {f'{program} strategy=pmfl --cfg job':<58} show the composed configuration",
+        f"  {f'{called} strategy=pmfl participation=markovian':<58} one run",
+        f"  {f'{called} -m strategy=fedavg,moon,pmfl seed=0,1,2':<58} a sweep: every combination",
+        f"  {f'{called} -m experiment=pmfl/table1':<58} a paper's table",
+        f"  {f'{called} strategy=pmfl --cfg job':<58} show the composed configuration (--package KEY: a part of it)",
+        f"  {f'{called} -m experiment=pmfl/table1 shard=2/4':<58} every fourth of a sweep's jobs, from the second",
         "",
         "Keys (key=value):",
     ]

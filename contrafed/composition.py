@@ -3,15 +3,11 @@
 Up to here only YAMLs are read, so that a mistake on the command line is answered before torch, Flower or Ray are imported.
 """
 
-import pickle
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -20,6 +16,7 @@ from yaml import YAMLError
 
 from contrafed import grid
 from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS, counts
+from contrafed.yamls import composed, first_line, parse, stamp
 from core import registry
 from core.config import dotted
 from core.errors import UserError, unknown
@@ -28,6 +25,9 @@ CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment", "scale")
 
 # What a command line may set beside an experiment and still have its setting.
 FREE = ("experiment", "scale", "seed", "log", "metrics", *HOW_IT_RUNS)
+
+# What an experiment's file alone says.
+OWN_KEYS = ("grid", "methods", "where", "published", "changed")
 
 # Whose YAMLs set keys of other groups too, by Hydra's directive.
 PACKAGES = {"experiment": "_global_", "scale": "_global_", "strategy/server": "strategy"}
@@ -80,10 +80,10 @@ class Composed:
 
 def compose_job(overrides: list[str], config_dir: str | Path | None = None) -> DictConfig:
     """Compose one job's configuration. Raises ``UserError`` with one clear line for an unknown choice or key."""
-    composed = compose_yaml(overrides, config_dir)
-    if (line := use_plain_sgd(composed)) is not None:
+    job = compose_yaml(overrides, config_dir)
+    if (line := use_plain_sgd(job)) is not None:
         print(line, flush=True)
-    return composed.config
+    return job.config
 
 
 def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> Composed:
@@ -102,7 +102,7 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
         choosing = [o for o in parsed if o.key_or_group in CHOICE_GROUPS]
         _check_names(choosing, own)
         _check_server(choosing, own)
-        config = _compose([str(o.input_line) for o in choosing], own)
+        config = composed([str(o.input_line) for o in choosing], own)
         setting = [o for o in parsed if o not in choosing]
         for override in setting:
             _check_key(config, override)
@@ -110,10 +110,10 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
             for override in setting:
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
         else:
-            config = _compose([str(o.input_line) for o in parsed], own)
+            config = composed([str(o.input_line) for o in parsed], own)
         named = _merge(config, asked, parsed, cases, own)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"cannot compose the configuration: {_first_line(error)}") from error
+        raise UserError(f"cannot compose the configuration: {first_line(error)}") from error
     if config.get("evaluate_only") is not None:
         others = [o.key_or_group for o in parsed if o.key_or_group.split(".")[0] not in EVALUATION_KEYS]
         if others:
@@ -129,64 +129,22 @@ def plain(config: DictConfig) -> dict[str, Any]:
     try:
         return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key}: {_first_line(error)}") from error
+        raise UserError(f"{error.full_key}: {first_line(error)}") from error
 
 
 def grid_of(experiment: str, config_dir: str | Path | None = None) -> grid.Grid:
     """Return the grid in an experiment's file, empty where it has none. Raises ``UserError``."""
     own = own_folder(config_dir)
-    return _grid_of(experiment, own, _stamp(own))
-
-
-def choices_of(experiment: str, own: Path | None) -> dict[str, str]:
-    """Return group -> the choice that an experiment makes itself, of each group."""
-    composed = _compose([f"experiment={experiment}"], own, return_hydra_config=True)
-    return {str(group): str(choice) for group, choice in composed.hydra.runtime.choices.items()}
+    return _grid_of(experiment, own, stamp(own))
 
 
 @lru_cache(maxsize=64)
 def _grid_of(experiment: str, own: Path | None, stamp: object) -> grid.Grid:
     _check_names(parse([f"experiment={experiment}"]), own)
     try:
-        return grid.read(experiment, _compose([f"experiment={experiment}"], own).get("grid"))
+        return grid.read(experiment, composed([f"experiment={experiment}"], own).get("grid"))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"experiment={experiment}: {_first_line(error)}") from error
-
-
-def parse(overrides: list[str]) -> list[Override]:
-    """Return overrides as Hydra reads them. Raises ``UserError``."""
-    return [_parsed(override) for override in overrides]
-
-
-def _parsed(override: str) -> Override:
-    key, _, value = override.partition("=")
-    # Of paths Hydra's grammar takes ~, = and spaces for its own.
-    plainly = [f"{key}={grid.text(value)}"] if value and not set(value) & set("[]{}'\",\\") else []
-    for line in (override, *plainly):
-        try:
-            return OverridesParser.create().parse_override(line)
-        except HydraException as error:
-            wrong = error
-    raise UserError(f"cannot read '{override}', which must be KEY=VALUE such as strategy=pmfl: {_first_line(wrong)}")
-
-
-def _compose(overrides: list[str], own: Path | None, *, return_hydra_config: bool = False) -> DictConfig:
-    return pickle.loads(_composed(tuple(overrides), own, _stamp(own), return_hydra_config))  # type: ignore[no-any-return]
-
-
-def _stamp(own: Path | None) -> tuple[tuple[str, int], ...]:
-    """Return what tells whether a file of a folder of YAMLs has changed."""
-    return () if own is None else tuple((str(path), path.stat().st_mtime_ns) for path in registry.yamls(own))
-
-
-# The jobs of a grid share most of their choices: 60 ms of Hydra's for each combination, 1 ms for its copy.
-@lru_cache(maxsize=512)
-def _composed(overrides: tuple[str, ...], own: Path | None, stamp: object, return_hydra_config: bool) -> bytes:
-    GlobalHydra.instance().clear()
-    quoted = "" if own is None else str(own).replace("\\", "\\\\").replace("'", "\\'")
-    path = [] if own is None else [f"hydra.searchpath=['file://{quoted}']"]
-    with initialize_config_dir(version_base="1.3", config_dir=str(registry.CONF)):
-        return pickle.dumps(compose("config", overrides=[*path, *overrides], return_hydra_config=return_hydra_config))
+        raise UserError(f"experiment={experiment}: {first_line(error)}") from error
 
 
 def _check_hydra(parsed: list[Override]) -> None:
@@ -252,7 +210,7 @@ def _name_in(file: Path) -> Any:
     try:
         content = OmegaConf.load(file)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot read {file}: {_first_line(error)}") from error
+        raise UserError(f"cannot read {file}: {first_line(error)}") from error
     return content.get("name") if isinstance(content, DictConfig) else None
 
 
@@ -263,27 +221,41 @@ def _check_server(choosing: list[Override], own: Path | None) -> None:
         return
     free = [name for name in registry.choices("strategy", own) if _takes_rules([f"strategy={name}"], own)]
     raise UserError(
-        f"strategy={_compose(lines, own).strategy.name} has a server rule of its own, made for what its nodes send; "
+        f"strategy={composed(lines, own).strategy.name} has a server rule of its own, made for what its nodes send; "
         f"strategy.server goes with {', '.join(free)}"
     )
 
 
 def _takes_rules(overrides: list[str], own: Path | None) -> bool:
     """Whether the chosen method leaves its server rule to ``strategy.server``: its YAML has one among its defaults."""
-    return "strategy/server" in _compose(overrides, own, return_hydra_config=True).hydra.runtime.choices
+    return "strategy/server" in composed(overrides, own, return_hydra_config=True).hydra.runtime.choices
 
 
 def _check_key(config: DictConfig, override: Override) -> None:
-    """Raise for a key that no YAML declares, naming the nearest one beside it."""
+    """Raise for a key that no YAML declares, naming the nearest one beside it, and for the name of what a group has chosen."""
+    group, _, key = override.key_or_group.partition(".")
+    if key == "name" and group in GROUPS:
+        raise UserError(f"{override.input_line}: what a group chooses is {group}=NAME, without .name")
     here: Any = config
     walked: list[str] = []
     for part in override.key_or_group.split("."):
-        if not isinstance(here, DictConfig) or part not in here:
-            where = ".".join(walked)
-            names = [str(key) for key in here] if isinstance(here, DictConfig) else []
-            raise unknown(f"{where} key" if where else "key", part, names)
+        if not isinstance(here, DictConfig) or part not in here or (not walked and part in OWN_KEYS):
+            raise _unknown_key(".".join(walked), part, here)
         here = here._get_node(part)
         walked.append(part)
+
+
+def _unknown_key(where: str, name: str, here: Any) -> UserError:
+    """Return the error for a key that ``where``, with the configuration ``here``, does not have: it may be one further down."""
+    names = [str(key) for key in here] if isinstance(here, DictConfig) else []
+    if not where:
+        names = [*(key for key in names if key not in OWN_KEYS), "experiment", "scale", "shard"]
+    above = f"{where}." if where else ""
+    below = dotted(OmegaConf.to_container(here)) if isinstance(here, DictConfig) else {}  # type: ignore[arg-type]
+    same = [above + key for key in below if key.endswith(f".{name}") and key.split(".")[0] not in OWN_KEYS]
+    if same and name != "name":
+        return UserError(f"unknown key '{above}{name}', did you mean {' or '.join(same[:3])}?")
+    return unknown(f"{where} key" if where else "key", name, names)
 
 
 def _merge(
@@ -379,14 +351,10 @@ def use_plain_sgd(job: Composed) -> str | None:
         dropped.append(str(local.optimizer))
         local.optimizer = "sgd"
         if "local.lr" not in job.named and not job.is_set("strategy.local.lr"):
-            local.lr = _compose([f"strategy={strategy.name}"], job.own).strategy.local.lr
+            local.lr = composed([f"strategy={strategy.name}"], job.own).strategy.local.lr
     if not dropped:
         return None
     return (
         f"strategy={strategy.name} needs plain SGD ({reason}): without the {' and '.join(dropped)} of "
         f"experiment={experiment}, at a learning rate of {local.lr:g}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split("See https://")[0].split())[:300]

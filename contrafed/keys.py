@@ -5,7 +5,6 @@ the node. What is there already stays, so that a node can be added later, but a 
 with the key that it has; delete a file to have it made anew.
 """
 
-import argparse
 import datetime
 import ipaddress
 import os
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from core.arguments import Parser
 from core.errors import UserError
 
 CA, SERVER = "ca", "server"  # ca.pem goes to everyone; ca.key stays with whoever made it
@@ -50,6 +50,8 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
         raise UserError(
             f"--days must be in 1..{MOST_DAYS}, --nodes and --renew-within at least 0, got {days}, {nodes} and {renew}"
         )
+    if folder.is_file():
+        raise UserError(f"{folder} is a file, no folder")
     if authority.exists() and not authority_key.exists():
         raise UserError(f"{authority} is there but {authority_key.name} is not; put it back, or delete both to begin anew")
     if not server.exists() and not hosts:
@@ -190,7 +192,7 @@ def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serializat
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the keys that the command line asks for; returns the exit status."""
-    parser = argparse.ArgumentParser("python -m contrafed.keys", description=(__doc__ or "").partition("\n")[2].strip())
+    parser = Parser("python -m contrafed.keys", description=(__doc__ or "").partition("\n")[2].strip())
     parser.add_argument("folder", type=Path, help="where the files are, or are made")
     parser.add_argument("--host", action="append", default=[], help="name or address of the server; may be given again")
     parser.add_argument("--nodes", type=int, default=0, help="how many nodes get a key pair (default: 0)")
@@ -199,8 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--renew-within", type=int, default=RENEW_DAYS, metavar="DAYS",
         help=f"renew certificates with fewer days left, at most half of --days (default: {RENEW_DAYS})",
     )  # fmt: skip
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
         written = make_keys(options.folder, options.host, options.nodes, options.days, options.renew_within)
         lines = [f"made {path}" for path in written.made] + [f"renewed {path}" for path in written.renewed]
         print("\n".join(lines) or "everything is there already")

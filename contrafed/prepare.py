@@ -25,7 +25,7 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
         words = shlex.split(overrides)
     except ValueError as error:
         raise UserError(f"overrides: {overrides!r} cannot be read ({error})") from error
-    if num_nodes is not None and not any(word.startswith(("num_nodes=", "experiment=")) for word in words):
+    if num_nodes is not None and not any(word.startswith(("num_nodes=", "experiment=", "evaluate_only=")) for word in words):
         words.append(f"num_nodes={num_nodes}")
     wanted = checked(compose_job(words, config_dir))
     if num_nodes is not None and wanted.num_nodes != num_nodes:
@@ -33,6 +33,7 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
             f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
             f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
         )
+    check_latest(wanted, any(word.startswith("output_dir=") for word in words))
     if num_nodes is not None:
         from simulation.flower import refuse_timeout
 
@@ -53,6 +54,12 @@ def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
     composed: Any = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     quiet_libraries(bool(composed.get("verbose", False)))
     return resolve(composed)
+
+
+def check_latest(wanted: Run, named: bool) -> None:
+    """Raise ``UserError`` where ``resume=latest`` has no folder to go on in: one that is not ``named`` is new."""
+    if wanted.resume == LATEST and not named:
+        raise UserError("resume=latest goes on in the folder that output_dir names: set output_dir=FOLDER beside it")
 
 
 def with_folder(wanted: Run, unique: bool, devices: bool = False) -> Run:

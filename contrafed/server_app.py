@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
     assert run.folder is not None
     with alone(run.folder):
         summary = serve(nodes, run)
-    print_summary(summary, str(run.folder))
+    print_summary(summary, str(run.folder.resolve()))
 
 
 def app_for(run: Run, on_round: OnRound | None = None) -> ServerApp:

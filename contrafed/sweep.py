@@ -27,9 +27,10 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from contrafed import grid
-from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, choices_of, grid_of, own_folder, parse
+from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, grid_of, own_folder
 from contrafed.reporting.folder import held, make_folder, taken
 from contrafed.settings import Run
+from contrafed.yamls import choices_of, parse
 from core.errors import RunStopped, UserError
 
 OUTPUTS = Path("outputs")

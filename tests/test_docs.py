@@ -18,10 +18,10 @@ from reported import method, write_run
 
 import main
 from contrafed.analysis.runs import find
-from contrafed.cli import check_jobs, jobs, take_config_dir
+from contrafed.cli import check_jobs, jobs, read
 from contrafed.composition import compose_job
 from contrafed.settings import resolve
-from contrafed.sweep import expand
+from contrafed.sweep import expand, take_shard
 from core import registry
 from core.errors import UserError
 
@@ -119,15 +119,14 @@ def parsed(block):
 def composed(command):
     """Compose and check what a command of ours runs, or a ``flwr run`` by its overrides."""
     if ours := OURS.match(command):
-        arguments, folder = take_config_dir(shlex.split(ours["arguments"]))
+        asked = read(take_shard(shlex.split(ours["arguments"]))[0])
     elif found := re.search(r"overrides=\"([^\"]*)\"", command):
-        arguments, folder = found[1].split(), None
+        asked = read(found[1].split())
     else:
         return
-    if folder is not None or "--help" in arguments:
+    if asked.config_dir is not None or asked.help:
         return
-    flags = [a for a in arguments if a.startswith("-") or a == "job"]
-    every, seen = jobs([a for a in arguments if a not in flags and not a.startswith("shard=")], "-m" in flags), set()
+    every, seen = jobs(asked.overrides, asked.multirun), set()
     for job in every if len(every) <= 20 else (every[0], every[-1]):  # a paper's whole grid has tests of its own
         if seen.issuperset(job):  # every value of a sweep once, not every combination
             continue

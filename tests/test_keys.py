@@ -108,14 +108,26 @@ def test_another_host_has_the_server_certificate_made_for_it(tmp_path, capsys, a
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--host", "fl.example:8000"), ("--host", ""), ("--host", "a b"), ("--host", "x" * 64), ("--days", "99999999")]
+    "wrong",
+    [
+        ("--host", "fl.example:8000"),
+        ("--host", ""),
+        ("--host", "a b"),
+        ("--host", "x" * 64),
+        ("--days", "99999999"),
+        ("--days", "x"),
+        ("--node", "3"),
+    ],
 )
 def test_what_no_certificate_can_say_leaves_nothing(tmp_path, capsys, wrong):
     assert keys.main([str(tmp_path / "keys"), "--host", "a.example", *wrong]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: --")
+    assert error.startswith(("error: --", "error: argument --", "error: unrecognized arguments: --node 3"))
     assert error.count("\n") == 1
     assert not (tmp_path / "keys").exists()
+    (tmp_path / "keys").write_text("")
+    assert keys.main([str(tmp_path / "keys"), "--host", "a.example"]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/keys is a file, no folder\n"
 
 
 def test_an_authority_whose_certificate_is_lost_signs_it_anew(tmp_path):

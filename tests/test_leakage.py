@@ -153,6 +153,9 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
         ("--first=5000", "leaves none of the 1347 training images of dataset=digits"),
         ("--seed=1", "has results of seed=0, not 1: choose another folder"),
         ("--starts=2", "has results of starts=1, not 2"),
+        ("--starts=two", "error: argument --starts: invalid int value: 'two' (python -m contrafed.analysis.leakage --help)"),
+        ("--cases=", "nothing to attack: --cases has none of all_shared, "),
+        (f"--out={tmp_path / 'leakage.csv'}", "leakage.csv is a file, no folder"),
     ):
         assert leakage.main([*arguments, wrong]) == 2
         assert said in capsys.readouterr().err

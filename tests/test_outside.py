@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from contrafed.cli import help_text, take_config_dir
+from contrafed.cli import help_text, read
 from contrafed.composition import compose_job
 from contrafed.settings import resolve
 from core.errors import UserError
@@ -204,8 +204,9 @@ def test_the_command_says_so_too(home):
 def test_folders_that_cannot_be_are_one_line(home):
     with pytest.raises(UserError, match=r"--config-dir: there is no folder .*/nowhere"):
         compose_job([], home / "nowhere")
-    with pytest.raises(UserError, match="--config-dir needs a folder"):
-        take_config_dir(["strategy=mine", "--config-dir"])
+    for arguments, said in ((["--config-dir"], "--config-dir/-cd: expected one argument"), (["-cd="], "needs a folder")):
+        with pytest.raises(UserError, match=said):
+            read(["strategy=mine", *arguments])
     write(home / "yamls" / "strategy" / "twin.yaml", METHOD)
     with pytest.raises(UserError, match=r"twin.yaml must say name: twin"):
         compose_job(["strategy=twin"], home / "yamls")

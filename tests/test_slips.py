@@ -2,8 +2,10 @@
 
 import fcntl
 import os
+from importlib.metadata import version
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 from rig import config_of
 
@@ -56,6 +58,8 @@ def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
         (["-m", "strategy=glob(*)"], "strategy=glob(*) cannot be listed here: write the values out, as strategy=a,b,c"),
         (["-m", "strategy.local.lr=interval(0.01,0.1)"], "cannot be listed here: write the values out"),
         (["seed=0,1"], "seed=0,1 lists several values: add -m to run them all"),
+        (["-m", "seed=0,1,"], "seed=0,1, ends with a comma: leave it out"),
+        (["resume=latest"], "resume=latest goes on in the folder that output_dir names: set output_dir=FOLDER beside it"),
     ],
 )
 def test_what_no_run_can_take_is_one_line(called, asked, said):
@@ -64,6 +68,22 @@ def test_what_no_run_can_take_is_one_line(called, asked, said):
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("experimnt=pmfl/table1", "unknown key 'experimnt', did you mean 'experiment'?"),
+        ("lr=0.1", "unknown key 'lr', did you mean strategy.local.lr?"),
+        ("strategy.lr=0.1", "unknown key 'strategy.lr', did you mean strategy.local.lr?"),
+        ("dataset.name=mnist", "dataset.name=mnist: what a group chooses is dataset=NAME, without .name"),
+        ("grid.seed=[0]", "unknown key 'grid'; choices: aggregation, attack, "),
+    ],
+)
+def test_a_key_in_another_place_is_named(override, said):
+    with pytest.raises(UserError) as error:
+        compose("experiment=digits", override)
+    assert str(error.value).startswith(said)
 
 
 def test_a_notebooks_list_of_values_is_one_line():
@@ -144,10 +164,21 @@ def test_one_job_of_a_table_is_said_to_be_one(tmp_path, called):
 def test_flags_are_named(called):
     for wrong, says in (
         (["--num_rounds=3"], "error: --num_rounds=3: keys have no dashes, write num_rounds=3\n"),
-        (["-m", "seed=0,1", "--cfg", "job"], "error: -m runs jobs, and --cfg, --info and --package only show one"),
+        (["-m", "seed=0,1", "--cfg", "job"], "error: -m runs jobs, and --cfg and --info only show one"),
+        (["--run"], "error: unknown option '--run', did you mean '--multirun'? choices: --cfg, "),
+        (["-r", "seed=1"], "error: unknown option '-r'; choices: --cfg, "),
+        (["--multi", "seed=0,1"], "error: unknown option '--multi', did you mean '--multirun'?"),
+        (["--cfg", "hydra"], "error: argument --cfg/-c: invalid choice: 'hydra'"),
+        (["--package", "strategy"], "error: --package goes with --cfg job"),
+        (["--resolve"], "error: --resolve goes with --cfg job"),
+        (["--cfg", "job", "-p", "strategi"], "error: unknown package 'strategi', did you mean 'strategy'?"),
     ):
         done = called(*wrong)
-        assert (done.returncode, done.stderr.startswith(says)) == (2, True)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), wrong
+        assert done.stderr.startswith(says)
+    assert called("--version").stdout == f"contrafed {version('contrafed')}\n"
+    part = called("strategy=fedcrl", "--cfg", "job", "--package=participation", "--resolve")
+    assert yaml.safe_load(part.stdout) == compose("strategy=fedcrl")["participation"]
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,10 @@ class LocalWork:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.iterations is None):
+            advice = "" if self.epochs is None else "; the other is null, such as strategy.local.iterations=null"
             raise UserError(
                 "exactly one of strategy.local.epochs and strategy.local.iterations must be set, "
-                f"got epochs={self.epochs} iterations={self.iterations}"
+                f"got epochs={self.epochs} iterations={self.iterations}{advice}"
             )
 
     def batch_of(self, examples: int) -> int:

@@ -6,7 +6,6 @@
 Leaves ``embedding.npz`` (x, label, node), ``embedding.png`` and ``embedding.pdf`` in the run's folder.
 """
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from clients.training.workspace import Workspace
 from contrafed.evaluation import MODEL_FILE, initial_model, representations
 from contrafed.prepare import checked
 from contrafed.settings import read_config
+from core.arguments import Parser
 from core.errors import UserError
 from core.randomness import generator
 from core.tensors import Tensors
@@ -158,12 +158,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; returns the exit status."""
     from contrafed.analysis.plots import save
 
-    parser = argparse.ArgumentParser("contrafed.analysis.embedding", description=(__doc__ or "").split("\n", 1)[0])
+    parser = Parser("python -m contrafed.analysis.embedding", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("--personal", action="store_true", help="each node's own model instead of the global one")
     parser.add_argument("--points", type=int, default=POINTS, help=f"at most so many; default {POINTS}")
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
         z, labels, nodes = of_run(options.run, personal=options.personal, limit=options.points)
         points = tsne(z)
     except UserError as error:

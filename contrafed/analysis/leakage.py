@@ -29,6 +29,7 @@ from contrafed.composition import compose_job
 from contrafed.reporting import quiet_libraries, versions
 from contrafed.reporting.provenance import hardware
 from core import registry
+from core.arguments import Parser
 from core.disk import replace
 from core.errors import UserError, unknown
 from core.run import choose
@@ -47,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parse(arguments)
         quiet_libraries(False)
-        options.out.mkdir(parents=True, exist_ok=True)
         with quick_small_convolutions():
             run(options)
     except UserError as error:
@@ -73,7 +73,7 @@ def quick_small_convolutions() -> Iterator[None]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line, checked. Raises ``UserError``."""
-    parser = argparse.ArgumentParser("contrafed.analysis.leakage", description=(__doc__ or "").split("\n", 1)[0])
+    parser = Parser("python -m contrafed.analysis.leakage", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("overrides", nargs="*", default=[], help="the data set, as main.py takes it: dataset=cifar10")
     parser.add_argument("--cases", default=None, help=f"of {', '.join(CASES)}; default: all, or none beside --methods")
     parser.add_argument("--methods", default="", help="attack what these methods' nodes send; 'every' for all there are")
@@ -105,6 +105,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         for name in names:
             if name not in choices:
                 raise unknown(kind, name, choices)
+    if not options.methods and not options.cases:
+        raise UserError(f"nothing to attack: --cases has none of {', '.join(CASES)}")
+    if (file := next((part for part in (options.out, *options.out.parents) if part.is_file()), None)) is not None:
+        raise UserError(f"--out={options.out}: {file} is a file, no folder")
     if options.batch > 1 and any(CASES[name].attack == "idlg" for name in options.cases):
         raise UserError("iDLG reads the label of one image: --batch 1, or other --cases")
     return options
@@ -208,6 +212,7 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
 
 def write(folder: Path, rows: list[dict[str, Any]], pictures: dict[str, np.ndarray]) -> None:
     """Write what was found so far; whole files, the pictures first, so that every row has one whenever this is ended."""
+    folder.mkdir(parents=True, exist_ok=True)
     table, images = folder / f"{CSV}.part", folder / f"part-{PICTURES}"
     np.savez_compressed(images, **pictures)  # type: ignore[arg-type]
     with table.open("w", encoding="utf-8", newline="") as file:

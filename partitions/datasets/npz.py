@@ -1,5 +1,6 @@
 """npz: people's own images from one NumPy file."""
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,8 @@ def load(config: Config, name: str) -> ImageData:
     path = Path(str(config.path)).expanduser()
     if path.is_dir():
         raise UserError(f"{path} is no readable npz file but a folder, which dataset=folder takes")
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is no readable npz file but something else, or cut; numpy.savez(FILE, x=, y=) writes one")
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [key for key in ("x", "y") if key not in file]
