@@ -1,5 +1,6 @@
 """From what was asked for to a ``Run`` that may begin: checked, with its folder, and with where it goes on from."""
 
+import difflib
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -90,7 +91,8 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
             raise UserError(f"resume: what nodes remember at {found.path} is {kept}; go on from it with {how}")
         return str(found.path)
     if not latest:
-        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}")
+        hint = ", did you mean resume=latest?" if difflib.get_close_matches(wanted.resume, [LATEST]) else ""
+        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{hint}")
     folder = Path(wanted.output_dir)
     if there := checkpoint.numbered(folder / checkpoint.FOLDER):
         raise UserError(f"resume: {there[-1]} and {len(there) - 1} before it cannot be read; delete the folder to begin anew")

@@ -277,7 +277,9 @@ def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_
 
 
 def test_where_there_is_no_checkpoint(tmp_path, capsys):
-    with pytest.raises(UserError, match="there is no whole checkpoint in .*nowhere"):
+    with pytest.raises(UserError, match="there is no whole checkpoint in lastest, did you mean resume=latest"):
+        run(config_of(*SMALL, "resume=lastest", f"output_dir={tmp_path}/run"))
+    with pytest.raises(UserError, match="there is no whole checkpoint in .*nowhere$"):
         run(config_of(*SMALL, "resume=nowhere", f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
     run(config_of(*SMALL, "resume=latest", f"output_dir={tmp_path}/run"))

@@ -151,11 +151,11 @@ for arguments in {KNOWN_BEFORE_ANY_IMPORT!r}:
 
 
 def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, called):
-    folder = tmp_path / "run"
+    folder = tmp_path / "new" / "run"
     done = called(*QUICK, "partition=pathological", "partition.classes_per_node=20", f"output_dir={folder}")
     assert done.returncode == 2
     assert done.stderr == "error: partition.classes_per_node=20 is more than the 10 classes of the data set\n"
-    assert not folder.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch):

@@ -57,7 +57,8 @@ def held(folder: Path) -> Iterator[bool]:
     if place in _here:
         yield True
         return
-    new, free = make_folder(folder), True
+    new, free = [path for path in (folder, *folder.parents) if not path.exists()], True
+    make_folder(folder)
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -73,9 +74,10 @@ def held(folder: Path) -> Iterator[bool]:
         if free:
             _here.discard(place)
         os.close(handle)
-        if new and free:
+        if free:
             with contextlib.suppress(OSError):  # empty after a mistake in the data
-                folder.rmdir()
+                for path in filter(Path.exists, new):
+                    path.rmdir()
 
 
 @contextlib.contextmanager
@@ -97,11 +99,9 @@ def taken(folder: Path) -> bool:
         return not free
 
 
-def make_folder(folder: Path) -> bool:
-    """Create a folder; returns whether it is new. Raises ``UserError`` where it cannot be written."""
+def make_folder(folder: Path) -> None:
+    """Create a folder. Raises ``UserError`` where it cannot be written."""
     try:
-        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
-    return new
