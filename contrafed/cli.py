@@ -48,6 +48,8 @@ def read(arguments: list[str]) -> argparse.Namespace:
 
 def shown(config: DictConfig, package: str | None, resolve: bool) -> str:
     """Return a job's configuration as YAML, or the part of it that ``package`` names. Raises ``UserError``."""
+    if resolve:
+        plain(config)
     part = config if package is None else OmegaConf.select(config, package)
     if not isinstance(part, DictConfig):
         raise unknown("package", str(package), [str(key) for key in config if isinstance(config[key], DictConfig)])

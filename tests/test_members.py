@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("quick_devices")
         ([{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1}], "nodes 11 and 12 both say partition-id=1"),
         ([{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 3}], "node 12 cannot take part: partition-id=3 .* 0..2"),
         ([{"partition-id": 0}, {"partition-id": 1}, {}], "node 12 cannot take part: --node-config needs partition-id"),
+        ([{"partition-id": "0"}, {"partition-id": 1}, {"partition-id": 2}], "a whole number from 0 without quotes, found '0'"),
         (
             [{"partition-id": 0, "statedir": "/x"}, {"partition-id": 1}, {"partition-id": 2}],
             "node 10 .* unknown --node-config key 'statedir', did you mean 'state-dir'",

@@ -148,7 +148,7 @@ def _node(context: Context) -> int:
             raise unknown("--node-config key", key, NODE_CONFIG)
     node = context.node_config.get("partition-id")
     if not isinstance(node, int) or isinstance(node, bool):
-        raise UserError(f"--node-config needs partition-id, a whole number from 0, found {node}")
+        raise UserError(f"--node-config needs partition-id, a whole number from 0 without quotes, found {node!r}")
     return node
 
 
