@@ -37,6 +37,7 @@ OUTPUTS = Path("outputs")
 POLL = 0.5  # seconds between two looks at what another process does
 CHECKPOINTS = 20  # that an experiment's job writes unless it is told how often
 LEAST_BETWEEN = 10  # rounds
+NAMED = 5  # jobs that the last line names, of those that failed
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,9 @@ class Sweep:
     def status(self) -> int:
         """Return the exit status, having named the jobs that failed."""
         if self.failures:
-            names = "; ".join(" ".join(job.overrides) for job, _ in self.failures)
-            print(f"error: {len(self.failures)} job(s) failed: {names}", file=sys.stderr)
+            names = [" ".join(job.overrides) for job, _ in self.failures[:NAMED]]
+            more = [f"and {len(self.failures) - NAMED} more"] if len(self.failures) > NAMED else []
+            print(f"error: {len(self.failures)} job(s) failed: {'; '.join([*names, *more])}", file=sys.stderr)
         return (2 if all(mistake for _, mistake in self.failures) else 1) if self.failures else 0
 
     def _leave(self) -> None:
