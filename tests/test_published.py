@@ -68,6 +68,11 @@ def test_a_column_by_hand(tmp_path):
     text = tables.comparison_text(comparison)
     assert "| pmfl | 62.00 ± 2.83 (87.47) |" in text
     assert "(3 cells)" in text
+    latex = tables.comparison_latex(comparison)
+    assert r"pmfl & 62.00 $\pm$ 2.83 (87.47) \\" in latex
+    assert r"SVHN & bernoulli & test\_accuracy & pmfl & 62.00 $\pm$ 2.83 & 2 & 87.47 & -25.47 & 2 & 1 \\" in latex
+    assert r"\par SVHN bernoulli test\_accuracy: " in latex
+    assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 2
 
 
 def test_what_is_changed_or_small_stands_apart(tmp_path):

@@ -25,16 +25,17 @@ def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float |
     ``target``: the accuracy, a fraction, to which rounds and MiB are counted; without it FedAvg's last in a row's setting.
     Raises ``UserError`` where the folder cannot be written.
     """
-    found: dict[str, tuple[Table, str]] = {}
+    found: dict[str, tuple[Table, str, str]] = {}
     every = tables.runs_table(runs, title, target)
-    found["runs"] = (every, every.markdown + tables.READ)
+    found["runs"] = (every, every.markdown + tables.READ, every.latex)
     for comparison in published.compare(runs):
-        found[comparison.stem] = (tables.comparison_table(comparison), tables.comparison_text(comparison))
+        text, latex = tables.comparison_text(comparison), tables.comparison_latex(comparison)
+        found[comparison.stem] = (tables.comparison_table(comparison), text, latex)
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for stem, (table, text) in found.items():
-            for kind, content in (("md", f"# {table.title}\n\n{text}"), ("csv", table.csv), ("tex", table.latex)):
+        for stem, (table, text, latex) in found.items():
+            for kind, content in (("md", f"# {table.title}\n\n{text}"), ("csv", table.csv), ("tex", latex)):
                 files.append(folder / f"{stem}.{kind}")
                 files[-1].write_text(content, encoding="utf-8")
         for stem, figure in (figures.of_runs(runs, title) | figures.of_papers(runs)).items():

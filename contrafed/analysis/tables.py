@@ -308,6 +308,14 @@ def comparison_text(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
+def comparison_latex(comparison: Comparison) -> str:
+    """Return the same in LaTeX: the table, the cells with their differences and ranks, and the correlations."""
+    parts = [comparison_table(comparison).latex]
+    if len(comparison.both):
+        parts.append(rank_table(comparison).latex)
+    return "\n".join([*parts, *(rf"\par {_tex(line.removeprefix('* '))}." for line in correlation_lines(comparison)), ""])
+
+
 def correlation_lines(comparison: Comparison) -> list[str]:
     """Return Spearman's correlation with the paper: over all cells, then column by column, or whatever else is ranked."""
     rho, cells = comparison.correlation()
