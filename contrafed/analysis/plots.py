@@ -232,7 +232,7 @@ def node_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: str
         axes.margins(x=0.01)
     few = len(nodes) <= 25
     rows[-1].set_xticks(range(len(nodes)) if few else [], [str(node) for node in nodes] if few else [])
-    rows[-1].set_xlabel("node" if few else f"{len(nodes)} nodes, in the order of {labels[0]}'s")
+    rows[-1].set_xlabel("node" if few else f"{len(nodes)} nodes, in the first picture's order")
     figure.supylabel(ylabel, fontsize=10)
     return figure
 
