@@ -26,7 +26,7 @@ CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment", "scale")
 # What a command line may set beside an experiment and still have its setting.
 FREE = ("experiment", "scale", "seed", "log", "metrics", *HOW_IT_RUNS)
 
-# What an experiment's file alone says.
+# What is an experiment's file's to say; its methods and where can be set beside it, its grid is read from the file alone.
 OWN_KEYS = ("grid", "methods", "where", "published", "changed")
 
 # Whose YAMLs set keys of other groups too, by Hydra's directive.
@@ -239,7 +239,7 @@ def _check_key(config: DictConfig, override: Override) -> None:
     here: Any = config
     walked: list[str] = []
     for part in override.key_or_group.split("."):
-        if not isinstance(here, DictConfig) or part not in here or (not walked and part in OWN_KEYS):
+        if not isinstance(here, DictConfig) or part not in here or (not walked and part == "grid"):
             raise _unknown_key(".".join(walked), part, here)
         here = here._get_node(part)
         walked.append(part)
