@@ -163,7 +163,8 @@ def readings(title: str) -> list[str]:
                 found += ["\n".join([*lines[:2], *rows])] if rows else []
             elif word.search(paragraph):
                 found.append(paragraph if len(others_in(paragraph)) < 4 else sentences(paragraph, word))
-    return found
+    # The pages lie a folder deeper than what they quote.
+    return [re.sub(r"\]\((?=\w+\.md)", "](../", text) for text in found]
 
 
 def others_in(paragraph: str) -> list[str]:
