@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import traceback
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +21,7 @@ from omegaconf import DictConfig
 from contrafed.cli import check_jobs, help_text, read, shown
 from contrafed.composition import as_choices, compose_job, own_folder
 from contrafed.prepare import check_latest
-from contrafed.reporting import print_summary, quiet_libraries
+from contrafed.reporting import print_summary, quiet_libraries, versions
 from contrafed.reporting.folder import held
 from contrafed.settings import Run
 from contrafed.sweep import Sweep, expand, part, take_shard
@@ -42,7 +41,7 @@ def main() -> int:
         arguments, shard = take_shard(as_choices(sys.argv[1:]))
         asked = read(arguments)
         if asked.version:
-            print(f"contrafed {version('contrafed')}")
+            print(f"contrafed {versions()['contrafed']}")
             return 0
         if asked.help:
             with contextlib.suppress(BrokenPipeError):  # somebody reads only the first lines

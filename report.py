@@ -69,7 +69,7 @@ def _report(asked: argparse.Namespace) -> None:
     elif asked.results:
         _results(asked)
     elif not asked.folders:
-        raise UserError(f"name a folder with runs ({parser().prog} --help)")
+        parser().error("name a folder with runs")
     elif asked.list:
         print(tables.listed(find(asked.folders)).plain, end="")
     else:

@@ -16,7 +16,6 @@ from core.arguments import Parser, program
 from core.errors import UserError, unknown
 
 SCRIPT = "contrafed"  # the command of an installed package
-OPTIONS = ("--multirun", "--help", "--version", "--config-dir", "--cfg", "--package", "--resolve", "--info")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra's --info shows
 
 
@@ -25,18 +24,22 @@ def read(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(program(SCRIPT, "python main.py"), add_help=False)
     add = parser.add_argument
     add("overrides", nargs="*", default=[])
-    for names in (("--multirun", "-m"), ("--help", "-h"), ("--version",), ("--resolve",)):
-        add(*names, action="store_true")
-    add("--config-dir", "-cd", metavar="DIR")
-    add("--cfg", "-c", choices=("job",))
-    add("--package", "-p", metavar="KEY")
-    add("--info", "-i", nargs="?", const="all", choices=INFO)
+    options = [
+        add("--multirun", "-m", action="store_true"),
+        add("--help", "-h", action="store_true"),
+        add("--version", action="store_true"),
+        add("--resolve", action="store_true"),
+        add("--config-dir", "-cd", metavar="DIR"),
+        add("--cfg", "-c", choices=("job",)),
+        add("--package", "-p", metavar="KEY"),
+        add("--info", "-i", nargs="?", const="all", choices=INFO),
+    ]
     asked, others = parser.parse_known_intermixed_args(arguments)
-    for other in others:
-        key, sign, _ = other.partition("=")
-        if sign:
-            raise UserError(f"{other}: keys have no dashes, write {other.lstrip('-')}")
-        raise UserError(f"{unknown('option', key, OPTIONS)}; settings are KEY=VALUE, without dashes")
+    if others and "=" in others[0]:
+        raise UserError(f"{others[0]}: keys have no dashes, write {others[0].lstrip('-')}")
+    if others:
+        known = [option.option_strings[0] for option in options]
+        raise UserError(f"{unknown('option', others[0], known)}; settings are KEY=VALUE, without dashes")
     if asked.config_dir == "":
         raise UserError("--config-dir needs a folder")
     if asked.cfg is None and (asked.resolve or asked.package is not None):

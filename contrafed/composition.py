@@ -247,15 +247,13 @@ def _check_key(config: DictConfig, override: Override) -> None:
 
 def _unknown_key(where: str, name: str, here: Any) -> UserError:
     """Return the error for a key that ``where``, with the configuration ``here``, does not have: it may be one further down."""
-    names = [str(key) for key in here] if isinstance(here, DictConfig) else []
-    if not where:
-        names = [*(key for key in names if key not in OWN_KEYS), "experiment", "scale", "shard"]
+    values: Any = OmegaConf.to_container(here) if isinstance(here, DictConfig) else {}
+    values = {str(key): value for key, value in values.items() if where or key not in OWN_KEYS}
     above = f"{where}." if where else ""
-    below = dotted(OmegaConf.to_container(here)) if isinstance(here, DictConfig) else {}  # type: ignore[arg-type]
-    same = [above + key for key in below if key.endswith(f".{name}") and key.split(".")[0] not in OWN_KEYS]
+    same = [above + key for key in dotted(values) if key.endswith(f".{name}")]
     if same and name != "name":
         return UserError(f"unknown key '{above}{name}', did you mean {' or '.join(same[:3])}?")
-    return unknown(f"{where} key" if where else "key", name, names)
+    return unknown(f"{where} key" if where else "key", name, values if where else [*values, "experiment", "scale", "shard"])
 
 
 def _merge(

@@ -163,7 +163,7 @@ def test_a_failing_job_does_not_end_a_sweep(called):
 def test_a_sweep_that_fails_as_a_whole_names_a_few_jobs(capsys):
     jobs = expand(["seed=range(7)"])
     assert Sweep([], failures=[(job, True) for job in jobs]).status() == 2
-    assert capsys.readouterr().err == ("error: 7 job(s) failed: seed=0; seed=1; seed=2; seed=3; seed=4; and 2 more\n")
+    assert capsys.readouterr().err == "error: 7 job(s) failed: seed=0; seed=1; seed=2; seed=3; seed=4; and 2 more\n"
 
 
 def test_two_processes_do_not_run_one_job(called):

@@ -298,35 +298,34 @@ def rank_table(comparison: Comparison) -> Table:
     return Table(f"{comparison.title}: cell by cell", heads, tuple(rows), comparison.both)
 
 
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """Return a paper's table beside ours and, where both have a cell, the cells one by one."""
+    return [comparison_table(comparison), *([rank_table(comparison)] if len(comparison.both) else [])]
+
+
 def comparison_text(comparison: Comparison) -> str:
     """Return a paper's table in Markdown: ours beside it, ranks, correlations with their numbers of cells, what is missing."""
-    parts = [comparison_table(comparison).markdown]
-    if len(comparison.both):
-        parts.append(rank_table(comparison).markdown)
-    parts.append("\n".join(correlation_lines(comparison)) + "\n")
-    parts.append(missing_line(comparison) + "\n")
-    return "\n".join(parts)
+    lines = "".join(f"* {line}\n" for line in correlation_lines(comparison))
+    return "\n".join([*(table.markdown for table in comparison_tables(comparison)), lines, missing_line(comparison) + "\n"])
 
 
 def comparison_latex(comparison: Comparison) -> str:
     """Return the same in LaTeX: the table, the cells with their differences and ranks, and the correlations."""
-    parts = [comparison_table(comparison).latex]
-    if len(comparison.both):
-        parts.append(rank_table(comparison).latex)
-    return "\n".join([*parts, *(rf"\par {_tex(line.removeprefix('* '))}." for line in correlation_lines(comparison)), ""])
+    lines = "".join(f"\\par {_tex(line)}.\n" for line in correlation_lines(comparison))
+    return "\n".join([*(table.latex for table in comparison_tables(comparison)), lines])
 
 
 def correlation_lines(comparison: Comparison) -> list[str]:
     """Return Spearman's correlation with the paper: over all cells, then column by column, or whatever else is ranked."""
     rho, cells = comparison.correlation()
-    lines = [f"* Spearman's correlation with the paper over all accuracies: {_rho(rho)} ({cells} cells)"]
+    lines = [f"Spearman's correlation with the paper over all accuracies: {_rho(rho)} ({cells} cells)"]
     inner = comparison.correlations()
     known = [value for _, value, _ in inner if not math.isnan(value)]
     if len(known) > 1:
         by_column = ranked(comparison.cells) == COLUMN
         within = f"within a column, the mean over {len(known)} columns" if by_column else "over settings, the mean"
-        lines.append(f"* {within}: {sum(known) / len(known):.2f}")
-    return lines + [f"* {' '.join(filter(None, key))}: {_rho(value)} ({count} cells)" for key, value, count in inner]
+        lines.append(f"{within}: {sum(known) / len(known):.2f}")
+    return lines + [f"{' '.join(filter(None, key))}: {_rho(value)} ({count} cells)" for key, value, count in inner]
 
 
 def _rho(value: float) -> str:
