@@ -11,11 +11,11 @@ from core.errors import UserError
 
 HEAD = """# Results
 
-Made by `python report.py --results`, from `results/` alone. `results/NAME.csv` has a row a run, with its configuration, seed,
-versions and seconds, but for the digits also commit and hardware; `results/NAME.md` is the text at the head of a section.
-Accuracies are percentages, mean ± sample standard deviation over seeds; what spreads over nodes is named so. In a paper's
-table ours stands first, the paper's in brackets; ranks are among the cells that both have. FedAvg's last is that of the row's
-own setting; rounds and MiB to it are of the seeds that reach it, how many where not all do, "-" where none does.
+Made by `python report.py --results` from `results/` alone. `results/NAME.csv` has one row per run: configuration, seed,
+versions, seconds and, except for the digits, commit and hardware; `results/NAME.md` is the text at the head of a section.
+Accuracies are percentages, mean ± sample standard deviation over seeds; deviations over nodes are called so. In a paper's
+table ours stands first, the paper's in brackets; ranks count only cells that both have. "FedAvg's last" is FedAvg's in the
+row's own setting; rounds and MiB to it are of the seeds that reach it (how many, where not all do; "-" where none does).
 """
 
 

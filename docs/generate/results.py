@@ -120,10 +120,10 @@ def readme_table(home: Path = ROOT) -> str:
         lines.append(f"| {method} | {' | '.join(cells)} |")
     lines.append(f"| *Spearman's correlation, and of how many* | {' | '.join(rho for _, _, rho in columns)} |")
     said = (
-        "In %, ours and in brackets the paper's; ours are one seed each. Shorter: FedCRL's on a quarter of the data for 50\n"
-        "rounds, MpFedcon's 60 of 100 rounds, FedAvg+FT's after tuning, once. As long as the paper's: PMFL's, all 10,000\n"
-        "rounds; FedAU is within a point of the paper's there, and PMFL below it, not above. [Results](docs/RESULTS.md) says\n"
-        "what deviates and why, as far as we know, and has every method on the digits under three participation patterns."
+        "In %: ours, with the paper's in brackets; ours are one seed each. FedCRL's columns are shorter runs (a quarter of\n"
+        "the data, 50 rounds), and so is MpFedcon's (60 of 100 rounds; FedAvg+FT is scored once, after tuning). PMFL's has\n"
+        "all 10,000 rounds: FedAU is within a point of the paper's, and PMFL ends below FedAU, not above. The\n"
+        "[results](docs/RESULTS.md) say what deviates and, as far as we know, why, and have every method on the digits."
     )
     return "\n".join(["<!-- results -->", *lines, "", said, "<!-- end of results -->", ""])
 
