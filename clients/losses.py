@@ -46,8 +46,8 @@ def unit(a: Tensor) -> Tensor:
 
 def cosines(a: Tensor, directions: Tensor) -> Tensor:
     """Cosines (b, J) of each example's ``a`` (b, D) with its own J ``directions`` (b, J, D), which have length 1 or 0."""
-    length = a.square().sum(-1, keepdim=True).clamp_min(EPSILON**2).rsqrt()
-    return (directions @ a.unsqueeze(-1)).squeeze(-1) * length
+    shrink = a.square().sum(-1, keepdim=True).clamp_min(EPSILON**2).rsqrt()
+    return (directions @ a.unsqueeze(-1)).squeeze(-1) * shrink
 
 
 def without(scores: Tensor, gone: Tensor) -> Tensor:

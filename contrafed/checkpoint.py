@@ -69,16 +69,16 @@ class Checkpoints:
         self.folder = folder / FOLDER
         self.config = dict(config)
         self.keep: int = config["checkpoint_keep"]
-        own = resumed is not None and resumed.path.parent.resolve() == self.folder.resolve()
-        self.nodes: dict[int, str] = dict(resumed.nodes) if resumed is not None and own else {}
-        self.sums: dict[str, str] = dict(resumed.sums) if resumed is not None and own else {}  # by a node's file
+        own = resumed if resumed is not None and resumed.path.parent.resolve() == self.folder.resolve() else None
+        self.nodes: dict[int, str] = {} if own is None else dict(own.nodes)
+        self.sums: dict[str, str] = {} if own is None else dict(own.sums)  # by a node's file
         (self.folder / NODES).mkdir(parents=True, exist_ok=True)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._spare: list[Path] = []  # files of nodes that no kept checkpoint needs
         self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the node files of each
         for path in numbered(self.folder):
-            found = _read(path) if own and resumed is not None and int(path.name) <= resumed.server_round else None
+            found = _read(path) if own is not None and int(path.name) <= own.server_round else None
             if found is not None:
                 self.kept.append((path, set(found.nodes.values())))
             else:  # damaged, or of a run that is being overwritten

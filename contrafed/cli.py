@@ -59,22 +59,12 @@ def shown(config: DictConfig, package: str | None, resolve: bool) -> str:
     return OmegaConf.to_yaml(part, resolve=resolve)
 
 
-def jobs(overrides: list[str], multirun: bool, config_dir: str | Path | None = None) -> list[list[str]]:
-    """Expand the overrides of a command line into those of each job; raises ``UserError`` for one that cannot be read.
-
-    Without ``multirun`` there is one job, whatever grid its experiment has.
-    """
-    if multirun:
-        return [job.overrides for job in expand(overrides, config_dir)]
-    return [list(overrides)]
-
-
 def check_jobs(overrides: list[str], multirun: bool, config_dir: str | Path | None = None) -> list[Run]:
     """Check every job and return them as runs; raises ``UserError`` for the first fault, naming the job.
 
     First what the YAMLs alone tell, of every job; the code of any choice is imported after that.
     """
-    expanded = jobs(overrides, multirun, config_dir)
+    expanded = [job.overrides for job in expand(overrides, config_dir)] if multirun else [overrides]
     composed, runs, said = list[tuple[Composed, dict[str, Any]]](), list[Run](), set[str]()
     for number, job in enumerate(expanded):
         with _named(number, expanded):

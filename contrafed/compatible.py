@@ -28,26 +28,22 @@ CHANNELS, SIDE, CLASSES = 3, 32, 10
 
 def check_messages(node: NodeRun, server: Choice, participation: Choice) -> FederatedStrategy:
     """Return the rule, as made for data of a common kind; raises ``UserError`` where it does not send what nodes expect."""
-    try:
-        return _rule(node, server, participation)
-    except MemoryError as error:
-        raise UserError(f"num_nodes={node.num_nodes} or the model is too large for this machine's memory") from error
-
-
-def _rule(node: NodeRun, server: Choice, participation: Choice) -> FederatedStrategy:
     model = _outline(json.dumps(dict(node.model.values), sort_keys=True))
     shares = np.broadcast_to(1 / CLASSES, (node.num_nodes, CLASSES))
-    rule = strategy_class_of(server)(
-        server.config,
-        client_class=client_class_of(node.strategy),
-        node_config=node.strategy.config,
-        model=model,
-        population=Population(np.broadcast_to(1, node.num_nodes), np.broadcast_to(0, node.num_nodes)),
-        participation=make_participation(participation, lambda: shares, node.num_nodes, node.seed),
-        settings="",
-        num_rounds=1,
-        seed=node.seed,
-    )
+    try:
+        rule = strategy_class_of(server)(
+            server.config,
+            client_class=client_class_of(node.strategy),
+            node_config=node.strategy.config,
+            model=model,
+            population=Population(np.broadcast_to(1, node.num_nodes), np.broadcast_to(0, node.num_nodes)),
+            participation=make_participation(participation, lambda: shares, node.num_nodes, node.seed),
+            settings="",
+            num_rounds=1,
+            seed=node.seed,
+        )
+    except MemoryError as error:
+        raise UserError(f"num_nodes={node.num_nodes} or the model is too large for this machine's memory") from error
     initial = {name: torch.zeros(()).expand(value.shape) for name, value in model.named_parameters()}
     rule.check_sent(rule.broadcast(initial) | (rule.download(initial, 0, False) or {}))
     return rule

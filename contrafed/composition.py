@@ -174,7 +174,7 @@ def _take_cases(parsed: list[Override], own: Path | None) -> tuple[dict[str, Any
         name, cases = str(override.value()), axes[override.key_or_group]
         if name not in cases:
             raise unknown(f"{override.key_or_group} of experiment={experiment}", name, cases)
-        for line in as_choices([grid.line(key, value) for key, value in cases[name].items()]):
+        for line in as_choices([f"{key}={grid.text(value)}" for key, value in cases[name].items()]):
             key = line.partition("=")[0]
             if key in CHOICE_GROUPS and key not in taken:
                 choices.append(line)

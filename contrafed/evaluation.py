@@ -1,7 +1,7 @@
 """The global model: where it begins, and how the server scores it."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from core.combine import cores
 from core.errors import UserError
 from core.metrics import beside_accuracy, confusion, scores_of
 from core.tensors import Tensors
-from models.base import Features, SplitModel
+from models.base import SplitModel
 from partitions.federation import Federation
 
 # In a run's folder.
@@ -40,14 +40,14 @@ def initial_model(drawn: Mapping[str, Tensor], path: str | None) -> Tensors:
     try:
         loaded = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"init_from: {path} is no safetensors file ({' '.join(str(error).split())})") from error
+        raise UserError(f"{path} is no safetensors file ({' '.join(str(error).split())})") from error
     for name, value in drawn.items():
         if name not in loaded or loaded[name].shape != value.shape:
             found = f"shape {tuple(loaded[name].shape)}" if name in loaded else "none"
-            raise UserError(f"init_from: {path} does not fit: {name} needs shape {tuple(value.shape)}, found {found}")
+            raise UserError(f"{path} does not fit: {name} needs shape {tuple(value.shape)}, found {found}")
         if not loaded[name].is_floating_point() or not bool(loaded[name].isfinite().all()):
             kind = str(loaded[name].dtype).removeprefix("torch.")
-            raise UserError(f"init_from: {path} does not fit: {name} must be finite floating-point numbers, found {kind}")
+            raise UserError(f"{path} does not fit: {name} must be finite floating-point numbers, found {kind}")
     return {name: loaded[name] for name in drawn}
 
 
@@ -68,15 +68,12 @@ def evaluate(
     if run.eval_train:
         parts["train"] = np.concatenate([federation.partition.true_train(n) for n in range(run.num_trained)])
     scores: dict[str, int | float | list[int] | list[float]] = {}
-    judged = judging(workspace, model)
+    judged, names = judging(workspace, model), beside_accuracy(run.metrics)
     for split, rows in parts.items():
-        if not len(rows):
-            continue
-        loss, accuracy = evaluate_in_parallel(workspace, judged, rows)
-        scores[f"{split}/accuracy"], scores[f"{split}/loss"] = accuracy, loss
-        if names := beside_accuracy(run.metrics):
-            more = scores_of(names, confusions(workspace, judged, rows))
-            scores |= {f"{split}/{name}": value for name, value in more.items()}
+        if len(rows):
+            loss, accuracy, counts = score(workspace, judged, rows)
+            more = scores_of(names, counts) if names else {}
+            scores |= {f"{split}/{name}": value for name, value in {"accuracy": accuracy, "loss": loss, **more}.items()}
     return MetricRecord(scores)
 
 
@@ -100,40 +97,25 @@ def representations(workspace: Workspace, model: Tensors, index: np.ndarray) -> 
         return torch.cat([judged.represent(workspace.images(rows)) for rows in batches]).cpu().numpy()
 
 
-def evaluate_in_parallel(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[float, float]:
-    """Return (mean loss, accuracy) over ``index``, in fixed shards so that the result does not depend on the cores.
+def score(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[float, float, Tensor]:
+    """Return mean cross-entropy, accuracy and confusion matrix (C, C) of one model on the examples ``index``; zeros for none.
 
-    ``model`` has its own parameters: threads that share a module would see each other's ``holding``.
+    In fixed batches, on a CPU on every core, so that sums do not depend on how many there are. ``model`` has its own
+    parameters: threads that share a module would see each other's ``holding``.
     """
-    if workspace.device.type != "cpu":
-        return score(workspace, model, index)[:2]
-    shards = [index[i : i + workspace.evaluation_batch] for i in range(0, len(index), workspace.evaluation_batch)]
+    if not len(index):
+        return 0.0, 0.0, torch.zeros(model.num_classes, model.num_classes)
+
+    @torch.no_grad()
+    def sums(rows: Tensor) -> tuple[Tensor, Tensor]:
+        y, logits = workspace.labels(rows), model(workspace.images(rows)).logits
+        counts = confusion(logits.argmax(1), y, torch.ones_like(y, dtype=logits.dtype), model.num_classes)
+        return torch.nn.functional.cross_entropy(logits, y, reduction="sum"), counts
+
+    batches = torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch)
     with ThreadPoolExecutor(cores()) as pool:
-        results = list(pool.map(lambda rows: score(workspace, model, rows), shards))
-    total = max(len(index), 1)
-    return sum(loss * n for loss, _, n in results) / total, sum(round(acc * n) for _, acc, n in results) / total
-
-
-def confusions(workspace: Workspace, model: SplitModel, index: np.ndarray) -> Tensor:
-    """Return the confusion matrix (C, C) of a model on the examples ``index``."""
-    total = torch.zeros(model.num_classes, model.num_classes, device=workspace.device)
-    with torch.no_grad():
-        for rows in torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch):
-            predicted = model(workspace.images(rows)).logits.argmax(1)
-            total += confusion(predicted, workspace.labels(rows), torch.ones(len(rows), device=workspace.device), len(total))
-    return total
-
-
-def score(workspace: Workspace, model: Callable[[Tensor], Features], index: np.ndarray) -> tuple[float, float, int]:
-    """Return (mean cross-entropy, accuracy, examples) of one model on the examples ``index``; (0, 0, 0) for none."""
-    if len(index) == 0:
-        return 0.0, 0.0, 0
-    losses, correct = [], []
-    with torch.no_grad():
-        for rows in torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch):
-            y = workspace.labels(rows)
-            logits = model(workspace.images(rows)).logits
-            losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
-            correct.append((logits.argmax(1) == y).sum())
+        each = pool.map(sums, batches) if workspace.device.type == "cpu" else map(sums, batches)
+        losses, counts = zip(*each, strict=True)
+    total = torch.stack(counts).sum(0)
     # Read at the end: on an accelerator each number is a wait.
-    return sum(map(float, losses)) / len(index), sum(map(int, correct)) / len(index), len(index)
+    return sum(map(float, losses)) / len(index), float(total.trace()) / len(index), total

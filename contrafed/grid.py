@@ -46,11 +46,6 @@ def read(experiment: str, section: Any) -> Grid:
     return {str(name): axis for name, axis in axes.items()}
 
 
-def line(key: str, value: Any) -> str:
-    """Return a key and its value as one override of a command line."""
-    return f"{key}={text(value)}"
-
-
 def text(value: Any) -> str:
     """Return a value as Hydra's grammar reads it."""
     if isinstance(value, Mapping):

@@ -66,6 +66,6 @@ class Logged:
             return
         judged, partition = judging(self.workspace, model), self.federation.partition
         nodes = [node for node in range(self.run.num_trained) if len(partition.train(node))]
-        scores = [score(self.workspace, judged, partition.true_train(node)) for node in nodes]
+        scores = [score(self.workspace, judged, partition.true_train(node))[:2] for node in nodes]
         for place, name in enumerate(("train_loss", "train_accuracy")):
             recorder.nodes(recorder.rounds, nodes, name, [each[place] for each in scores])

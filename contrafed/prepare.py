@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from contrafed.composition import compose_job, plain
 from contrafed.reporting import claim_folder, quiet_libraries
+from contrafed.reporting.folder import finished
 from contrafed.settings import Run, read_config, resolve
 from core.errors import UserError
 
@@ -98,7 +99,7 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
         raise UserError(f"resume: {there[-1]} and {len(there) - 1} before it cannot be read; delete the folder to begin anew")
     config = folder / "config.yaml"
     if config.exists() and config.stat().st_size:  # a run that stopped before its first checkpoint is begun anew, no other
-        if (folder / "summary.json").exists() and '"finished"' in (folder / "summary.json").read_text(encoding="utf-8"):
+        if finished(folder) is not None:
             raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
         checkpoint.check_same(folder, read_config(folder), wanted.composed)
     print(f"no checkpoint in {folder}: beginning with round 1", flush=True)

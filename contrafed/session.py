@@ -136,8 +136,8 @@ class Session:
 
     def _look_back(self, scored: ConfigRecord, progress: Progress) -> None:
         """Do what is wanted after all of a run that is resumed behind its last round: its target, its personal models."""
-        scope = "personal" if self.strategy.personal and self.recorder.curve("personal", "test", "accuracy") else "global"
-        self.stopping.look(self.recorder.curve(scope, "test", "accuracy"))
+        scope = "personal" if self.strategy.personal and self.recorder.accuracies("personal") else "global"
+        self.stopping.look(self.recorder.accuracies(scope))
         if self.places["save"]:
             self._judge_finally(self.strategy.round, codec.to_record(self.model), scored)
             for line in self.strategy.round.failures:
@@ -163,7 +163,7 @@ class Session:
         scope, scores = shown(done, self.strategy.personal)
         if "accuracy" not in scores or not done.server_round:
             return False
-        curve = [*self.recorder.curve(scope, "test", "accuracy"), (done.server_round, scores["accuracy"])]
+        curve = [*self.recorder.accuracies(scope), (done.server_round, scores["accuracy"])]
         return self.stopping.ends(curve, self.rounds)
 
     def _judge_finally(self, done: Round, arrays: ArrayRecord, scored: ConfigRecord) -> None:

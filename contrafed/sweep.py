@@ -10,7 +10,6 @@ jobs keep checkpoints until they are finished.
 
 import contextlib
 import itertools
-import json
 import re
 import shutil
 import statistics
@@ -28,7 +27,7 @@ from hydra.errors import HydraException
 
 from contrafed import grid
 from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, grid_of, own_folder
-from contrafed.reporting.folder import held, make_folder, taken
+from contrafed.reporting.folder import finished, held, make_folder, taken
 from contrafed.settings import Run
 from contrafed.yamls import choices_of, parse
 from core.errors import RunStopped, UserError
@@ -49,11 +48,6 @@ class Job:
     name: str  # what it varies
     experiment: str | None
     home: Path | None  # the folder of the experiment's sweep
-
-    @property
-    def folder(self) -> Path | None:
-        """Where a run of this job is, or, if another run has that folder, the same with a number behind it."""
-        return None if self.home is None else self.home / self.name
 
 
 def expand(overrides: list[str], config_dir: str | Path | None = None) -> list[Job]:
@@ -283,15 +277,6 @@ class Sweep:
 def _kind(run: Run) -> tuple[str, str]:
     """Return what runs of like rounds have in common: method and data set."""
     return run.node.strategy.name, run.node.dataset.name
-
-
-def finished(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of a finished run, None for any other folder."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if summary.get("status") == "finished" else None
 
 
 def runs_in(home: Path, pattern: str = "*", of: Container[str | None] | None = None) -> dict[str, Path]:

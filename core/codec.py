@@ -28,6 +28,12 @@ ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 DIVERGED = "diverged"
 # And a line for who follows the run.
 NOTE = "note"
+MOST = 600  # characters of what a node says in words
+
+
+def words(said: object) -> str:
+    """Return what a node says, fit to be shown: not too long, and without characters that a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in str(said)[:MOST])
 
 
 class TensorArray(Array):

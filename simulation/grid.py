@@ -178,15 +178,7 @@ class VirtualGrid(SimulatedGrid, Grid):
         """Run ``messages`` and return their replies in request order; fewer when ``timeout`` (seconds) ran out."""
         ids = list(self.push_messages(messages))
         self._work(timeout)
-        return [self._replies.pop(i) for i in ids if i in self._replies]
-
-    @abstractmethod
-    def take_changed(self) -> dict[int, dict[str, Tensor]]:
-        """Return, by partition id, what nodes remember whose memory changed since the last call."""
-
-    @abstractmethod
-    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
-        """Give nodes, by partition id, what they remember; ``changed``: the next ``take_changed`` returns it again."""
+        return self.pull_messages(ids)
 
     def close(self) -> None:
         """Give back what the grid holds."""
@@ -268,7 +260,5 @@ class LocalGrid(VirtualGrid):
 
 def isolated(message: Message) -> Message:
     """Return the message around copies of its records; the tensors themselves are shared and never written to."""
-    content = RecordDict()
-    for name, record in message.content.items():
-        content[name] = record.copy()
+    content = RecordDict({name: record.copy() for name, record in message.content.items()})
     return Message(content=content, metadata=message.metadata)  # type: ignore[call-overload, no-any-return]

@@ -210,7 +210,8 @@ class Registry:
             elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                 self.known.discard(node_id)  # it is asked once it is back
             else:
-                errors.append(UserError(f"node {node_id} could not be asked for its partition: {reply.error.reason}"))
+                said = codec.words(reply.error.reason)
+                errors.append(UserError(f"node {node_id} could not be asked for its partition: {said}"))
         self.known -= set(asked.values())  # those that did not answer in time
         return answers, errors
 

@@ -28,7 +28,7 @@ class Cost(NamedTuple):
 
 
 class NodeMemory:
-    """Memories by node, each whole on one tier. The one that was used longest ago moves down when a tier is over its budget.
+    """Memories by node, each whole on one tier. The one that was trained longest ago moves down when a tier is over its budget.
 
     A node's memory arrives where it was trained and stays there while there is room; what lies on disk is read when the node
     takes part again. The files are gone when the run ends.

@@ -26,9 +26,9 @@ def check_saved(workspace: Workspace, place: str) -> None:
             found = shapes_in(place, node)
         except FileNotFoundError as error:
             raise UserError(
-                f"evaluate_only: there is no personal model of node {node} in {place}; the run needs save_personal=true"
+                f"there is no personal model of node {node} in {place}; the run needs save_personal=true"
             ) from error
         except SafetensorError as error:
-            raise UserError(f"evaluate_only: {personal_file(place, node)} is no safetensors file ({error})") from error
+            raise UserError(f"{personal_file(place, node)} is no safetensors file ({error})") from error
         if found != wanted:
-            raise UserError(f"evaluate_only: {personal_file(place, node)} does not fit the model of this configuration")
+            raise UserError(f"{personal_file(place, node)} does not fit the model of this configuration")

@@ -27,7 +27,7 @@ from models.base import SplitModel
 from partitions.participation.base import Participation
 from strategies.aggregation.base import Aggregation
 from strategies.privacy import aggregate_privately
-from strategies.replies import LONGEST, Replies, Reply, diverged, largest, read_reply
+from strategies.replies import Replies, Reply, diverged, largest, read_reply
 from strategies.round import Population, Round
 from strategies.scores import Score, named_scores, read_score, summaries
 
@@ -183,7 +183,7 @@ class FederatedStrategy(Strategy):
         asked = {node: scalars[cost] for node, cost in costs.items()}
         return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast(self.model), asked)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Check every reply, then apply the method's rule to the good ones."""
         good = Replies(self._valid(replies), self.aggregation)
         if len(good) < self.min_replies:
@@ -286,12 +286,10 @@ class FederatedStrategy(Strategy):
                 messages = self.configure_train(server_round, arrays, train_config, grid)
                 replies = grid.send_and_receive(messages, timeout=timeout)
                 received = time.perf_counter()
-                new, metrics = self.aggregate_train(server_round, replies)
+                arrays, result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)
                 settle(self.model)
                 self.round.aggregate_seconds = time.perf_counter() - received
-                arrays = result.arrays = new if new is not None else arrays
-                if metrics is not None:
-                    result.train_metrics_clientapp[server_round] = metrics
+                result.arrays = arrays
             if evaluate_fn is not None and (scores := evaluate_fn(server_round, arrays)) is not None:
                 self.round.evaluation = {name: float(value) for name, value in scores.items()}  # type: ignore[arg-type]
                 result.evaluate_metrics_serverapp[server_round] = scores
@@ -341,7 +339,7 @@ class FederatedStrategy(Strategy):
                 self.round.rejected["not asked for"] += 1
             elif message.has_error():
                 self.round.rejected[failed] += 1
-                said = str(message.error.reason)
+                said = codec.words(message.error.reason)
                 # What failed in a node's work names the node itself.
                 self.round.failures.append(said if said.startswith(f"node {node}, ") else f"node {node}{what}: {said}")
             else:
@@ -373,9 +371,9 @@ class FederatedStrategy(Strategy):
             return
         if "memory-lost" in about:
             self.round.memory_lost += 1
-            self.round.notes.append(f"node {node} begins with an empty memory: {about['memory-lost']!s}")
+            self.round.notes.append(f"node {node} begins with an empty memory: {codec.words(about['memory-lost'])}")
         if codec.NOTE in about:
-            self.round.notes.append(str(about[codec.NOTE])[: 3 * LONGEST])
+            self.round.notes.append(codec.words(about[codec.NOTE]))
 
     def _follow(self, replies: Replies) -> None:
         """Have the model and the server's state where the replies are: on the GPU that this very process trained them on."""

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from core.config import Range
 from core.randomness import torch_generator
@@ -86,7 +87,7 @@ class FedPPO(FedAvg):
         if self.round.server_round % self.config.update_every == 0 and self.state["rollout"]:
             how = Learning(self.config.agent_lr, self.config.agent_clip, self.config.agent_epochs, self.config.entropy_weight)
             # The agent learns where its states are: the server's tensors may have followed the replies to an accelerator.
-            agent, adam, rollout = tree_map(_on_host, [self.state[key] for key in ("agent", "adam", "rollout")])
+            agent, adam, rollout = tree_map_only(Tensor, Tensor.cpu, [self.state[k] for k in ("agent", "adam", "rollout")])
             if how.epochs:
                 learn(agent, adam, rollout, self.config.discount, how)
             self.state |= {"agent": agent, "adam": adam, "rollout": []}
@@ -106,10 +107,6 @@ class FedPPO(FedAvg):
         places = [self.drawn["chosen"].tolist().index(node) for node in nodes.tolist()]
         answered = {"rewarded": torch.tensor(places), "rewards": torch.from_numpy(rewards).float()}
         state["rollout"] = [*state["rollout"], self.drawn | answered]
-
-
-def _on_host(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def rewards_of(accuracy: np.ndarray, global_accuracy: float, before: np.ndarray, loss: np.ndarray) -> np.ndarray:

@@ -55,8 +55,6 @@ class PrivateReplies(Replies):
         if group not in ("model", "delta"):
             raise UserError(f"privacy=central: the server rule sums {group}, which is not clipped")
         self._once("updates")
-        if not len(self) or len(weights) != len(self):
-            raise ValueError(f"{len(weights)} weights for {len(self)} replies")
         total = combine(self._deltas, weights.tolist())
         scale = self.config.noise_multiplier * self.config.clip_norm * float(np.abs(weights).max())
         for name, value in noise(total, self.config, self._seed, "update noise", self._round).items():

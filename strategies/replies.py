@@ -102,10 +102,6 @@ class Replies(Sequence[Reply]):
 
         ``weights`` is (m,); names come without their group. Raises ``ValueError`` without replies.
         """
-        if not self._replies:
-            raise ValueError("no replies to sum")
-        if len(weights) != len(self._replies):
-            raise ValueError(f"{len(weights)} weights for {len(self._replies)} replies")
         return combine(self.group(group), weights.tolist())
 
     def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:

@@ -77,12 +77,13 @@ def summarise(scores: Sequence[Score], model: str) -> dict[str, float]:
     ``accuracy`` and ``loss`` are weighted by examples, ``accuracy_mean`` is not; ``accuracy_worst_decile`` is the mean of the
     worst tenth of the nodes. Other scores likewise, where every node has them.
     """
-    judged = [(score.num_examples, score.models[model]) for score in scores if model in score.models]
-    rows = [(count, *(values[value] for value in VALUES)) for count, values in judged]
-    examples, accuracy, loss = (np.array(column) for column in zip(*rows, strict=True))
-    found = _spread("accuracy", examples, accuracy) | {"loss": float(np.average(loss, weights=examples))}
-    for name in named_scores([score for score in scores if model in score.models], model)[1:]:
-        found |= _spread(name, examples, np.array([values[name] for _, values in judged]))
+    judged = [score for score in scores if model in score.models]
+    examples = np.array([score.num_examples for score in judged])
+    columns = {name: np.array([score.models[model][name] for score in judged]) for name in named_scores(judged, model)}
+    found = _spread("accuracy", examples, columns.pop("accuracy"))
+    found["loss"] = float(np.average([score.models[model]["loss"] for score in judged], weights=examples))
+    for name, values in columns.items():
+        found |= _spread(name, examples, values)
     return found
 
 

@@ -13,7 +13,7 @@ from tiny import TINY
 
 from contrafed import UserError, run
 from contrafed.analysis import covariance, deviation, embedding, weights
-from contrafed.analysis.cdf import ecdf, gaining, gains
+from contrafed.analysis.gains import gaining, gains
 from contrafed.analysis.runs import read
 from contrafed.analysis.style import CLASSES
 from contrafed.settings import resolve
@@ -119,17 +119,6 @@ def test_effective_rank_by_hand():
     assert covariance.effective_rank(np.diag([3.0, 1])) == pytest.approx(1.754765, abs=1e-6)
     assert covariance.effective_rank(rotation @ np.diag([30.0, 10]) @ rotation.T) == pytest.approx(1.754765, abs=1e-6)
     assert covariance.effective_rank(np.zeros((2, 2))) == 0
-
-
-def test_an_empirical_distribution():
-    values, share = ecdf(np.array([3.0, 1, 1]))
-    assert values.tolist() == [1, 3]
-    assert share.tolist() == pytest.approx([2 / 3, 1])
-    many, rising = ecdf(np.random.default_rng(2).normal(size=50))
-    assert (np.diff(rising) > 0).all()
-    assert rising[-1] == 1
-    with pytest.raises(ValueError, match="finite"):
-        ecdf(np.array([1, np.nan]))
 
 
 def test_a_nodes_weight_tends_to_the_length_of_its_intervals():

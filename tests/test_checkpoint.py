@@ -284,6 +284,10 @@ def test_where_there_is_no_checkpoint(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
     run(config_of(*SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
     assert "beginning with round 1" in capsys.readouterr().out
+    # A run that failed, in whose summary the word stands for something else.
+    (tmp_path / "run" / "summary.json").write_text('{"status": "failed", "experiment": "finished"}')
+    run(config_of(*SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
+    assert "beginning with round 1" in capsys.readouterr().out
     with pytest.raises(UserError, match="engine=flower keeps what nodes remember to itself"):
         run(config_of(*SMALL, "engine=flower", "checkpoint_every=2", f"output_dir={tmp_path}/f"))
 

@@ -15,8 +15,9 @@ import yaml
 from rig import METHODS, config_of
 
 from clients.training.work import LocalWork
-from contrafed.cli import check_jobs, help_text, jobs
+from contrafed.cli import check_jobs, help_text
 from contrafed.settings import GROUPS, Top, server_of
+from contrafed.sweep import expand
 from core import registry
 from core.errors import UserError
 from core.run import PACKAGES
@@ -181,7 +182,7 @@ def test_a_job_is_shown_wherever_the_flag_stands(called):
 
 
 def test_sweeps_expand_to_every_combination():
-    got = jobs(["strategy=fedavg,moon", "seed=range(0,3)", "num_nodes=5"], multirun=True)
+    got = [job.overrides for job in expand(["strategy=fedavg,moon", "seed=range(0,3)", "num_nodes=5"])]
     assert len(got) == 6
     assert got[0] == ["strategy=fedavg", "seed=0", "num_nodes=5"]
     assert got[-1] == ["strategy=moon", "seed=2", "num_nodes=5"]

@@ -18,7 +18,7 @@ from reported import method, write_run
 
 import main
 from contrafed.analysis.runs import find
-from contrafed.cli import check_jobs, jobs, read
+from contrafed.cli import check_jobs, read
 from contrafed.composition import compose_job
 from contrafed.settings import resolve
 from contrafed.sweep import expand, take_shard
@@ -126,7 +126,7 @@ def composed(command):
         return
     if asked.config_dir is not None or asked.help:
         return
-    every, seen = jobs(asked.overrides, asked.multirun), set()
+    every, seen = [job.overrides for job in expand(asked.overrides)] if asked.multirun else [asked.overrides], set()
     for job in every if len(every) <= 20 else (every[0], every[-1]):  # a paper's whole grid has tests of its own
         if seen.issuperset(job):  # every value of a sweep once, not every combination
             continue

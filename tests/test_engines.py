@@ -72,18 +72,17 @@ def test_a_local_run_imports_no_ray():
 
 def test_evaluation_in_parallel_shards_equals_one_pass():
     """Shards run in threads: each must see the model that is judged, and the sums must not depend on the cores."""
-    from contrafed.evaluation import evaluate_in_parallel, score
+    from contrafed.evaluation import score
 
     config, workspace, _ = tiny_workspace("model=cnn_pmfl")
     index = np.arange(len(workspace.federation.data.y)).repeat(4)  # 7 shards
-    expected = torch.nn.functional.cross_entropy(
-        workspace.model(workspace.images(torch.from_numpy(index))).logits, workspace.y[index]
-    ).item()
+    logits, y = workspace.model(workspace.images(torch.from_numpy(index))).logits, workspace.y[index]
     config = {**config, "eval_train": False}
     for _ in range(5):
-        loss, accuracy = evaluate_in_parallel(workspace, workspace.model, index)
-        assert loss == pytest.approx(expected, rel=1e-5)
-        assert accuracy == score(workspace, workspace.model, index)[1]
+        loss, accuracy, counts = score(workspace, workspace.model, index)
+        assert loss == pytest.approx(torch.nn.functional.cross_entropy(logits, y).item(), rel=1e-5)
+        assert accuracy == (logits.argmax(1) == y).sum().item() / len(index)
+        assert counts.sum(1).tolist() == torch.bincount(y, minlength=len(counts)).tolist()
 
 
 def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):

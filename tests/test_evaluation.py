@@ -182,6 +182,15 @@ def test_a_stack_that_no_node_fails_in_alone_is_told_of_once(ask):
     assert strategy.round.notes == [note]
 
 
+def test_what_a_node_says_is_cut_and_no_terminal_obeys_it():
+    strategy = SimpleNamespace(round=Round(1, np.zeros(0)))
+    said = "\x1b[2J" + "x" * 100_000
+    content = RecordDict({codec.CONFIG: ConfigRecord({"memory-lost": said, codec.NOTE: said})})
+    FederatedStrategy._note(strategy, 3, SimpleNamespace(content=content))
+    shown = " [2J" + "x" * (codec.MOST - 4)
+    assert strategy.round.notes == [f"node 3 begins with an empty memory: {shown}", shown]
+
+
 def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):
     workspace, received, _ = trained("fedavg")
     tried = []

@@ -150,6 +150,7 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
         ("--cases=all_shard", "did you mean 'all_shared'"),
         ("--steps=0", "must be at least 1"),
         ("--first=-3", "--first must be at least 0, got -3"),
+        ("--seed=-1", "--seed must be at least 0, got -1"),
         ("--first=5000", "leaves none of the 1347 training images of dataset=digits"),
         ("--seed=1", "has results of seed=0, not 1: choose another folder"),
         ("--starts=2", "has results of starts=1, not 2"),

@@ -1,5 +1,7 @@
 """The papers' figures: what their experiments' own ``plot`` shows of runs, and what is of one run beside another."""
 
+import math
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -94,6 +96,14 @@ def runs_of(tmp_path, plot, *many):
     for number, changes in enumerate(many):
         write_run(tmp_path / f"{number}", **{"published": published, **changes})
     return find([tmp_path])
+
+
+def test_a_distribution_over_nodes_is_of_those_that_did_not_diverge(tmp_path):
+    nodes = [(30, node, "train_loss", value) for node, value in enumerate((2.0, 1.0, math.inf, 1.0, math.nan))]
+    plot = {"kind": "cdf", "metric": "train_loss", "x": None}
+    (figure,) = figures.of_papers(runs_of(tmp_path, plot, {"nodes": nodes})).values()
+    (line,) = figure.axes[0].lines
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 1, 2], [0, pytest.approx(2 / 3), 1])
 
 
 def test_a_gain_is_over_who_trains_alone_with_the_same_seed(tmp_path):

@@ -51,8 +51,8 @@ def test_a_grid_is_every_combination_of_its_axes(folder):
     jobs = expand([TABLE], folder)
     assert [job.name for job in jobs] == ["digits-full", "digits-flat", "digits-late", "mnist-full", "mnist-flat", "mnist-late"]
     assert jobs[4].overrides == [TABLE, "dataset=mnist", "variant=flat"]
-    assert jobs[4].folder == Path("outputs/own/table/mnist-flat")
-    assert expand([TABLE, "scale=small"], folder)[4].folder == Path("outputs/own/table-small/mnist-flat")
+    assert jobs[4].home / jobs[4].name == Path("outputs/own/table/mnist-flat")
+    assert expand([TABLE, "scale=small"], folder)[4].home == Path("outputs/own/table-small")
     assert [job.number for job in jobs] == list(range(6))
 
 

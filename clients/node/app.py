@@ -231,7 +231,7 @@ def _check(client: Client, received: Tensors) -> None:
     (memory,), initial = client.memories, client.workspace.initial
     if not memory:
         return
-    expected = {f"personal/{n}": v for n, v in initial.items() if n.split(".", 1)[0] not in client.parts}
+    expected = {f"personal/{n}": v for n, v in initial.items() if not client.travels(n)}
     expected |= client.fresh_memory(received)
     if missing := expected.keys() - memory.keys():
         raise MemoryFileError(f"{min(missing)} is missing")

@@ -6,9 +6,8 @@
 Leaves ``embedding.npz`` (x, label, node), ``embedding.png`` and ``embedding.pdf`` in the run's folder.
 """
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +82,7 @@ def of_run(
     if personal:
         if not Path(place_in(folder)).is_dir():
             raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")
-        with _no_key("evaluate_only"):
-            check_saved(workspace, place_in(folder))
+        check_saved(workspace, place_in(folder))
         own = [(_saved(folder, node), index[nodes == node]) for node in np.unique(nodes)]
         z = np.concatenate([representations(workspace, model, examples) for model, examples in own])
         order = np.argsort(nodes, kind="stable")
@@ -95,8 +93,7 @@ def of_run(
         )
     if not (folder / MODEL_FILE).is_file():
         raise UserError(f"there is no {MODEL_FILE} in {folder}; give the folder of a finished run")
-    with _no_key("init_from"):
-        model = initial_model(workspace.initial, str(folder / MODEL_FILE))
+    model = initial_model(workspace.initial, str(folder / MODEL_FILE))
     return representations(workspace, model, index), labels, nodes
 
 
@@ -111,15 +108,6 @@ def stays(workspace: Workspace) -> str:
     travels = workspace.client_class.shared_parts(workspace.config)
     kept = [part for part in ("encoder", "projector") if part not in travels and [*getattr(workspace.model, part).parameters()]]
     return " and ".join(kept)
-
-
-@contextlib.contextmanager
-def _no_key(key: str) -> Iterator[None]:
-    """Let a check of files say its ``UserError`` without the configuration's key that it is usually for."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).removeprefix(f"{key}: ")) from error
 
 
 def _saved(folder: Path, node: int) -> Tensors:

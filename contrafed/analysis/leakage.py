@@ -93,8 +93,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("images", "batch", "steps", "starts"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
-    if options.first < 0:
-        raise UserError(f"--first must be at least 0, got {options.first}")
+    for name in ("first", "seed"):
+        if getattr(options, name) < 0:
+            raise UserError(f"--{name} must be at least 0, got {getattr(options, name)}")
     options.methods = [name for name in options.methods.split(",") if name]
     known = registry.choices("strategy")
     if options.methods == ["every"]:

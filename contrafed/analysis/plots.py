@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from scipy import stats
 
-from contrafed.analysis.cdf import ecdf
 from contrafed.analysis.statistics import band, over_seeds
 from contrafed.analysis.style import Style, styles
 from contrafed.reporting.figures import MANY_POINTS
@@ -130,7 +130,8 @@ def node_cdf(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> No
     """Draw {label: value of each node}: the share of nodes whose value is at most x (PMFL Figure 5)."""
     for label, numbers in values.items():
         if len(numbers):
-            (x, share), style = ecdf(np.asarray(numbers)), look[label]
+            cdf, style = stats.ecdf(numbers).cdf, look[label]
+            x, share = cdf.quantiles, cdf.probabilities
             axes.step(
                 np.r_[x[0], x], np.r_[0, share], where="post", color=style.colour, linestyle=style.line, label=label,
                 marker=style.marker, markevery=max(1, len(x) // MARKS), markersize=4.5,

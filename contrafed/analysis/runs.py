@@ -161,7 +161,7 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
         if missing:
             raise UserError(f"cannot read {path}: it has no column {missing[0]}")
         return table[list(columns)].astype(dict(columns))
-    except (OSError, ValueError, pd.errors.ParserError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
 
 

@@ -32,7 +32,7 @@ class Table:
     def markdown(self) -> str:
         """The table in Markdown, columns of numbers aligned to the right."""
         lines = [[head.replace("|", "\\|") for head in self.heads]]
-        lines.append(["---:" if _numeric([row[i] for row in self.rows]) else "---" for i in range(len(self.heads))])
+        lines.append(["---:" if right else "---" for right in self._right])
         lines += [[cell.replace("|", "\\|") for cell in row] for row in self.rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
@@ -40,23 +40,23 @@ class Table:
     def plain(self) -> str:
         """The table for a terminal: columns padded to their width."""
         widths = [max(map(len, column)) for column in zip(self.heads, *self.rows, strict=True)]
-        right = [_numeric([row[i] for row in self.rows]) for i in range(len(self.heads))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if end else cell.ljust(width) for cell, width, end in zip(row, widths, right, strict=True)
-            )
-            for row in (self.heads, *self.rows)
-        ]
+        places = [f"{'>' if right else '<'}{width}" for width, right in zip(widths, self._right, strict=True)]
+        lines = ["  ".join(map(format, row, places)) for row in (self.heads, *self.rows)]
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
     @property
     def latex(self) -> str:
         """The table in LaTeX, for the package booktabs."""
-        align = "".join("r" if _numeric([row[i] for row in self.rows]) else "l" for i in range(len(self.heads)))
+        align = "".join("r" if right else "l" for right in self._right)
         rows = [" & ".join(map(_tex, row)) + r" \\" for row in (self.heads, *self.rows)]
         body = "\n".join([r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"])
         caption = rf"\caption{{{_tex(self.title)}}}"
         return f"\\begin{{table}}\n{caption}\n\\begin{{tabular}}{{{align}}}\n{body}\n\\end{{tabular}}\n\\end{{table}}\n"
+
+    @property
+    def _right(self) -> list[bool]:
+        """Which columns are of numbers, which stand at the right."""
+        return [_numeric([row[i] for row in self.rows]) for i in range(len(self.heads))]
 
     @property
     def csv(self) -> str:

@@ -18,7 +18,9 @@ MANY_POINTS, WINDOW = 100, 20
 
 def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
     """Draw accuracy against round: the global model on test and training data, the personal models with their spread."""
-    figure, axes = _figure(7.2, 4.2)
+    figure = _figure(4.2)
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
     shown = 0
     kinds = (
         ("global", "test", BLUE, "global model, test"),
@@ -58,9 +60,7 @@ def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
 
 def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], shown: np.ndarray, note: str = "") -> None:
     """Draw the number of participants per round, and below it which of the ``shown`` nodes took part in which round."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 5.4), dpi=130, layout="constrained")
+    figure = _figure(5.4)
     show_participation(figure, seen, shown)
     _save(figure, path, note)
 
@@ -108,10 +108,7 @@ def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> No
 
     More than 200 nodes are shown as 200 evenly chosen ones. A class that a node does not hold is white.
     """
-    from matplotlib.figure import Figure
-
-    height = float(np.clip(1.6 + 0.085 * len(shown_nodes(len(class_counts))), 3.6, 9))
-    figure = Figure(figsize=(7.2, height), dpi=130, layout="constrained")
+    figure = _figure(float(np.clip(1.6 + 0.085 * len(shown_nodes(len(class_counts))), 3.6, 9)))
     show_partition(figure, class_counts)
     _save(figure, path, note)
 
@@ -160,13 +157,10 @@ def _name_rows(axes: Any, names: np.ndarray, most: int) -> None:
     axes.set_yticks(np.interp(ticks, names, np.arange(len(names))), [str(tick) for tick in ticks])
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def _figure(height: float) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return Figure(figsize=(7.2, height), dpi=130, layout="constrained")
 
 
 def _save(figure: Any, path: Path, note: str) -> None:

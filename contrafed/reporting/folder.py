@@ -3,9 +3,11 @@
 import contextlib
 import fcntl
 import itertools
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from core.errors import UserError
 
@@ -105,3 +107,12 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a finished run, None for any other folder."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if summary.get("status") == "finished" else None

@@ -108,9 +108,9 @@ class RunRecorder:
         latest, self._latest = self._latest, {}
         return latest
 
-    def curve(self, scope: str, split: str, name: str) -> list[tuple[int, float]]:
-        """Return the points (round, value) of a metric that count: without the initial model's."""
-        return points_of(self._curves, scope, split, name, self.first_round)
+    def accuracies(self, scope: str) -> list[tuple[int, float]]:
+        """Return the points (round, accuracy on test examples) of a scope that count: without the initial model's."""
+        return points_of(self._curves, scope, "test", "accuracy", self.first_round)
 
     def total(self, name: str, server_round: int) -> int:
         """Return the sum of a metric of the system's, such as ``bytes_up``, over the rounds up to this one."""
@@ -260,8 +260,6 @@ def versions() -> dict[str, str]:
     """Return the versions that a run depends on; imports none of the packages."""
     found = {"python": platform.python_version()}
     for name in ("contrafed", "flwr", "ray", "torch", "torchvision", "numpy"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found

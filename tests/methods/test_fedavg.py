@@ -111,7 +111,7 @@ def test_a_weighted_sum_takes_one_group_of_tensors_and_a_weight_for_each_reply()
     x = torch.tensor([1.0, 2.0])
     replies = Replies(Reply(k, {"delta/w": (k + 1) * x, "other/w": x}, 1, {}) for k in (2, 0))
     assert same(replies.weighted_sum("delta", np.array([8.0, 0.25])), {"w": 8.75 * x.double()})
-    with pytest.raises(ValueError, match="3 weights for 2 replies"):
+    with pytest.raises(ValueError, match="3 factors for 2 models"):
         replies.weighted_sum("delta", np.ones(3))
-    with pytest.raises(ValueError, match="no replies"):
+    with pytest.raises(ValueError, match="no models"):
         Replies([]).weighted_sum("delta", np.ones(0))

@@ -1,20 +1,6 @@
-"""How a number is spread over nodes: empirical distributions (PMFL, Figure 5) and gains (MpFedcon, Figure 9)."""
+"""By how much nodes gain over training alone (MpFedcon, Figure 9)."""
 
 from collections.abc import Mapping
-
-import numpy as np
-
-
-def ecdf(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct values in order (v,), and F (v,): the share of all ``values`` (n,) that are at most so large.
-
-    Raises ``ValueError`` for none, or one that is not finite.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    if not values.size or not np.isfinite(values).all():
-        raise ValueError("a distribution needs finite values")
-    found, counts = np.unique(values, return_counts=True)
-    return found, counts.cumsum() / values.size
 
 
 def gains(ours: Mapping[int, float], alone: Mapping[int, float]) -> dict[int, float]:
