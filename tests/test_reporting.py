@@ -165,14 +165,15 @@ def test_summary_by_hand(tmp_path):
     assert written["method"] == "pmfl"
 
 
-def test_the_moving_average_is_reported_at_round_500_too(tmp_path):
+def test_the_moving_average_is_reported_at_rounds_500_and_1000_too(tmp_path):
     recorder = RunRecorder(tmp_path, "")
-    for t in range(1, 1001):
-        recorder.metric(t, "global", "test", "accuracy", float(t > 495))
+    for t in range(1, 1006):
+        recorder.metric(t, "global", "test", "accuracy", float(495 < t <= 995))
     summary = recorder.finish("finished", {})
     recorder.close()
     assert summary["accuracy_ema_500"] == pytest.approx(1 - 0.9**5)
-    assert summary["accuracy_ema"] == pytest.approx(1)
+    assert summary["accuracy_ema_1000"] == pytest.approx(0.9**5)
+    assert summary["accuracy_ema"] == pytest.approx(0.9**10)
 
 
 def test_the_best_personal_accuracy_comes_with_its_own_spread(tmp_path):

@@ -10,7 +10,7 @@ from core.metrics import FUNCTIONS
 Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 
 # FedRCL reports the exponential moving average (decay 0.9 a round) after 500 and 1,000 rounds.
-EMA_DECAY, EMA_ROUND = 0.9, 500
+EMA_DECAY, EMA_ROUNDS = 0.9, (500, 1000)
 
 # At most so many nodes are rows of a figure.
 SHOWN_NODES = 200
@@ -89,7 +89,7 @@ def _global_summary(curves: Curves, first_round: int, split: str, prefix: str) -
         f"{prefix}accuracy_top5_mean": top_k_mean(points),
         f"{prefix}accuracy_ema": averages[curve[-1][0]] if curve else nothing,
     }
-    return summary | ({f"{prefix}accuracy_ema_{EMA_ROUND}": averages[EMA_ROUND]} if EMA_ROUND in averages else {})
+    return summary | {f"{prefix}accuracy_ema_{t}": averages[t] for t in EMA_ROUNDS if t in averages}
 
 
 def _nodes_summary(curves: Curves, first_round: int, scope: str, split: str, prefix: str) -> dict[str, float]:
