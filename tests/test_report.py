@@ -283,8 +283,12 @@ def test_results_are_added_to(sweep, monkeypatch, capsys):
     assert len(names) == 7
     assert "moon-full-2" in names
     Path("results/sweep.md").write_text("# What moon does\n\nIt wins.\n")
+    Path("results/README.md").write_text("# Results\n\nOne disk failed.\n")
+    Path("results/alone.md").write_text("# Words alone\n\nNo run.\n")
     answer(capsys, "--results")
     page = Path("docs/RESULTS.md").read_text()
+    assert page.startswith(pages.HEAD + "\nOne disk failed.\n\n## What moon does\n")
+    assert page.endswith("\n## Words alone\n\nNo run.\n")
     assert "## What moon does\n\nIt wins.\n\n7 runs; seed 0, 1, 2; device cpu; torch 2.6." in page
     assert "![What moon does: accuracy](figures/sweep-accuracy.png)" in page
 

@@ -12,7 +12,7 @@ from core.errors import UserError
 HEAD = """# Results
 
 Made by `python report.py --results` from `results/` alone. `results/NAME.csv` has one row per run: configuration, seed,
-versions, seconds and, except for the digits, commit and hardware; `results/NAME.md` is the text at the head of a section.
+versions, commit, hardware and seconds; `results/NAME.md` is the text at the head of a section, or a section by itself.
 Accuracies are percentages, mean ± sample standard deviation over seeds; deviations over nodes are called so. In a paper's
 table ours stands first, the paper's in brackets; ranks count only cells that both have. "FedAvg's last" is FedAvg's in the
 row's own setting; rounds and MiB to it are of the seeds that reach it (how many, where not all do; "-" where none does).
@@ -74,35 +74,44 @@ def name_of(folder: Path) -> str:
 
 
 def results_page(home: Path) -> list[Path]:
-    """Write ``docs/RESULTS.md`` and ``docs/figures`` below ``home`` from its ``results/*.csv``; returns the files.
+    """Write ``docs/RESULTS.md`` and ``docs/figures`` below ``home`` from its ``results/``; returns the files.
 
-    Raises ``UserError`` where there are none, or one cannot be read.
+    ``README.md`` there says what holds for all of it; a text without a CSV is a section of its own, after the others.
+    Raises ``UserError`` where there are no CSVs, or one cannot be read.
     """
-    stored = sorted((home / "results").glob("*.csv"))
+    folder = home / "results"
+    stored, common = sorted(folder.glob("*.csv")), folder / "README.md"
     if not stored:
-        raise UserError(
-            f"there are no results in {home / 'results'}: python report.py --results DIR keeps a folder's runs there"
-        )
+        raise UserError(f"there are no results in {folder}: python report.py --results DIR keeps a folder's runs there")
+    alone = sorted({*folder.glob("*.md")} - {common, *(path.with_suffix(".md") for path in stored)})
     page, drawn = home / "docs" / "RESULTS.md", home / "docs" / "figures"
     files, parts = [page], [HEAD]
     try:
         drawn.mkdir(parents=True, exist_ok=True)
+        if common.exists():
+            parts.append(_words(common)[1])
         for path in stored:
             text, pictures = _section(path, drawn)
             parts.append(text)
             files += pictures
+        parts += ["## {}\n\n{}".format(*_words(path)) for path in alone]
         page.write_text("\n".join(parts), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write to {home / 'docs'} ({error.strerror})") from error
     return files
 
 
+def _words(path: Path) -> tuple[str, str]:
+    """Return the title of a text of ``results/``, and what it says below."""
+    title, _, rest = path.read_text(encoding="utf-8").strip().removeprefix("# ").partition("\n")
+    return title, rest.strip() + "\n"
+
+
 def _section(path: Path, drawn: Path) -> tuple[str, list[Path]]:
     runs, aside = usable(results.load(path), unfinished=True)
     words = path.with_suffix(".md")
-    prose = words.read_text(encoding="utf-8").strip() if words.exists() else path.stem
-    title, _, prose = prose.removeprefix("# ").partition("\n")
-    parts = [f"## {title}\n", prose.strip() + "\n" if prose.strip() else "", facts(runs) + "\n"]
+    title, prose = _words(words) if words.exists() else (path.stem, "")
+    parts = [f"## {title}\n", prose.strip() and prose, facts(runs) + "\n"]
     lone = []
     for comparison in published.compare(runs):
         ours = comparison.cells.dropna(subset=["ours"])
