@@ -11,6 +11,7 @@ Exit status: 0, or 2 for a mistake in what was asked for, which is said in one l
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from core.arguments import Parser, program
@@ -65,7 +66,10 @@ def _report(asked: argparse.Namespace) -> None:
         for folder, runs in zip(asked.compare, pair, strict=True):
             if len(runs) != 1:
                 raise UserError(f"--compare takes two runs, and {folder} holds {len(runs)}")
-        print("\n".join(f"{table.title}\n\n{table.plain}" for table in tables.compared(pair[0][0], pair[1][0])), end="")
+        a, b = (run for runs in pair for run in runs)
+        if a.name == b.name:
+            a, b = (replace(run, name=str(folder)) for run, folder in zip((a, b), asked.compare, strict=True))
+        print("\n".join(f"{table.title}\n\n{table.plain}" for table in tables.compared(a, b)), end="")
     elif asked.results:
         _results(asked)
     elif not asked.folders:
@@ -75,7 +79,7 @@ def _report(asked: argparse.Namespace) -> None:
     else:
         runs = _usable(find(asked.folders), asked)
         folder = asked.out or asked.folders[0] / "report"
-        title = asked.title or ", ".join(pages.name_of(path) for path in asked.folders)
+        title = asked.title or ", ".join(dict.fromkeys(map(pages.name_of, asked.folders)))
         files = pages.write(runs, folder, title, None if asked.target is None else round(asked.target / 100, 12))
         print((folder / "runs.md").read_text(encoding="utf-8"))
         print(f"{len(files)} files of {len(runs)} runs are in {folder}: {', '.join(path.name for path in files)}")

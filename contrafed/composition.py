@@ -279,9 +279,12 @@ def _merge(
         if "scale=" not in condition:
             _put(config, values, parsed, f"key in the experiment's where '{condition}'")
     named = _merge_methods(config, methods, parsed)
-    _put(config, cases, parsed, "key in the experiment's grid")
-    if "published" in config:  # a small run stands beside the number of the full one
+    kept = {key: OmegaConf.select(config, key) for key in cases if _is_set(key, parsed)}
+    _put(config, cases, [], "key in the experiment's grid")
+    if "published" in config:  # a small run, or one with a case's key set, stands beside the number of the full one
         OmegaConf.update(config, "published", OmegaConf.to_container(config.published, resolve=True))
+    for key, value in kept.items():
+        OmegaConf.update(config, key, value)
     for condition, values in holding.items():
         if "scale=" in condition:
             _put(config, values, parsed, None)

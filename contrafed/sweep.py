@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ OUTPUTS = Path("outputs")
 POLL = 0.5  # seconds between two looks at what another process does
 CHECKPOINTS = 20  # that an experiment's job writes unless it is told how often
 LEAST_BETWEEN = 10  # rounds
+LONGEST = 150  # characters of a job's name, which is a folder's
 NAMED = 5  # jobs that the last line names, of those that failed
 
 
@@ -75,6 +77,7 @@ def expand(overrides: list[str], config_dir: str | Path | None = None) -> list[J
             values = dict(zip(columns, row, strict=True))
             lines = [columns[key][value] for key, value in values.items()]
             name = "-".join(_part(key, values[key], key in bare) for key in varied) or "run"
+            name = name if len(name) <= LONGEST else f"{name[:LONGEST]}-{zlib.crc32(name.encode()):08x}"
             home = None if experiment is None else OUTPUTS / "-".join([experiment, *_scale(values.get("scale"))])
             jobs.append(Job(len(jobs), [chosen, *lines] if chosen else lines, name, experiment, home))
     return jobs
@@ -195,7 +198,9 @@ class Sweep:
             while there is None and self._begins_elsewhere(job, run):
                 time.sleep(POLL)
                 there = self._past(job, run)
-        if there is not None and (summary := finished(there)) is not None:  # by another process meanwhile
+        if there is not None and (summary := finished(there)) is not None:
+            # By another process meanwhile, or by a job whose case the command line leaves nothing of its own.
+            print(f"the same run has finished in {there}", flush=True)
             return self._done(there, summary, run)
         # Flower keeps what nodes remember to itself, and secret noise must not be drawn twice.
         resumable = run.engine.name != "flower" and getattr(run.privacy.config, "noise", None) != "secret"
@@ -237,7 +242,8 @@ class Sweep:
 
     def _done(self, folder: Path, summary: dict[str, Any], run: Run) -> None:
         self.folders.append(folder)
-        self._paces.setdefault(_kind(run), []).append(float(summary["seconds_per_round"]))
+        if (pace := summary.get("seconds_per_round")) is not None:
+            self._paces.setdefault(_kind(run), []).append(float(pace))
 
     def _home(self, job: Job, run: Run) -> Path:
         """Return the folder of a job's sweep."""

@@ -2,6 +2,7 @@
 
 import errno
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,19 +53,6 @@ def test_a_key_of_another_choice_is_not_varied(tmp_path):
     write_run(tmp_path / "c", participation={"name": "markovian", "beta": 0.5})
     assert varied(find([tmp_path])) == ["participation.name", "participation.beta"]
     assert varied(find([tmp_path / "a", tmp_path / "b"])) == ["participation.name"]
-
-
-def test_what_one_method_alone_varies_is_no_panel_of_its_own(tmp_path, monkeypatch):
-    write_run(tmp_path / "a")
-    for weight in (1, 10):
-        write_run(tmp_path / f"m{weight}", strategy={**method("moon")["strategy"], "contrast_weight": weight})
-    found, drawn = groups(find([tmp_path])), []
-    monkeypatch.setattr(figures.plots, "draw", lambda kind, panels, *rest, **window: drawn.append(panels))
-    figures.accuracy(found, "t", "accuracy", lambda run: run.points("global", "test", "accuracy"))
-    (panels,) = drawn
-    assert {panel: set(lines) for panel, lines in panels.items()} == {
-        "": {"fedavg", "moon contrast_weight=1", "moon contrast_weight=10"}
-    }
 
 
 def test_a_key_that_only_one_method_has_otherwise_is_said_with_it(sweep):
@@ -150,6 +138,9 @@ def test_two_runs_side_by_side(sweep, capsys):
     assert [line.split() for line in differences.splitlines()[3:] if line] == [["strategy.name", "moon", "fedavg"]]
     (line,) = [line.split() for line in numbers.splitlines() if line.startswith("accuracy_final")]
     assert line == ["accuracy_final", "0.8", "0.55", "-0.25"]
+    shutil.copytree(sweep, sweep.parent / "again")
+    _, out, _ = answer(capsys, "--compare", sweep / "moon-full-0", sweep.parent / "again" / "moon-full-0")
+    assert all(str(folder / "moon-full-0") in out for folder in (sweep, sweep.parent / "again"))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +160,7 @@ def test_two_runs_side_by_side(sweep, capsys):
         (["torn"], "cannot read torn/metrics.csv"),
         (["headless"], "cannot read headless/metrics.csv: it has no column value"),
         (["foreign"], "foreign/config.yaml is no run's configuration"),
+        (["partial"], "partial/config.yaml is no run's configuration"),
         (["summary"], "cannot read summary/summary.json"),
         (["--results", "--target", "50"], "--target does not go with --results"),
         (["sweep", "--list", "--title", "a"], "--title does not go with --list"),
@@ -187,6 +179,7 @@ def test_mistakes_are_one_line(sweep, monkeypatch, capsys, arguments, said):
         file.write("40,global,te\n")
     Path("headless/metrics.csv").write_text("round,scope,split,metric\n1,a,b,c\n")
     Path("foreign/config.yaml").write_text("a: 1\n")
+    write_run(Path("partial"), participation=None)
     Path("summary/summary.json").write_text("{")
     status, out, err = answer(capsys, *arguments)
     assert status == 2

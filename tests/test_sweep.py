@@ -62,6 +62,8 @@ def test_a_command_line_narrows_a_grid_and_extends_it(folder):
     # A choice that named cases make keeps those that make it; a value takes the place of theirs.
     assert names("dataset=digits", "model=mlp", folder=folder) == ["digits-flat"]
     assert names("dataset=digits", "num_rounds=3", folder=folder) == ["digits-full", "digits-flat", "digits-late"]
+    short, long = names("dataset=digits", "variant=full", f"seed=0,{'1' * 300}", folder=folder)
+    assert (short, len(long)) == ("digits-full-seed=0", 159)
     with pytest.raises(UserError, match="no variant of the grid has model=lenet; its cases: full, flat, late"):
         names("model=lenet", folder=folder)
     with pytest.raises(UserError, match=r"job 0 .*: unknown variant of experiment=own/table 'fall', did you mean 'full'"):

@@ -121,6 +121,13 @@ def test_cells_that_a_scale_makes_alike_are_jobs_of_their_own():
     assert len(keys) == 24
 
 
+def test_a_job_that_is_shortened_stands_beside_the_cell_of_its_case():
+    job = ["experiment=mpfedcon/table2", "nodes=m100", "rounds=t200", "method=fedrep", "num_rounds=60"]
+    composed = check_jobs(job, False)[0].composed
+    assert composed["published"]["setting"] == "clients=100 classes=5 m=100 T=200"
+    assert (composed["num_rounds"], composed["changed"]) == (60, ["num_rounds=60"])
+
+
 def test_the_time_to_go_is_by_method_data_and_rounds(monkeypatch):
     def of(name, rounds, dataset="digits"):
         choice = lambda name: SimpleNamespace(name=name)  # noqa: E731
@@ -199,3 +206,12 @@ def test_a_damaged_run_is_nobodys(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(text)
     assert [path.name for path in runs_in(tmp_path).values()] == ["c"]
+
+
+def test_a_foreign_summary_ends_no_sweep(called):
+    assert called(*DIGITS, "seed=0").status == 0
+    summary = Path("outputs/digits/fedavg-uniform-seed=0/summary.json")
+    for text, said in (('{"status": "finished"}', "1 of them finished already"), ("[]", "1 to run")):
+        summary.write_text(text)
+        done = called(*DIGITS, "seed=0,1", "shard=1/2")
+        assert (done.status, said in done.out) == (0, True)

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from reported import method, write_run
 from test_sweep_runs import DIGITS, called, finished  # noqa: F401
 
-from contrafed.analysis import published
+from contrafed.analysis import figures, published
 from contrafed.analysis.runs import find, groups, usable, varied
 from contrafed.checkpoint import identity
 from contrafed.composition import compose_job
@@ -62,6 +62,35 @@ def test_a_rule_whose_name_is_part_of_the_methods_is_said(tmp_path):
     for rule in ("fedavg", "fedavgm"):
         write_run(tmp_path / rule, strategy={"name": "fedavgm", "server": rule})
     assert {run.method for run in find([tmp_path])} == {"fedavgm", "fedavgm+fedavg"}
+
+
+def test_what_one_method_alone_varies_is_no_panel_of_its_own(tmp_path, monkeypatch):
+    write_run(tmp_path / "a")
+    for weight in (1, 10):
+        write_run(tmp_path / f"m{weight}", strategy={**method("moon")["strategy"], "contrast_weight": weight})
+    found, drawn = groups(find([tmp_path])), []
+    monkeypatch.setattr(figures.plots, "draw", lambda kind, panels, *rest, **window: drawn.append(panels))
+    figures.accuracy(found, "t", "accuracy", lambda run: run.points("global", "test", "accuracy"))
+    (panels,) = drawn
+    assert {panel: set(lines) for panel, lines in panels.items()} == {
+        "": {"fedavg", "moon contrast_weight=1", "moon contrast_weight=10"}
+    }
+
+
+def test_what_most_groups_of_one_method_have_goes_without_saying(tmp_path):
+    for number, (epochs, lr) in enumerate(((1, 0.1), (5, 0.1), (1, 0.3), (1, 0.1))):
+        strategy = {"name": "moon", "server": "fedavg", "local": {"lr": lr, "epochs": epochs}}
+        write_run(tmp_path / str(number), seed=number, strategy=strategy)
+    found, title = figures.quiet(groups(find([tmp_path])), "moon")
+    assert title == "moon (local.lr=0.1, local.epochs=1 unless said)"
+    assert [group.label for group in found] == ["moon", "moon local.epochs=5", "moon local.lr=0.3"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    for name in ("a/same", "b/same", "b/other"):
+        write_run(tmp_path / name)
+    found = find([tmp_path / "a", tmp_path / "b"])
+    assert [run.name for run in found] == [str(tmp_path / "a" / "same"), "other", str(tmp_path / "b" / "same")]
 
 
 def test_a_cell_counts_a_seed_once(tmp_path):

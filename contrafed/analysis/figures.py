@@ -52,14 +52,18 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
 
 
 def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
-    """Return groups and title in which a key that but for single methods is the same everywhere is said with these alone."""
-    lone = {}
+    """Return groups and title in which a key that but for single methods is the same everywhere is said with these alone.
+
+    Of one method alone, what more than half of its groups have goes without saying.
+    """
+    lone, one = {}, len({group.method for group in found}) == 1
     for key in dict(found[0].setting):
-        of: dict[Any, set[str]] = {}
-        for group in found:
-            of.setdefault(dict(group.setting)[key], set()).add(group.method)
+        of: dict[Any, set[Any]] = {}
+        for number, group in enumerate(found):
+            of.setdefault(dict(group.setting)[key], set()).add(number if one else group.method)
         usual = max(of, key=lambda value: len(of[value]))
-        if len(of[usual]) > 1 and all(len(methods) == 1 for value, methods in of.items() if value != usual):
+        alone = all(len(methods) == 1 for value, methods in of.items() if value != usual)
+        if 2 * len(of[usual]) > len(found) if one else len(of[usual]) > 1 and alone:
             lone[key] = usual
     out = []
     for group in found:

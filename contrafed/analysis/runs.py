@@ -4,8 +4,9 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,8 @@ def find(paths: Iterable[str | Path]) -> list[FinishedRun]:
             found.setdefault(folder.resolve(), read(folder, name))
         if not folders:
             raise UserError(f"there are no runs in {path}: no folder in it has config.yaml and metrics.csv")
-    return list(found.values())
+    names = Counter(run.name for run in found.values())
+    return [run if names[run.name] == 1 else replace(run, name=str(run.folder)) for run in found.values()]
 
 
 def _run_folders(path: Path) -> Iterator[Path]:
@@ -129,7 +131,9 @@ def _run_folders(path: Path) -> Iterator[Path]:
 def read(folder: Path, name: str) -> FinishedRun:
     """Return the run in a folder. Raises ``UserError`` naming the file that cannot be read."""
     config = read_config(folder)
-    if not isinstance(config.get("strategy"), dict) or "name" not in config["strategy"]:
+    groups = [config.get(group) for group in ("strategy", "dataset", "partition", "participation", "model")]
+    whole = {"num_nodes", "num_rounds"} <= config.keys()
+    if not whole or not all(isinstance(group, dict) and isinstance(group.get("name"), str) for group in groups):
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
     metrics = read_table(folder / "metrics.csv", METRICS)
     path = folder / "nodes.csv"

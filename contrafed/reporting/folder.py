@@ -115,4 +115,4 @@ def finished(folder: Path) -> dict[str, Any] | None:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return summary if summary.get("status") == "finished" else None
+    return summary if isinstance(summary, dict) and summary.get("status") == "finished" else None
