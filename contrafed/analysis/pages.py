@@ -80,7 +80,7 @@ def results_page(home: Path) -> list[Path]:
     Raises ``UserError`` where there are no CSVs, or one cannot be read.
     """
     folder = home / "results"
-    stored, common = sorted(folder.glob("*.csv")), folder / "README.md"
+    stored, common = sorted(folder.glob("*.csv"), key=lambda path: path.stem), folder / "README.md"
     if not stored:
         raise UserError(f"there are no results in {folder}: python report.py --results DIR keeps a folder's runs there")
     alone = sorted({*folder.glob("*.md")} - {common, *(path.with_suffix(".md") for path in stored)})
