@@ -98,6 +98,15 @@ def test_table_of_runs_by_hand(sweep):
     assert best.rows[1][-2:] == ("-", "-")
 
 
+def test_a_number_that_not_all_seeds_have_says_how_many_do(tmp_path):
+    write_run(tmp_path / "a", (0.1, 0.8), seed=0)
+    write_run(tmp_path / "b", (0.1, math.nan), seed=1)
+    table = tables.runs_table(find([tmp_path]), "title")
+    row = dict(zip(table.heads, table.rows[0], strict=True))
+    assert (row["seeds"], row["test accuracy, last"]) == ("2", "80.00 (1 of 2)")
+    assert table.numbers["test accuracy, last, seeds"].tolist() == [1]
+
+
 def test_markdown_and_latex(sweep):
     table = tables.Table(
         "50 % & more", ("a_b", "x"), (("p|q", "1.50 ± 0.20"), ("r", "")), pd.DataFrame({"a_b": ["p|q"], "x": [1.5]})

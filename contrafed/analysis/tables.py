@@ -133,7 +133,8 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
 
     Numbers are mean ± deviation over seeds. Rounds, and MiB up and down over all nodes, are counted until a seed's accuracy
     reaches ``target``, a fraction, or without it FedAvg's last in the same setting (``fedavgs_last``), which then has a column;
-    means over the seeds that reach it, "-" where none does, and nothing where there is nothing to reach.
+    means over the seeds that reach it, "-" where none does, and nothing where there is nothing to reach. A number that not all
+    seeds have says how many do.
     """
     found = groups(runs)
     keys = [key for key, _ in found[0].setting]
@@ -152,6 +153,8 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
         for head, key, unit, _ in COLUMNS:
             values = [_mib(run) for run in group.runs] if key == "mib_per_node" else group.numbers(key)
             row[head], row[f"{head}, std"] = over_seeds([unit * value for value in values])
+            if len(known := [value for value in values if not math.isnan(value)]) < len(values):
+                row[f"{head}, seeds"] = len(known)
         if reach is not None:
             rounds, mib, row["seeds that reach it"] = _to_target(group, reach, points)
             row |= {head: value for (head, _), value in zip(extra, [100 * reach, rounds, mib][-len(extra) :], strict=True)}
@@ -170,8 +173,9 @@ def _table(title: str, rows: list[dict[str, Any]], keys: list[str], extra: list[
         cells = [row["method"], *(row[key] for key in keys), str(row["seeds"]), row["rounds"]]
         for head, digits in heads:
             text = figure_of(row.get(head, math.nan), row.get(f"{head}, std", math.nan), digits)
-            if text and head.startswith("rounds to") and row["seeds that reach it"] < row["seeds"]:
-                text += f" ({row['seeds that reach it']} of {row['seeds']})"
+            known = row.get("seeds that reach it" if head.startswith("rounds to") else f"{head}, seeds", row["seeds"])
+            if text and known < row["seeds"]:
+                text += f" ({known} of {row['seeds']})"
             cells.append(text or ("-" if head in row and (head, digits) in extra else ""))
         texts.append(tuple(map(str, cells)))
     return Table(title, ("method", *keys, "seeds", "rounds", *(head for head, _ in heads)), tuple(texts), numbers)
