@@ -28,7 +28,7 @@ from hydra.errors import HydraException
 
 from contrafed import grid
 from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, grid_of, own_folder
-from contrafed.reporting.folder import finished, held, make_folder, taken
+from contrafed.reporting.folder import CLAIM, finished, held, make_folder, taken
 from contrafed.settings import Run
 from contrafed.yamls import choices_of, parse
 from core.errors import RunStopped, UserError
@@ -144,6 +144,7 @@ class Sweep:
         from simulation.personal import place_in
 
         left = []
+        self._check_folders()
         for job, run in self.jobs:
             home = self._home(job, run)
             make_folder(home)
@@ -160,13 +161,21 @@ class Sweep:
         print(f"{len(self.jobs)} jobs{what}: {len(left)} to run in {self._home(*self.jobs[0])}", flush=True)
         try:
             for number, (job, run) in enumerate(left):
-                to_go = self._to_go([run for _, run in left[number:]])
+                to_go = self._to_go(left[number:])
                 print(f"\n[job {job.number}, {len(left) - number} left{to_go}] {' '.join(job.overrides)}", flush=True)
                 self._run(job, run)
             if len(self.jobs) > 1:
                 print(f"\n{len(self.folders)} of {len(self.jobs)} jobs finished, {len(self.failures)} failed", flush=True)
         finally:  # also of a sweep that is stopped
             self._leave()
+
+    def _check_folders(self) -> None:
+        """Raise ``UserError`` for a folder that is a run's own, and for a numbered one that a job would find taken."""
+        for job, run in self.jobs:
+            home = self._home(job, run)
+            numbered = [home / str(job.number)] if job.experiment is None and run.resume is None else []
+            if (folder := next((f for f in (home, *numbered) if (f / CLAIM).exists()), None)) is not None:
+                raise UserError(f"output_dir: {folder} already holds a run; name another folder or move that one away")
 
     def status(self) -> int:
         """Return the exit status, having named the jobs that failed."""
@@ -269,15 +278,22 @@ class Sweep:
                     return True
         return False
 
-    def _to_go(self, left: list[Run]) -> str:
-        """Return about how long these runs take: rounds by the pace of their method on their data, or of all."""
+    def _to_go(self, left: list[tuple[Job, Run]]) -> str:
+        """Return about how long these jobs take: rounds from their last checkpoint on, by their method's pace on their data."""
         every = [pace for paces in self._paces.values() for pace in paces]
         if not every:
             return ""
-        seconds = sum(run.num_rounds * statistics.mean(self._paces.get(_kind(run), every)) for run in left)
+        seconds = sum(self._rounds_left(*one) * statistics.mean(self._paces.get(_kind(one[1]), every)) for one in left)
         hours, minutes = divmod(round(seconds / 60), 60)
         about = f"{hours} h " if hours else ""
         return f", about {about}{minutes} min to go" if hours or minutes else ", less than a minute to go"
+
+    def _rounds_left(self, job: Job, run: Run) -> int:
+        from contrafed import checkpoint
+
+        there = self._there[self._home(job, run)].get(checkpoint.identity(run.composed))
+        done = checkpoint.numbered(there / checkpoint.FOLDER) if there is not None else []
+        return run.num_rounds - (int(done[-1].name) if done else 0)
 
 
 def _kind(run: Run) -> tuple[str, str]:

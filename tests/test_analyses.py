@@ -106,6 +106,12 @@ def test_collapsed_classes_and_no_classes():
     assert covariance.spread(points, np.array([0, 0, 1, 1, 2])).within == 0
 
 
+@pytest.mark.parametrize("wild", [np.nan, np.inf])
+def test_features_that_are_not_finite_have_no_numbers(wild):
+    found = covariance.spread(np.array([[wild, 0.0], [1, 2], [3, 4]]), np.array([0, 1, 1]))
+    assert np.isnan([found.within, found.between, found.effective_rank, found.vci]).all()
+
+
 def test_constant_features_have_no_spread():
     """Means of 0.1 differ from it in their last digit, so that S_B is rounding and not 0."""
     found = covariance.spread(np.full((100, 16), 0.1), np.repeat(range(10), 10))

@@ -160,7 +160,9 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
     ):
         assert leakage.main([*arguments, wrong]) == 2
         assert said in capsys.readouterr().err
-    assert leakage.main([*arguments, "--batch", "2", "--cases", "all_shared_idlg"]) == 2
+    assert leakage.main([*arguments, "--images", "2", "--batch", "2", "--cases", "all_shared_idlg"]) == 2
+    assert leakage.main([*arguments, "--batch", "2", "--cases", "all_shared"]) == 2
+    assert "error: --images=1 must be whole batches of --batch=2\n" in capsys.readouterr().err
 
 
 def test_the_published_attacks_are_as_the_page_says():

@@ -98,12 +98,12 @@ def runs_of(tmp_path, plot, *many):
     return find([tmp_path])
 
 
-def test_a_distribution_over_nodes_is_of_those_that_did_not_diverge(tmp_path):
-    nodes = [(30, node, "train_loss", value) for node, value in enumerate((2.0, 1.0, math.inf, 1.0, math.nan))]
+def test_a_node_that_diverged_counts_as_above_every_loss(tmp_path):
+    nodes = [(30, node, "train_loss", value) for node, value in enumerate((2.0, 1.0, math.nan, 1.0))]
     plot = {"kind": "cdf", "metric": "train_loss", "x": None}
     (figure,) = figures.of_papers(runs_of(tmp_path, plot, {"nodes": nodes})).values()
     (line,) = figure.axes[0].lines
-    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 1, 2], [0, pytest.approx(2 / 3), 1])
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 1, 2], [0, 0.5, 0.75])
 
 
 def test_a_gain_is_over_who_trains_alone_with_the_same_seed(tmp_path):

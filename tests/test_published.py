@@ -90,6 +90,13 @@ def test_the_order_of_what_is_changed_makes_no_other_table(tmp_path):
     assert comparison.title == "PMFL, Table I (model=mlp, num_rounds=50)"
 
 
+def test_where_the_data_lie_makes_no_other_table(tmp_path):
+    for seed, place in enumerate(("/here", "/there")):
+        write_run(tmp_path / str(seed), **pmfl("pmfl") | {"changed": [f"dataset.path={place}/c.npz"], "seed": seed})
+    (comparison,) = published.compare(find([tmp_path]))
+    assert comparison.title == "PMFL, Table I (dataset.path=c.npz)"
+
+
 def test_a_run_that_did_not_end_fills_no_cell(tmp_path):
     write_run(tmp_path / "half", **pmfl("pmfl"), summary={"status": "interrupted"})
     assert published.compare(find([tmp_path])) == []
@@ -169,6 +176,7 @@ def test_a_target_that_was_not_reached_is_a_dash_and_no_missing_run(tmp_path):
         0.5,
         1,
     )
+    assert tables.beside(cells["rounds", "fedprox"]).startswith("20.00 (1 of 2) (")
     assert "inf" not in tables.comparison_text(comparison)
     missing = tables.missing_line(comparison)
     assert "CIFAR-10 clients=100 classes=5 rounds (mpfedcon)" in missing

@@ -14,8 +14,9 @@ from reported import method, write_run
 
 import report
 from contrafed.analysis import figures, pages, results, tables
+from contrafed.analysis.groups import groups, varied
 from contrafed.analysis.pages import leave
-from contrafed.analysis.runs import find, groups, read, usable, varied
+from contrafed.analysis.runs import find, read, usable
 from core.errors import UserError
 
 ROOT = Path(report.__file__).resolve().parent
@@ -96,15 +97,6 @@ def test_table_of_runs_by_hand(sweep):
     best = tables.runs_table(runs, "title", 0.7)
     assert dict(zip(best.heads, best.rows[0], strict=True))["rounds to 70 % test accuracy"] == "20 (1 of 2)"
     assert best.rows[1][-2:] == ("-", "-")
-
-
-def test_a_number_that_not_all_seeds_have_says_how_many_do(tmp_path):
-    write_run(tmp_path / "a", (0.1, 0.8), seed=0)
-    write_run(tmp_path / "b", (0.1, math.nan), seed=1)
-    table = tables.runs_table(find([tmp_path]), "title")
-    row = dict(zip(table.heads, table.rows[0], strict=True))
-    assert (row["seeds"], row["test accuracy, last"]) == ("2", "80.00 (1 of 2)")
-    assert table.numbers["test accuracy, last, seeds"].tolist() == [1]
 
 
 def test_markdown_and_latex(sweep):

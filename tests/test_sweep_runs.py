@@ -128,17 +128,38 @@ def test_a_job_that_is_shortened_stands_beside_the_cell_of_its_case():
     assert (composed["num_rounds"], composed["changed"]) == (60, ["num_rounds=60"])
 
 
-def test_the_time_to_go_is_by_method_data_and_rounds(monkeypatch):
+def test_the_time_to_go_is_by_method_data_and_rounds_that_are_left(tmp_path):
     def of(name, rounds, dataset="digits"):
         choice = lambda name: SimpleNamespace(name=name)  # noqa: E731
-        return SimpleNamespace(num_rounds=rounds, node=SimpleNamespace(strategy=choice(name), dataset=choice(dataset)))
+        node = SimpleNamespace(strategy=choice(name), dataset=choice(dataset))
+        run = SimpleNamespace(num_rounds=rounds, node=node, composed={"strategy": {"name": name}})
+        return SimpleNamespace(home=tmp_path), run
 
     jobs = Sweep([])
+    (tmp_path / "moon" / "checkpoints" / "000900").mkdir(parents=True)
+    jobs._there[tmp_path] = {identity({"strategy": {"name": "moon"}}): tmp_path / "moon"}
     assert jobs._to_go([of("pmfl", 1000)]) == ""
-    jobs._done(Path("a"), {"seconds_per_round": 6.0}, of("pmfl", 10))
-    jobs._done(Path("b"), {"seconds_per_round": 2.0}, of("fedavg", 10))
-    # 1,000 rounds of 6 s, 60 of 2 s, and 60 of the mean 4 s: 100 + 2 + 4 minutes.
-    assert jobs._to_go([of("pmfl", 1000), of("fedavg", 60), of("moon", 60)]) == ", about 1 h 46 min to go"
+    jobs._done(Path("a"), {"seconds_per_round": 6.0}, of("pmfl", 10)[1])
+    jobs._done(Path("b"), {"seconds_per_round": 2.0}, of("fedavg", 10)[1])
+    # 1,000 rounds of 6 s, 60 of 2 s, and 60 of the mean 4 s, 900 of them done before: 100 + 2 + 4 minutes.
+    assert jobs._to_go([of("pmfl", 1000), of("fedavg", 60), of("moon", 960)]) == ", about 1 h 46 min to go"
+
+
+def test_a_folder_that_is_a_runs_or_has_a_jobs_is_refused_before_any_job(called):
+    assert called(*QUICK, "strategy=fedavg", "output_dir=one").status == 0
+    some = ("-m", *QUICK, "strategy=fedavg", "seed=0,1")
+    onto = called(*some, "output_dir=one")
+    assert (onto.status, onto.err) == (
+        2,
+        "error: output_dir: one already holds a run; name another folder or move that one away\n",
+    )
+    Path("one").rename("1")
+    again = called(*some, "output_dir=.")
+    assert (again.status, Path("0").exists()) == (2, False)
+    assert again.err == "error: output_dir: 1 already holds a run; name another folder or move that one away\n"
+    above = called(*QUICK, "strategy=fedavg", "output_dir=.")
+    assert (above.status, above.err.count("\n")) == (2, 1)
+    assert "holds the run 1 in a folder below; name another folder" in above.err
 
 
 def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):

@@ -1,6 +1,7 @@
 """What tells two runs apart, in tables, sweeps and what is said of a command line, and what does not."""
 
 import fcntl
+import math
 import os
 import threading
 import time
@@ -11,8 +12,9 @@ from omegaconf import OmegaConf
 from reported import method, write_run
 from test_sweep_runs import DIGITS, called, finished  # noqa: F401
 
-from contrafed.analysis import figures, published
-from contrafed.analysis.runs import find, groups, usable, varied
+from contrafed.analysis import figures, published, results, tables
+from contrafed.analysis.groups import groups, varied
+from contrafed.analysis.runs import find, read, usable
 from contrafed.checkpoint import identity
 from contrafed.composition import compose_job
 from contrafed.grid import axes_of
@@ -32,6 +34,39 @@ def test_server_rules_beside_one_method_are_groups_of_their_own(tmp_path):
     runs, _ = usable(find([tmp_path]))
     names = {"fedrcl" if rule == "fedavg" else f"fedrcl+{rule}" for rule in rules}
     assert {group.method for group in groups(runs)} == names
+
+
+def test_a_run_of_before_a_key_was_has_it_at_the_value_that_it_came_with(tmp_path):
+    """Moon's mu is 1 today: one without the key is a seed of that, and none of another mu."""
+    old, rest = method("moon")["strategy"], {"temperature": 0.5}
+    mu = OmegaConf.to_container(compose_job(["strategy=moon"]).strategy)["contrast_weight"]
+    write_run(tmp_path / "old", (0.1, 0.5), strategy=old | rest)
+    write_run(tmp_path / "new", (0.1, 0.6), strategy=old | rest | {"contrast_weight": mu}, seed=1)
+    (group,) = groups(find([tmp_path]))
+    assert sorted(group.numbers("accuracy_final")) == [0.5, 0.6]
+    write_run(tmp_path / "other", (0.1, 0.9), strategy=old | rest | {"contrast_weight": mu + 7})
+    found = {group.label: group.numbers("accuracy_final") for group in groups(find([tmp_path]))}
+    assert found == {f"moon contrast_weight={mu:g}": [0.6, 0.5], f"moon contrast_weight={mu + 7:g}": [0.9]}
+
+
+def test_what_is_kept_is_replaced_by_the_same_run_alone(tmp_path):
+    """Another seed of the same name is another run; one with a key more is the same, run by a later version."""
+    for folder, more in (("a", {}), ("b", {"seed": 1}), ("c", {"judge": "received"}), ("d", {"seed": 1, "judge": "received"})):
+        run = read(write_run(tmp_path / folder, **more), "moon")
+        results.keep([run], tmp_path / "results", "tried")
+    stored = results.load(tmp_path / "results" / "tried.csv")
+    assert [(run.name, run.config["seed"], run.config.get("judge")) for run in stored] == [
+        ("moon", 0, "received"), ("moon-2", 1, "received"),
+    ]  # fmt: skip
+
+
+def test_a_number_that_not_all_seeds_have_says_how_many_do(tmp_path):
+    write_run(tmp_path / "a", (0.1, 0.8), seed=0)
+    write_run(tmp_path / "b", (0.1, math.nan), seed=1)
+    table = tables.runs_table(find([tmp_path]), "title")
+    row = dict(zip(table.heads, table.rows[0], strict=True))
+    assert (row["seeds"], row["test accuracy, last"]) == ("2", "80.00 (1 of 2)")
+    assert table.numbers["test accuracy, last, seeds"].tolist() == [1]
 
 
 @pytest.mark.parametrize("server", ["fedavgm", "fedadam", "fedagm"])

@@ -1,5 +1,6 @@
 """How representations are spread within and between classes: FedRCL's Figures 2 and 3."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,13 @@ class Spread:
 
 
 def spread(features: np.ndarray, labels: np.ndarray, *, normalize: bool = False) -> Spread:
-    """Return the traces, the effective rank and the VCI of features (n, D) with labels (n,); ``normalize``: at length 1."""
+    """Return the traces, the effective rank and the VCI of features (n, D) with labels (n,); ``normalize``: at length 1.
+
+    All are NaN where a feature is not finite.
+    """
     f = np.asarray(features, dtype=np.float64)
+    if not np.isfinite(f).all():
+        return Spread(*[math.nan] * 4)
     if normalize:
         f = f / np.maximum(np.linalg.norm(f, axis=1, keepdims=True), 1e-12)
     within, between = covariances(f, labels)

@@ -8,18 +8,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from contrafed.analysis import pictures, plots
+from contrafed.analysis.groups import NOTHING, Group, distinct, groups, number_of, short
 from contrafed.analysis.measures import NODES, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
 from contrafed.analysis.published import load
-from contrafed.analysis.runs import (
-    NOTHING,
-    FinishedRun,
-    Group,
-    Points,
-    accuracy_of,
-    groups,
-    number_of,
-    short,
-)
+from contrafed.analysis.runs import FinishedRun, Points, accuracy_of
 from contrafed.analysis.statistics import over_seeds
 from contrafed.reporting.figures import WINDOW
 
@@ -177,11 +169,11 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
     for run in runs:
         published = run.config.get("published") or {}
         if run.finished and published.get("figure") and published.get("plot"):
-            changed = tuple(sorted(map(str, run.config.get("changed") or ())))
-            key = (str(published["paper"]), str(published["figure"]), str(run.config.get("scale") or ""), changed)
+            key = (str(published["paper"]), str(published["figure"]), str(run.config.get("scale") or ""), run.changed)
             found.setdefault(key, []).append(run)
     out = {}
     for (paper, number, scale, changed), members in found.items():
+        members = distinct(members)
         small = [f"scale={scale}"] if scale else []
         said = ", ".join((*small, *changed))
         title = f"{load(paper)['paper'].iloc[0]}, Figure {number}" + (f" ({said})" if said else "")

@@ -110,6 +110,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise UserError(f"nothing to attack: --cases has none of {', '.join(CASES)}")
     if (file := next((part for part in (options.out, *options.out.parents) if part.is_file()), None)) is not None:
         raise UserError(f"--out={options.out}: {file} is a file, no folder")
+    if options.images % options.batch:
+        raise UserError(f"--images={options.images} must be whole batches of --batch={options.batch}")
     if options.batch > 1 and any(CASES[name].attack == "idlg" for name in options.cases):
         raise UserError("iDLG reads the label of one image: --batch 1, or other --cases")
     return options

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from contrafed.analysis.gains import gaining, gains
-from contrafed.analysis.runs import FinishedRun, Points, composition, flat, shown
+from contrafed.analysis.groups import shown
+from contrafed.analysis.runs import FinishedRun, Points, composition, flat
 from contrafed.analysis.weights import expected_weight
 from core.errors import UserError
 
@@ -112,8 +113,7 @@ def add(into: dict[Any, Any], shape: str, metric: str, run: FinishedRun, runs: S
             into.setdefault(label, {node: unit_of(metric) * value for node, value in values.items()})
         return
     if shape == "cdf":
-        # A node that diverged has a loss that no distribution has a place for.
-        if each := [value for value in run.last_of_nodes(metric).values() if math.isfinite(value)]:
+        if each := list(run.last_of_nodes(metric).values()):
             into.setdefault(place.line, []).extend(unit_of(metric) * value for value in each)
         return
     if shape == "curves":

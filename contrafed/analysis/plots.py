@@ -127,11 +127,14 @@ def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look, window: i
 
 
 def node_cdf(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
-    """Draw {label: value of each node}: the share of nodes whose value is at most x (PMFL Figure 5)."""
+    """Draw {label: value of each node}: the share of nodes whose value is at most x (PMFL Figure 5).
+
+    A node without a finite value, as the loss of one that diverged, counts as above every x.
+    """
     for label, numbers in values.items():
-        if len(numbers):
-            cdf, style = stats.ecdf(numbers).cdf, look[label]
-            x, share = cdf.quantiles, cdf.probabilities
+        if finite := [number for number in numbers if math.isfinite(number)]:
+            cdf, style = stats.ecdf(finite).cdf, look[label]
+            x, share = cdf.quantiles, cdf.probabilities * (len(finite) / len(numbers))
             axes.step(
                 np.r_[x[0], x], np.r_[0, share], where="post", color=style.colour, linestyle=style.line, label=label,
                 marker=style.marker, markevery=max(1, len(x) // MARKS), markersize=4.5,

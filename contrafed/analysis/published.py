@@ -137,9 +137,8 @@ def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
     for run in runs:
         published = run.config.get("published") or {}
         if run.finished and published.get("table") and published.get("cells"):
-            changed = tuple(sorted(str(line) for line in run.config.get("changed") or ()))
-            scale = str(run.config.get("scale") or "")
-            found.setdefault((str(published["paper"]), str(published["table"]), scale, changed), []).append(run)
+            key = (str(published["paper"]), str(published["table"]), str(run.config.get("scale") or ""), run.changed)
+            found.setdefault(key, []).append(run)
     return [Comparison(*key, _cells(key[0], key[1], members)) for key, members in found.items()]
 
 

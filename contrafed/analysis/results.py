@@ -7,6 +7,8 @@ far, so that the round in which a target is reached stays the same; bytes are su
 ``results/nodes/NAME.csv`` has each node's last values.
 """
 
+import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from contrafed.analysis.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, read_table
+from contrafed.analysis.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, flat, placeless, read_table
 from core.disk import replace
 from core.errors import UserError
 
@@ -33,14 +35,20 @@ WORDS = {*FIRST[:6], "status", "commit", "hardware", "device", "engine"}
 
 
 def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
-    """Write runs as ``folder/NAME.csv``, beside those that it holds already; one of the same name is replaced.
+    """Write runs as ``folder/NAME.csv``, beside those that it holds already; the same run by its name and settings is replaced.
+
+    One of the same name that differs in its seed, or in a key that both have, gets the next free name: ``fedavg-2``.
 
     Each file is replaced whole, the rows last, so that none of them is of a run whose curves are missing. Returns the file.
     Raises ``UserError`` where it cannot be written, or what it holds cannot be read.
     """
     path = folder / f"{name}.csv"
     known = {run.name: run for run in (load(path) if path.exists() else [])}
-    every = list((known | {run.name: run for run in runs}).values())
+    for run in runs:
+        names = itertools.chain([run.name], (f"{run.name}-{number}" for number in itertools.count(2)))
+        free = next(name for name in names if name not in known or _same(known[name], run))
+        known[free] = dataclasses.replace(run, name=free)
+    every = list(known.values())
     rows = [_row(run) for run in every]
     columns = [*FIRST, *sorted({key for row in rows for key in row} - {*FIRST, "configuration"}), "configuration"]
     try:
@@ -52,6 +60,12 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror})") from error
     return path
+
+
+def _same(one: FinishedRun, other: FinishedRun) -> bool:
+    """Whether two runs have one seed and agree in every key that both have: a key may be newer than one of them."""
+    a, b = ({**flat(run.config), "seed": run.config.get("seed")} for run in (one, other))
+    return all(placeless(a[key]) == placeless(b[key]) for key in a.keys() & b.keys())
 
 
 def _write(table: pd.DataFrame, path: Path, numbers: str | None = None) -> None:
@@ -104,23 +118,13 @@ def _value(key: str, cell: str) -> Any:
 
 def _row(run: FinishedRun) -> dict[str, Any]:
     row: dict[str, Any] = {"run": run.name, "method": run.method}
-    for key, value in _placeless(run.summary).items():
+    for key, value in placeless(run.summary).items():
         if isinstance(value, Mapping):
             row |= {f"{key}.{inner}": text for inner, text in value.items()}
         elif value is not None and key not in row:
             row[key] = json.dumps(value) if isinstance(value, list) else value
     config = {key: value for key, value in run.config.items() if key not in ("output_dir", "verbose", "wait_for_nodes")}
-    return {**row, "configuration": json.dumps(_placeless(config), separators=(",", ":"))}
-
-
-def _placeless(value: Any) -> Any:
-    """Return ``value`` with the last part of every absolute path in it, and of those that an override KEY=PATH names."""
-    if isinstance(value, Mapping):
-        return {key: _placeless(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_placeless(inner) for inner in value]
-    key, equals, text = value.rpartition("=") if isinstance(value, str) else ("", "", "")
-    return f"{key}{equals}{Path(text).name}" if text.startswith("~") or Path(text).is_absolute() else value
+    return {**row, "configuration": json.dumps(placeless(config), separators=(",", ":"))}
 
 
 def _curves(run: FinishedRun) -> pd.DataFrame:

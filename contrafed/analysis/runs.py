@@ -11,7 +11,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
@@ -56,6 +55,11 @@ class FinishedRun:
     def curves(self) -> dict[tuple[str, str, str], Points]:
         """Return {(scope, split, metric): points (round, value)}."""
         return curves_of(self.metrics)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What the command line changed of the experiment, in order, of paths their last part."""
+        return tuple(sorted(map(str, placeless(self.config.get("changed") or []))))
 
     @property
     def method(self) -> str:
@@ -240,32 +244,20 @@ def _own_server(name: str) -> str | None:
     return _own_server(inherited[0]) if inherited else None
 
 
+def placeless(value: Any) -> Any:
+    """Return ``value`` with the last part of every absolute path in it, and of those that an override KEY=PATH names."""
+    if isinstance(value, Mapping):
+        return {key: placeless(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [placeless(inner) for inner in value]
+    key, equals, text = value.rpartition("=") if isinstance(value, str) else ("", "", "")
+    return f"{key}{equals}{Path(text).name}" if text.startswith("~") or Path(text).is_absolute() else value
+
+
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return {dotted key: value} of a configuration, without what does not tell experiments apart."""
     table = plain_numbers(dotted(config))
     return {key: value for key, value in table.items() if counts(key, ASIDE)}
-
-
-def varied(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return the dotted keys that tell these runs apart, beside method and seed, in the order of the configuration.
-
-    A key of a choice counts where it differs between runs of the same choice: ``participation.beta`` between two Markov chains,
-    not between one and a pattern that has no such key.
-    """
-    tables = [(run.method, flat(run.config)) for run in runs]
-    keys = dict.fromkeys(key for _, table in tables for key in table if key not in ("strategy.name", "strategy.server"))
-    found = []
-    for key in keys:
-        group, dot, rest = key.partition(".")
-        values: dict[Any, set[str]] = {}
-        for method, table in tables:
-            if key in table:
-                inner = method if group == "strategy" else table.get(f"{group}.name")
-                choice = inner if dot and rest != "name" else None
-                values.setdefault(choice, set()).add(json.dumps(table[key], default=str, sort_keys=True))
-        if any(len(distinct) > 1 for distinct in values.values()):
-            found.append(key)
-    return found
 
 
 def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[list[FinishedRun], list[str]]:
@@ -319,64 +311,3 @@ def _evaluated(run: FinishedRun) -> bool:
 
 def _reached(run: FinishedRun) -> tuple[bool, int, int]:
     return run.finished, int(run.summary["rounds"]), len(run.config.get("metrics") or ())
-
-
-# The cell of a setting that a run's method does not have, or has as null.
-NOTHING = "-"
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seeds alone."""
-
-    method: str
-    setting: tuple[tuple[str, Any], ...]  # (varied key, value)
-    runs: tuple[FinishedRun, ...]
-    until: int | None = None  # the last round of runs that did not end
-
-    @property
-    def label(self) -> str:
-        """The method and what else was varied, where it has that: ``pmfl participation=markovian``, ``pmfl to round 800``."""
-        varied = [f"{short(key)}={value}" for key, value in self.setting if value != NOTHING]
-        return " ".join([self.method, *varied, *([] if self.until is None else [f"to round {self.until}"])])
-
-    def numbers(self, key: str) -> list[float]:
-        """Return one number of each seed's summary, NaN where there is none."""
-        return [run.number(key) for run in self.runs]
-
-
-def groups(runs: Sequence[FinishedRun]) -> list[Group]:
-    """Return the runs grouped over seeds, in the order in which each group first appears.
-
-    Runs that did not end are together where they came equally far. The same run for two tables of a paper counts once.
-    """
-    keys = varied(runs)
-    found: dict[tuple, dict[Any, FinishedRun]] = {}
-    for run in runs:
-        table = flat(run.config)
-        setting = tuple((key, shown(table.get(key))) for key in keys)
-        until = None if run.finished else int(run.summary["rounds"])
-        found.setdefault((run.method, setting, until), {})[run.config.get("seed")] = run
-    return [Group(method, setting, tuple(of.values()), until) for (method, setting, until), of in found.items()]
-
-
-def short(key: str) -> str:
-    """Return a dotted key as a table's head: ``participation.name`` is ``participation``."""
-    return key.removesuffix(".name").removeprefix("strategy.")
-
-
-def number_of(text: str) -> float:
-    """Return what a cell is as a number; infinity where it is none, which comes last."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.inf
-
-
-def shown(value: Any) -> str:
-    """Return a configuration's value as a cell."""
-    if value is None:
-        return NOTHING
-    if isinstance(value, list | tuple | np.ndarray):
-        return "[" + ", ".join(map(str, value)) + "]"
-    return str(value)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from contrafed.analysis.groups import Group, groups, number_of, short, shown
 from contrafed.analysis.published import COLUMN, ELSEWHERE, NEVER, Comparison, ranked
-from contrafed.analysis.runs import FinishedRun, Group, Points, accuracy_of, flat, groups, number_of, short, shown
+from contrafed.analysis.runs import FinishedRun, Points, accuracy_of, flat
 from contrafed.analysis.statistics import first_at, over_seeds
 
 MIB = 2**20
@@ -173,7 +174,8 @@ def _table(title: str, rows: list[dict[str, Any]], keys: list[str], extra: list[
         cells = [row["method"], *(row[key] for key in keys), str(row["seeds"]), row["rounds"]]
         for head, digits in heads:
             text = figure_of(row.get(head, math.nan), row.get(f"{head}, std", math.nan), digits)
-            known = row.get("seeds that reach it" if head.startswith("rounds to") else f"{head}, seeds", row["seeds"])
+            reached = head.startswith(("rounds to", "MiB to"))
+            known = row.get("seeds that reach it" if reached else f"{head}, seeds", row["seeds"])
             if text and known < row["seeds"]:
                 text += f" ({known} of {row['seeds']})"
             cells.append(text or ("-" if head in row and (head, digits) in extra else ""))
@@ -270,8 +272,11 @@ def beside(cell: Mapping[str, Any]) -> str:
 
 
 def ours_of(cell: Mapping[str, Any]) -> str:
-    """Return our number of a comparison's cell, "-" where no run reached what it counts to."""
-    return "-" if cell["ours"] == NEVER.get(cell["metric"]) else figure_of(cell["ours"], cell["ours_std"])
+    """Return our number of a comparison's cell, and of how many seeds where not all have it; "-" where none got there."""
+    if cell["ours"] == NEVER.get(cell["metric"]):
+        return "-"
+    some = f" ({cell['seeds']} of {cell['runs']})" if 0 < cell["seeds"] < cell["runs"] else ""
+    return figure_of(cell["ours"], cell["ours_std"]) + some
 
 
 def rank_table(comparison: Comparison) -> Table:

@@ -28,11 +28,14 @@ def give_up_folder(folder: Path) -> None:
 def claim_folder(path: Path, unique: bool) -> Path:
     """Create ``path`` and claim it for one run; returns the folder that was claimed.
 
-    ``unique``: a taken folder gives ``path-2``, ``path-3`` and so on; otherwise it raises ``UserError``, as does a folder
-    that cannot be written. Creating the marker file exclusively is the claim, so of simultaneous runs only one gets it.
+    ``unique``: a taken folder gives ``path-2``, ``path-3`` and so on; otherwise it raises ``UserError``, as do a folder that
+    cannot be written and one of a sweep's runs, which reports would no longer find. Creating the marker file exclusively is
+    the claim, so of simultaneous runs only one gets it.
     """
     if path.name in ("", ".."):  # a relative path such as "." has no name to number
         path = path.resolve()
+    if below := next(path.glob(f"*/{CLAIM}"), None):
+        raise UserError(f"output_dir: {path} holds the run {below.parent.name} in a folder below; name another folder")
     for number in itertools.count(1):
         folder = path if number == 1 else path.parent / f"{path.name}-{number}"
         try:
