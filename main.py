@@ -18,6 +18,12 @@ from types import FrameType
 import hydra
 from omegaconf import DictConfig
 
+try:
+    import contrafed  # noqa: F401 -- a file of the user's may hide one of its packages
+except ImportError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
 from contrafed.cli import check_jobs, help_text, read, shown
 from contrafed.composition import as_choices, compose_job, own_folder
 from contrafed.prepare import check_latest

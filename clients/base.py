@@ -19,7 +19,7 @@ from clients.losses import cross_entropy
 from clients.training import loop, one_round
 from clients.training.batches import Batch, Batches
 from clients.training.faults import DeadlineError, LocalError, NoRoomError
-from clients.training.loop import Function, Loss, Losses, Step
+from clients.training.loop import PARTS, Function, Loss, Losses, Step
 from clients.training.one_round import Judged, Update
 from clients.training.stack import Stack, each_node, per_node
 from clients.training.work import LocalWork
@@ -47,7 +47,6 @@ __all__ = [
     "per_node",
 ]
 
-PARTS = ("encoder", "projector", "classifier")
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -209,7 +208,7 @@ class Client(NumPyClient):
         """Return the gradient (B, ...) of every node's loss at ``params`` (B, ...)."""
 
         def minimised(params: Tensors, batch: Batch, constants: Any) -> Tensor:
-            return loop.minimised(loss, loss(params, batch, constants))
+            return loop.minimised(loss, loop.scalars(loss, loss(params, batch, constants)))
 
         found: Tensors = each_node(grad(minimised), params, batch, constants)
         return found

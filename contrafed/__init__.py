@@ -4,6 +4,7 @@
 """
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,18 @@ def _check_packages() -> None:
         spec = sys.modules[name].__spec__ if name in sys.modules else importlib.util.find_spec(name)
         found = None if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), None)
         if found is None or Path(found).resolve().parent not in (_HOME / name, _HOME):
-            hides = f"{found} hides it: rename that file, or start from another folder" if found else "it is not there"
-            raise ImportError(f"contrafed needs its own package '{name}', but {hides}")
+            raise ImportError(f"contrafed needs its own package '{name}', but {_hidden(found)}")
+
+
+def _hidden(found: str | None) -> str:
+    """Return what is in a package's place, and what to do about it."""
+    if found is None:
+        return "it is not there"
+    path = Path(found).parent if Path(found).name == "__init__.py" else Path(found)
+    what = "folder" if path.is_dir() else "file"
+    given = [Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    away = f"take {path.parent} off PYTHONPATH" if path.parent.resolve() in given else "start from another folder"
+    return f"{path} hides it: rename that {what}, or {away}"
 
 
 _check_packages()

@@ -3,50 +3,90 @@
 No data are needed for it: the names of what travels depend on the model alone, whatever the images.
 """
 
+import contextlib
+import inspect
 import json
+import traceback
+from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from clients.training.workspace import client_class_of
 from core import registry
-from core.errors import UserError
+from core.errors import UserError, unknown
 from core.privacy import central, gaussian, none
 from core.run import Choice, NodeRun, choose
 from models.base import SplitModel, build_model
-from partitions.participation.base import Participation, make_participation
+from partitions.participation.base import Participation, make_participation, pattern_class_of
 from partitions.participation.bernoulli import Bernoulli
 from strategies.accountant import needs_accountant
 from strategies.base import FederatedStrategy, Population, strategy_class_of
+from strategies.checks import sent_fault
 from strategies.fedavg import FIXED
 from strategies.privacy import protected
+from strategies.replies import OTHER
 
 # Images of a common size, and their classes.
 CHANNELS, SIDE, CLASSES = 3, 32, 10
 
 
 def check_messages(node: NodeRun, server: Choice, participation: Choice) -> FederatedStrategy:
-    """Return the rule, as made for data of a common kind; raises ``UserError`` where it does not send what nodes expect."""
+    """Return the rule, as made for data of a common kind; raises ``UserError`` where it does not send what nodes expect.
+
+    And for a node half that sends neither its model nor the change, for a pattern whose ``presence`` has another shape, and
+    where the author's own code fails, with the line.
+    """
+    half, rule_class, config = client_class_of(node.strategy), strategy_class_of(server), node.strategy.config
+    chosen = f"strategy={node.strategy.name}: {half.__name__}", f"strategy.server={server.name}: {rule_class.__name__}"
+    if half.upload not in tuple(OTHER):
+        raise UserError(f"{chosen[0]}: {unknown('upload', half.upload, OTHER)}")
     model = _outline(json.dumps(dict(node.model.values), sort_keys=True))
+    with _named(f"{chosen[0]}.messages", half):
+        half.messages(model, config)
     shares = np.broadcast_to(1 / CLASSES, (node.num_nodes, CLASSES))
     try:
-        rule = strategy_class_of(server)(
-            server.config,
-            client_class=client_class_of(node.strategy),
-            node_config=node.strategy.config,
-            model=model,
-            population=Population(np.broadcast_to(1, node.num_nodes), np.broadcast_to(0, node.num_nodes)),
-            participation=make_participation(participation, lambda: shares, node.num_nodes, node.seed),
-            settings="",
-            num_rounds=1,
-            seed=node.seed,
-        )
+        with _named(f"participation={participation.name}", pattern_class_of(participation)):
+            pattern = make_participation(participation, lambda: shares, node.num_nodes, node.seed)
+            pattern.probability()
+        with _named(f"{chosen[1]}.setup", rule_class):
+            rule = rule_class(
+                server.config,
+                client_class=half,
+                node_config=config,
+                model=model,
+                population=Population(np.broadcast_to(1, node.num_nodes), np.broadcast_to(0, node.num_nodes)),
+                participation=pattern,
+                settings="",
+                num_rounds=1,
+                seed=node.seed,
+            )
     except MemoryError as error:
         raise UserError(f"num_nodes={node.num_nodes} or the model is too large for this machine's memory") from error
     initial = {name: torch.zeros(()).expand(value.shape) for name, value in model.named_parameters()}
-    rule.check_sent(rule.broadcast(initial) | (rule.download(initial, 0, False) or {}))
+    with _named(f"{chosen[1]}.broadcast", rule_class):
+        shared = rule.broadcast(initial)
+    with _named(f"{chosen[1]}.download", rule_class):
+        own = rule.download(initial, 0, False)
+    if fault := sent_fault(rule, shared, {} if own is None else own):
+        raise UserError(fault)
     return rule
+
+
+@contextlib.contextmanager
+def _named(what: str, author: type) -> Iterator[None]:
+    """Raise what goes wrong in an author's code as a ``UserError`` that says what, and the last line of the class's file."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if frame.filename == inspect.getfile(author)), frames[-1])
+        place = f"{'/'.join(Path(frame.filename).parts[-2:])}, line {frame.lineno}"
+        raise UserError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())} ({place})") from error
 
 
 def check_privacy(
@@ -108,4 +148,4 @@ def check_attack(attack: Choice, rule: FederatedStrategy, node: NodeRun) -> None
 @lru_cache(maxsize=1)
 def _outline(values: str) -> SplitModel:
     """Return the chosen model, its parameters without numbers."""
-    return build_model(choose("model", json.loads(values)), CHANNELS, (SIDE, SIDE), CLASSES, 0).to("meta")
+    return build_model(choose("model", json.loads(values)), CHANNELS, (SIDE, SIDE), CLASSES, 0, tried=False).to("meta")

@@ -16,10 +16,11 @@ from yaml import YAMLError
 
 from contrafed import grid
 from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS, counts
-from contrafed.yamls import composed, first_line, parse, stamp
+from contrafed.yamls import composed, first_line, parse, stamp, takes_rules
 from core import registry
 from core.config import dotted
 from core.errors import UserError, unknown
+from core.run import PACKAGES as HOMES
 
 CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment", "scale")
 
@@ -112,6 +113,7 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
         else:
             config = composed([str(o.input_line) for o in parsed], own)
         named = _merge(config, asked, parsed, cases, own)
+        _check_modules(config, own)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"cannot compose the configuration: {first_line(error)}") from error
     if config.get("evaluate_only") is not None:
@@ -200,10 +202,23 @@ def _check_names(choosing: list[Override], own: Path | None) -> None:
             found = str(override.input_line).partition("=")[2]
             raise UserError(f"{group.replace('/', '.')} must be one name, got {found}; choices: {', '.join(names)}")
         if name not in names:
-            raise unknown(group.replace("/", "."), str(name), names)
+            raise _misplaced(group, str(name), own) or unknown(group.replace("/", "."), str(name), names)
         file = None if own is None else own / group / f"{name}.yaml"
         if file is not None and group in GROUPS and file.exists() and _name_in(file) != name:
             raise UserError(f"{file} must say name: {name}")
+
+
+def _misplaced(group: str, name: str, own: Path | None) -> UserError | None:
+    """Return the error for a choice whose YAML is in the user's folder, but where its group is not looked for."""
+    if own is None:
+        return None
+    others = [own / other for other in CHOICE_GROUPS if other != group]
+    named = (path for path in own.rglob("*.y*ml") if path.stem == Path(name).name and path.parent not in others)
+    if not (here := sorted(named)):
+        return None
+    if here[0].parent == own and own.as_posix().endswith(f"/{group}"):
+        return UserError(f"--config-dir must be the folder in which {group} is, not {own}")
+    return UserError(f"{group.replace('/', '.')}={name} is looked for in {own / group / name}.yaml, but it is {here[0]}")
 
 
 def _name_in(file: Path) -> Any:
@@ -217,18 +232,30 @@ def _name_in(file: Path) -> Any:
 def _check_server(choosing: list[Override], own: Path | None) -> None:
     """Raise for a server rule beside a method whose replies are more, or less, than models to average."""
     lines = [str(o.input_line) for o in choosing if o.key_or_group != "strategy/server"]
-    if len(lines) == len(choosing) or _takes_rules(lines, own):
+    if len(lines) == len(choosing):
         return
-    free = [name for name in registry.choices("strategy", own) if _takes_rules([f"strategy={name}"], own)]
+    chosen = composed(lines, own, return_hydra_config=True)
+    if "strategy/server" in chosen.hydra.runtime.choices:
+        return
+    free = [name for name in registry.choices("strategy", own) if takes_rules(name, own)]
     raise UserError(
-        f"strategy={composed(lines, own).strategy.name} has a server rule of its own, made for what its nodes send; "
+        f"strategy={chosen.strategy.name} has a server rule of its own, made for what its nodes send; "
         f"strategy.server goes with {', '.join(free)}"
     )
 
 
-def _takes_rules(overrides: list[str], own: Path | None) -> bool:
-    """Whether the chosen method leaves its server rule to ``strategy.server``: its YAML has one among its defaults."""
-    return "strategy/server" in composed(overrides, own, return_hydra_config=True).hydra.runtime.choices
+def _check_modules(config: DictConfig, own: Path | None) -> None:
+    """Raise for a YAML of the user's own whose code is none of ours and not said to be in another package."""
+    for group, package in HOMES.items() if own is not None else ():
+        values = config.get(group)
+        if not isinstance(values, DictConfig) or "name" not in values:
+            continue
+        modules = {"module": (package, values.get("module") or values.name), "server": ("strategies", values.get("server"))}
+        for key, (home, module) in modules.items():
+            there = (registry.CONF.parent / home.replace(".", "/") / f"{module}.py").is_file()
+            if not there and module is not None and "." not in str(module):
+                missing = f"there is no module {home}.{module}"
+                raise UserError(f"{group}={values.name}: {missing}; a file of your own package is {key}: PACKAGE.FILE")
 
 
 def _check_key(config: DictConfig, override: Override) -> None:

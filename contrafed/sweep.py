@@ -19,6 +19,7 @@ import traceback
 import zlib
 from collections.abc import Container
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +259,14 @@ class Sweep:
         """Return the folder of a job's sweep."""
         if self.named:
             return Path(run.output_dir)
-        return job.home or Path(self.jobs[0][1].output_dir)  # each job's own would be a second later
+        return job.home or self._dated
+
+    @cached_property
+    def _dated(self) -> Path:
+        """The folder of jobs of no experiment, by the time of the first: another than a run's of the same second."""
+        path = Path(self.jobs[0][1].output_dir)
+        numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+        return next(folder for folder in itertools.chain([path], numbered) if not (folder / CLAIM).exists())
 
     def _past(self, job: Job, run: Run) -> Path | None:
         """Return the folder of the run that a job had before, None where there is none."""

@@ -1,15 +1,19 @@
 """What Hydra does for a command line: reads overrides and composes the YAMLs of what they choose."""
 
+import difflib
 import pickle
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from omegaconf import DictConfig
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from contrafed import grid
 from core import registry
@@ -61,6 +65,31 @@ def choices_of(experiment: str, own: Path | None) -> dict[str, str]:
     return {str(group): str(choice) for group, choice in chosen.hydra.runtime.choices.items()}
 
 
+def takes_rules(strategy: str, own: Path | None, above: tuple[str, ...] = ()) -> bool:
+    """Return whether a method leaves its server rule to ``strategy.server``: whether its YAML has one among its defaults.
+
+    Or one that it inherits has, but for those ``above`` that inherit it. One that cannot be read leaves nothing.
+    """
+    folders = [folder / "strategy" for folder in (own, registry.CONF) if folder is not None]
+    file = next((folder / f"{strategy}.yaml" for folder in folders if (folder / f"{strategy}.yaml").is_file()), None)
+    try:
+        content: Any = {} if file is None or strategy in above else OmegaConf.to_container(OmegaConf.load(file))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        return False
+    defaults = content.get("defaults") if isinstance(content, dict) else None
+    for item in defaults if isinstance(defaults, list) else []:
+        names = [str(key).rpartition(" ")[2].removeprefix("/strategy/") for key in (item if isinstance(item, dict) else [item])]
+        if "server" in names or (isinstance(item, str) and takes_rules(names[0], own, (*above, strategy))):
+            return True
+    return False
+
+
 def first_line(error: Exception) -> str:
-    """Return an error's text on one line, without a link."""
-    return " ".join(str(error).split("See https://")[0].split())[:300]
+    """Return an error's text on one line, without a link; of a YAML that is not there, with the nearest that is."""
+    text = str(error).split("See https://")[0]
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        folder, _, name = error.missing_cfg_file.removesuffix(".yaml").rpartition("/")
+        there = [*(error.options or ()), *(path.stem for path in registry.yamls(registry.CONF / folder, deep=False))]
+        near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
+        text = text.split("\n")[0].rstrip(".") + (f", did you mean '{near[0]}'?" if near else "")
+    return " ".join(text.split())[:300]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from core import registry
 from core.errors import UserError
 from core.randomness import torch_generator
 from core.run import Choice
@@ -33,7 +34,11 @@ class Stages(nn.Module):
     """
 
     def __init__(self, stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> None:
+        """Raises ``ValueError`` unless each stage has its tail."""
         super().__init__()
+        if len(stages) != len(tails):
+            got = f"{len(stages)} stages and {len(tails)} tails"
+            raise ValueError(f"Stages takes a tail for each stage, got {got}; nn.Identity() does nothing")
         self.stages, self.tails = nn.ModuleList(stages), nn.ModuleList(tails)
 
     def outputs(self, x: Tensor) -> list[Tensor]:
@@ -76,7 +81,11 @@ class SplitModel(nn.Module):
         dropout: float = 0.0,
         dropped: tuple[str, ...] = ("classifier",),
     ) -> None:
+        """Raises ``TypeError`` for a classifier that is not linear."""
         super().__init__()
+        if not isinstance(classifier, nn.Linear):
+            got = type(classifier).__name__
+            raise TypeError(f"a SplitModel's classifier is an nn.Linear, got {got}; layers before it are the projector")
         self.encoder, self.projector, self.classifier = encoder, projector, classifier
         self.embedding_size = classifier.in_features  # D
         self.num_classes = classifier.out_features
@@ -151,45 +160,79 @@ def features_of(encoder: nn.Module, in_channels: int, image_size: tuple[int, int
         return int(encoder(torch.zeros(1, in_channels, *image_size)).shape[1])
 
 
-def build_model(choice: Choice, in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int) -> SplitModel:
+def build_model(
+    choice: Choice, in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int, *, tried: bool = True
+) -> SplitModel:
     """Build the model that was chosen for images of a size; the initial weights are a pure function of ``seed``.
 
-    Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels, and for what is no ``SplitModel``.
+    ``tried``: two images pass through it. Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels,
+    for what is no ``SplitModel``, and for layers that do not fit the images or each other.
     """
     if min(image_size) < SMALLEST or in_channels not in (1, 3):
         raise UserError(
             f"model={choice.name} takes images of at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, "
             f"got {image_size[0]}x{image_size[1]} with {in_channels}"
         )
+    shape = f"{in_channels}x{image_size[0]}x{image_size[1]}"
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would reseed the accelerators too, which fork_rng does not restore here.
         torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
         try:
             model: SplitModel = choice.module.build(choice.config, in_channels, image_size, num_classes)
-        except (RuntimeError, MemoryError) as error:  # layers that do not fit the images, or the machine
-            shape = f"{in_channels}x{image_size[0]}x{image_size[1]}"
-            raise UserError(
-                f"model={choice.name} cannot be built for images of {shape}: {str(error).splitlines()[0]}"
-            ) from error
-    _check_built(choice, model, num_classes)
+        except UserError:
+            raise
+        except Exception as error:  # whatever layers that do not fit the images, the machine or the user's code bring about
+            raise UserError(f"model={choice.name} cannot be built for images of {shape}: {_fault(error, choice)}") from error
+        _check_built(choice, model, num_classes)
+        if tried:
+            _try(choice, model, torch.zeros(2, in_channels, *image_size))
     return model
+
+
+def _fault(error: Exception, choice: Choice) -> str:
+    """Return what a model's code raised, on one line, with type and place where it is not torch's own or the machine's."""
+    line = next(iter(str(error).splitlines()), "")
+    if isinstance(error, RuntimeError | MemoryError):
+        return line
+    return f"{type(error).__name__}: {line} ({registry.place(error, str(choice.module.__file__))})"
 
 
 def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
     """Raise ``UserError`` where what was built is no model that every method can train."""
-    said = f"model={choice.name}: {choice.module.__name__}.build must return a models.base.SplitModel"
+    said = _said(choice)
     if not isinstance(model, SplitModel):
         raise UserError(f"{said}, got {type(model).__name__}")
     if not isinstance(model.encoder, Stages):
         raise UserError(f"{said} whose encoder is a models.base.Stages, got {type(model.encoder).__name__}")
     if model.num_classes != num_classes:
         raise UserError(f"{said} with {num_classes} outputs (num_classes), got {model.num_classes}")
+    unsized = [name for name, value in model.named_parameters() if nn.parameter.is_lazy(value)]
+    if unsized:
+        raise UserError(f"{said} whose layers know their sizes, got {unsized[0]} without; models.base.features_of counts them")
     buffers = [name for name, _ in model.named_buffers()]
     if buffers:
         raise UserError(f"{said} without buffers, got {buffers[0]}; normalise with models.base.group_norm")
     drawing = [name for name, module in model.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
     if drawing:  # methods draw a round's masks themselves
         raise UserError(f"{said} without layers of dropout, got {drawing[0]}; give SplitModel its dropout=RATE")
+
+
+def _said(choice: Choice) -> str:
+    return f"model={choice.name}: {choice.module.__name__}.build must return a models.base.SplitModel"
+
+
+def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:
+    """Raise ``UserError`` where a model cannot compute features of ``images`` (b, C, H, W)."""
+    count, width = len(images), model.embedding_size
+    try:
+        with torch.no_grad():
+            z = model.represent(images)
+    except Exception as error:  # whatever layers that do not fit each other, or a user's own, bring about
+        shape = "x".join(map(str, images.shape[1:]))
+        raise UserError(f"model={choice.name} cannot take images of {shape}: {_fault(error, choice)}") from error
+    if z.shape != (count, width):
+        wanted = f"whose classifier gets ({count}, {width}) of {count} images, got {tuple(z.shape)}"
+        raise UserError(f"{_said(choice)} {wanted}" + ("; nn.Flatten() makes a row of each image" if z.dim() != 2 else ""))
 
 
 def hidden_layers(

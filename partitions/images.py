@@ -53,9 +53,14 @@ def make_images(
     """Return checked ``ImageData`` from ``x`` (N,H,W) or (N,H,W,C) uint8, ``y`` (N,) integers and ``test`` (N,) bool.
 
     ``owner`` is (N,) or None, and ``num_classes`` None means the largest label + 1.
-    Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels, for lengths that differ, labels
-    out of range, or an empty training part.
+    Lists and tensors are taken as arrays. Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels,
+    for lengths that differ, labels out of range, or an empty training part.
     """
+    try:
+        x, y, test = np.asarray(x), np.asarray(y), np.asarray(test)
+        owner = None if owner is None else np.asarray(owner)
+    except (TypeError, ValueError) as error:  # lists of unequal length, tensors on a GPU
+        raise UserError(f"images, labels, split and owners must be arrays: {' '.join(str(error).split())}") from error
     if x.ndim == 3:
         x = x[..., None]
     if x.ndim != 4 or x.dtype != np.uint8:
@@ -71,11 +76,13 @@ def make_images(
         raise UserError(f"labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
     if test.ndim != 1:
         raise UserError(f"the split must be one mark per image (N,), got {test.shape}")
+    if test.dtype.kind in "SU":
+        raise UserError(f"the split must be True where an image is for testing, got {test.dtype}")
     if len(y) != count or len(test) != count:
         marks = f" and {len(test)} split marks" if len(test) != len(y) else ""
         raise UserError(f"{count} images, {len(y)} labels{marks} do not match")
     if owner is not None and owner.shape != (count,):
-        raise UserError(f"{count} images and {len(owner)} owners do not match")
+        raise UserError(f"{count} images and owners {owner.shape} do not match")
     test = test.astype(bool)
     if count == 0 or test.all():
         raise UserError(f"the training split is empty; there are {count} images, {count} of them for testing")

@@ -130,11 +130,15 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
         if merged:
             raise UserError(f"partition={choice.name} has no test parts of its own; set dataset.merge_splits=false")
         lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
+        if not isinstance(lazy, Partition) or lazy.num_nodes != num_nodes:
+            got = f"one of {lazy.num_nodes}" if isinstance(lazy, Partition) else type(lazy).__name__
+            raise UserError(f"{_said(choice, 'lazy')} a partitions.partition.Partition of {num_nodes} nodes, got {got}")
         return lazy
     if hasattr(module, "explicit"):
-        return _from_file(
-            config, module.explicit(config, data.test.numpy(), num_nodes), data, seed, held_out_fraction(config, merged)
-        )
+        found = module.explicit(config, data.test.numpy(), num_nodes)
+        whole = found[0] if found[1] is None else [np.concatenate(both) for both in zip(*found, strict=True)]
+        _check_distinct(whole, _said(choice, "explicit"))
+        return _from_file(config, found, data, seed, held_out_fraction(config, merged))
     if num_nodes > len(pool):
         raise UserError(
             f"{num_nodes} nodes cannot share {len(pool)} training examples; lower num_nodes, or use partition=sampled"
@@ -211,7 +215,7 @@ def _best_draw(
 def _split(choice: Choice, draw: Draw) -> list[np.ndarray]:
     """Return K index arrays as the partition splits them. Raises ``UserError`` where what it returns is none."""
     parts: list[np.ndarray] = choice.module.split(choice.config, draw)
-    said = f"partition={choice.name}: {choice.module.__name__}.split must return"
+    said = _said(choice, "split")
     if not isinstance(parts, list) or len(parts) != draw.num_nodes:
         got = f"{len(parts)} parts" if isinstance(parts, list) else type(parts).__name__
         raise UserError(f"{said} a list of {draw.num_nodes} index arrays, one a node; got {got}")
@@ -220,7 +224,30 @@ def _split(choice: Choice, draw: Draw) -> list[np.ndarray]:
             raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {np.asarray(part).dtype} {np.shape(part)}")
         if len(part) and (part.min() < 0 or part.max() >= len(draw.y)):
             raise UserError(f"{said} positions in draw.y, 0..{len(draw.y) - 1}; node {node} has {part.min()}..{part.max()}")
-    return [part.astype(np.int64) for part in parts]
+    parts = [part.astype(np.int64) for part in parts]
+    _check_distinct(parts, said)
+    return parts
+
+
+def _said(choice: Choice, function: str) -> str:
+    """Return how an error about what a partition's function returns begins."""
+    return f"partition={choice.name}: {choice.module.__name__}.{function} must return"
+
+
+def _check_distinct(parts: Sequence[np.ndarray], said: str) -> None:
+    """Raise ``UserError`` for an example that is dealt out twice: it could be trained on and tested with."""
+    every = np.sort(np.concatenate(parts).astype(np.int64))
+    repeated = every[1:][every[1:] == every[:-1]]
+    if not len(repeated):
+        return
+    for node, part in enumerate(parts):
+        if (distinct := len(np.unique(part))) < len(part):
+            raise UserError(f"{said} no position twice; node {node} has {len(part)}, of which {distinct} distinct")
+    first, second = [node for node, part in enumerate(parts) if (part == repeated[0]).any()][:2]
+    shared = len(np.intersect1d(parts[first], parts[second]))
+    raise UserError(
+        f"{said} no position twice; nodes {first} and {second} share {shared}; define lazy where nodes are to share"
+    )
 
 
 def check(choice: Choice, num_nodes: int) -> None:

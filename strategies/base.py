@@ -25,8 +25,8 @@ from core.run import Choice
 from core.tensors import Tensors, named, settle, size_of
 from models.base import SplitModel
 from partitions.participation.base import Participation
+from strategies import checks
 from strategies.aggregation.base import Aggregation
-from strategies.privacy import aggregate_privately
 from strategies.replies import Replies, Reply, diverged, largest, read_reply
 from strategies.round import Population, Round
 from strategies.scores import Score, named_scores, read_score, summaries
@@ -101,6 +101,8 @@ class FederatedStrategy(Strategy):
         self._received: dict[int, Tensors] = {}  # by partition id, what a node works from this round
         self._scored: set[int] = set()  # the nodes whose evaluation counts
         self.setup()
+        if fault := checks.state_fault(self):
+            raise UserError(fault)
 
     @property
     def largest_reply(self) -> int:
@@ -173,7 +175,7 @@ class FederatedStrategy(Strategy):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Write one message per node that ``select`` names."""
-        nodes = np.sort(self.select(server_round))
+        nodes = checks.selected(self, server_round)
         self.model = codec.from_record(arrays)
         self.round = Round(server_round, nodes)
         self.round.bytes_down = len(nodes) * sum(4 * math.prod(shape) for shape in self.down.values())
@@ -192,8 +194,7 @@ class FederatedStrategy(Strategy):
                 self.round.rejected["too few"] += len(good)
         else:
             self._follow(good)
-            new = self.model | (aggregate_privately if self.privacy else type(self).next_model)(self, self.model, good)
-            self.model = {name: new[name].to(old.dtype) for name, old in self.model.items()}
+            self.model = checks.next_model(self, good)
             if self.watch is not None:
                 self.watch(good)
         self.round.metrics |= good.mean_metrics()
@@ -309,23 +310,20 @@ class FederatedStrategy(Strategy):
         self, kind: str, server_round: int, model: Tensors, shared: Tensors, configs: Mapping[int, ConfigRecord]
     ) -> list[Message]:
         """Return a message for every node of ``configs``: the ``shared`` tensors, one record for all, or with its own in it."""
-        record = codec.to_record(shared)
         self._sent, self._received = [], {}
+        common = checks.sent_fault(self, shared)  # once: to most rules all nodes are alike
+        record = codec.to_record({} if common else shared)
         for node, config in configs.items():
             own = self.download(model, node, kind == MessageType.EVALUATE)
+            if fault := common if own is None else checks.sent_fault(self, shared, own):
+                # Nothing is lost before the first round's work.
+                raise UserError(fault) if server_round < 2 else checks.stopped(self, fault)
             self._received[node] = shared if own is None else shared | own
-            self.check_sent(self._received[node])
             arrays = record if own is None else codec.to_record(self._received[node])
             content = RecordDict({codec.ARRAYS: arrays, codec.CONFIG: config})
             message = Message(content, int(self.population.node_ids[node]), kind, group_id=str(server_round))
             self._sent.append((message, node))
         return [message for message, _ in self._sent]
-
-    def check_sent(self, tensors: Tensors) -> None:
-        """Raise ``UserError`` unless nodes receive all that their half declares."""
-        if missing := self.down.keys() - tensors.keys():
-            rule = type(self).__name__
-            raise UserError(f"strategy.server: the nodes' half expects {min(missing)}, which {rule} does not send")
 
     def _answers(self, replies: Iterable[Message], judging: bool) -> Iterator[tuple[int, Message]]:
         """Yield (partition id, answer) of what was asked, by partition id; count by cause what is none."""

@@ -14,6 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from core import codec
 from core.combine import combine
+from core.errors import unknown
 from core.tensors import Tensors, group
 from strategies.aggregation.base import Aggregation
 
@@ -29,6 +30,10 @@ NOT_FINITE = "not finite"
 
 # What a node may send instead of the other.
 OTHER = {"model": "delta", "delta": "model"}
+
+
+class AbsentError(ValueError):
+    """A rule sums tensors that nodes do not send."""
 
 
 @dataclass
@@ -100,13 +105,22 @@ class Replies(Sequence[Reply]):
     def weighted_sum(self, group: str, weights: np.ndarray) -> Tensors:
         """Return ``sum_k weights[k] * tensor_k`` for every tensor of ``group``, accumulated in float64.
 
-        ``weights`` is (m,); names come without their group. Raises ``ValueError`` without replies.
+        ``weights`` is (m,); names come without their group. Raises ``ValueError`` without replies, and ``AbsentError`` for a
+        group that nodes do not send, though they send others; of the model there may be nothing that travels.
         """
-        return combine(self.group(group), weights.tolist())
+        return combine(self._sent(group), weights.tolist())
 
     def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
         """Return what a rule that adds more to ``weighted_sum`` takes together with it: models and their factors."""
-        return self.group(group), weights.tolist()
+        return self._sent(group), weights.tolist()
+
+    def _sent(self, name: str) -> list[Tensors]:
+        """Return ``group(name)``; raises ``AbsentError``."""
+        found = self.group(name)
+        kinds = {sent.partition("/")[0] for reply in self._replies for sent in reply.tensors}
+        if kinds and name not in OTHER and not any(found):
+            raise AbsentError(unknown("group of tensors", name, kinds | {OTHER[kind] for kind in kinds & OTHER.keys()}))
+        return found
 
     def class_means(self, weights: Tensor) -> Tensor:
         """Return the weighted mean of the replies' prototypes by class (C, D), or what stands in for it, float64.
@@ -132,7 +146,7 @@ class Replies(Sequence[Reply]):
         if self.aggregation is None or not self._replies:
             return self.weighted_sum(group, shares)
         if group != "model":
-            return self.aggregation.combine(self.group(group), shares)
+            return self.aggregation.combine(self._sent(group), shares)
         change = self.aggregation.combine(self.deltas(), shares)
         begun = combine([reply.begun(change) for reply in self], shares.tolist())
         return {name: begun[name] + change[name] for name in change}

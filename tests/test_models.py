@@ -1,12 +1,14 @@
 """Split networks: shapes, names, parameter counts, seeds, and stacked == one by one."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 from rig import close, config_of, work_of, workspace_of
+from torch import nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
@@ -15,8 +17,8 @@ from clients.training.stack import Stack
 from core import registry
 from core.errors import UserError
 from core.randomness import torch_generator
-from core.run import choose
-from models.base import HalvingPool, build_model, group_norm
+from core.run import Choice, choose
+from models.base import HalvingPool, SplitModel, Stages, build_model, group_norm
 from models.resnet18 import Strided
 from models.shufflenet import Unit
 
@@ -30,6 +32,13 @@ def settings_of(name, **changes):
 
 def make(name, channels=3, size=32, classes=10, seed=0, **changes):
     return build_model(settings_of(name, **changes), channels, (size, size), classes, seed)
+
+
+class Raising(nn.Module):
+    """A layer whose code is wrong."""
+
+    def forward(self, x):
+        return {}["size"]
 
 
 def count(module):
@@ -308,3 +317,52 @@ def test_group_norm_computes_in_full_precision_whatever_comes_in():
     norm.float()
     stacked = vmap(lambda weight, image: functional_call(norm, {"weight": weight}, image))
     assert stacked(norm.weight.expand(2, 8), x.expand(2, *x.shape)).dtype == torch.float32
+
+
+def built_by(build):
+    """What a module of the user's with this ``build`` makes of grey images."""
+    module = SimpleNamespace(__name__="mine", __file__=__file__, build=build)
+    return lambda **options: build_model(Choice("mine", module, None, {}), 1, (8, 8), 10, 0, **options)
+
+
+def split_of(stage, width=16):
+    """A ``build`` of one stage and a classifier of so many inputs."""
+
+    def build(config, in_channels, image_size, num_classes):
+        return SplitModel(Stages([stage()], [nn.ReLU()]), nn.Identity(), nn.Linear(width, num_classes))
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            split_of(lambda: nn.Linear(64, 16)),
+            "model=mine cannot take images of 1x8x8: mat1 and mat2 shapes cannot be multiplied",
+        ),
+        (
+            split_of(lambda: nn.Linear(8, 16)),
+            "mine.build must return a models.base.SplitModel whose classifier gets (2, 16) of 2 images, got (2, 1, 8, 16); "
+            "nn.Flatten() makes a row of each image",
+        ),
+        (split_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), width=17), "gets (2, 17) of 2 images, got (2, 16)"),
+        (split_of(lambda: nn.Flatten(0), width=128), "gets (2, 128) of 2 images, got (128,); nn.Flatten() "),
+        (split_of(Raising), "cannot take images of 1x8x8: KeyError: 'size' (" + __file__),
+    ],
+)
+def test_layers_that_do_not_fit_each_other_are_one_line(build, message):
+    with pytest.raises(UserError) as found:
+        built_by(build)()
+    assert message in str(found.value)
+    assert "\n" not in str(found.value)
+    assert isinstance(built_by(build)(tried=False), SplitModel)
+
+
+def test_trying_a_model_leaves_weights_and_random_numbers_as_they_are():
+    torch.manual_seed(3)
+    tried, after = make("resnet18", 1, 8), torch.rand(2)
+    torch.manual_seed(3)
+    plain, expected = build_model(settings_of("resnet18"), 1, (8, 8), 10, 0, tried=False), torch.rand(2)
+    assert torch.equal(after, expected)
+    assert all(torch.equal(a, b) for a, b in zip(tried.parameters(), plain.parameters(), strict=True))

@@ -8,7 +8,7 @@ from rig import config_of
 
 from core.errors import UserError
 from core.run import choose
-from partitions.images import check, load_images
+from partitions.images import check, load_images, make_images
 
 
 def settings_of(name, **changes):
@@ -66,6 +66,8 @@ def nan_pixel():
         ({**GOOD, "y": GOOD["y"][:19]}, {}, "20 images, 19 labels"),
         ({**GOOD, "split": np.full(20, 2)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \[2\]"),
         ({**GOOD, "split": np.array(["train"] * 20)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \['train'\]"),
+        ({**GOOD, "splits": np.zeros(20)}, {}, "unknown array 'splits', did you mean 'split'"),
+        ({**GOOD, "names": np.zeros(4)}, {}, "unknown array 'names'; choices: split, x, y"),
         ({**GOOD, "split": np.zeros((20, 1))}, {}, r"one mark per image \(N,\), got \(20, 1\)"),
         ({**GOOD, "split": np.zeros(19)}, {}, "20 images, 20 labels and 19 split marks"),
         ({**GOOD, "split": np.ones(20)}, {}, "training split is empty"),
@@ -78,6 +80,33 @@ def test_npz_faults_are_one_line(tmp_path, arrays, changes, message):
         load_images(settings_of("npz", path=npz(tmp_path, **arrays), **changes))
     assert "\n" not in str(error.value)
     assert "data.npz" in str(error.value)
+
+
+def test_lists_and_tensors_are_images_too():
+    x, y, test = GOOD["x"], GOOD["y"], np.arange(20) < 5
+    expected = make_images(x, y, test, owner=y)
+    for kind in (np.ndarray.tolist, torch.from_numpy):
+        found = make_images(x, kind(y), kind(test), owner=kind(y))
+        assert torch.equal(found.y, expected.y)
+        assert torch.equal(found.test, expected.test)
+        assert found.owner.tolist() == y.tolist()
+    assert torch.equal(make_images(torch.from_numpy(x), y, test).x, expected.x)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": GOOD["x"].tolist()}, "images must be uint8 .* got int64"),
+        ({"x": [[1], [2, 3]]}, "images, labels, split and owners must be arrays: .*inhomogeneous"),
+        ({"y": list("abcd" * 5)}, r"labels y must be whole numbers \(N,\), got <U1"),
+        ({"test": ["train"] * 20}, "the split must be True where an image is for testing, got <U5"),
+        ({"owner": 3}, r"20 images and owners \(\) do not match"),
+    ],
+)
+def test_lists_of_something_else_are_one_line(changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        make_images(**{**GOOD, "test": np.zeros(20, dtype=bool), **changes})
+    assert "\n" not in str(error.value)
 
 
 def test_a_local_folder_that_is_no_set_of_the_hub_is_said_to_be_one(tmp_path):

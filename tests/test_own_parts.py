@@ -112,6 +112,34 @@ def said(found):
         ),
         (
             "model",
+            r"\[first_tail, nn.ReLU\(\)\]",
+            "[first_tail]",
+            "model=small cannot be built for images of 3x32x32: ValueError: Stages takes a tail for each stage, "
+            "got 2 stages and 1 tails; nn.Identity() does nothing ({home}/parts/small.py, line 22)",
+        ),
+        (
+            "model",
+            r"nn.Identity\(\), nn.Linear\(config.width, num_classes\)",
+            "nn.Identity(), nn.Sequential(nn.Linear(config.width, num_classes))",
+            "model=small cannot be built for images of 3x32x32: TypeError: a SplitModel's classifier is an nn.Linear, "
+            "got Sequential; layers before it are the projector ({home}/parts/small.py, line 23)",
+        ),
+        (
+            "model",
+            r"first = nn",
+            "first = None.parts",
+            "model=small cannot be built for images of 3x32x32: AttributeError: 'NoneType' object has no attribute 'parts' "
+            "({home}/parts/small.py, line 19)",
+        ),
+        (
+            "model",
+            r"nn.Linear\(flat, config.width\)",
+            "nn.LazyLinear(config.width)",
+            "model=small: parts.small.build must return a models.base.SplitModel whose layers know their sizes, "
+            "got encoder.stages.1.weight without; models.base.features_of counts them",
+        ),
+        (
+            "model",
             r"@dataclass\(frozen=True\)",
             "",
             "model=small: parts.small has no dataclass Config, which names its settings",
@@ -144,7 +172,7 @@ def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, g
     changed(home, group, old, new)
     with pytest.raises(UserError) as found:
         resolved(home, group)
-    assert said(found) == message
+    assert said(found) == message.replace("{home}", str(home))
 
 
 @pytest.mark.parametrize(
@@ -160,6 +188,18 @@ def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, g
         ("partition", r"return np.split.*?\n", "return order\n", "a list of 4 index arrays, one a node; got ndarray"),
         ("partition", r"return np.split\(order,", "return np.split(order / 2,", "whole numbers; node 0 has float64 ("),
         ("partition", r"return np.split\(order,", "return np.split(order + 9999,", "positions in draw.y, 0.."),
+        (
+            "partition",
+            r"return np.split\(order,",
+            "return np.split(0 * order,",
+            "split must return no position twice; node 0 has 165, of which 1 distinct",
+        ),
+        (
+            "partition",
+            r"return np.split.*?\n",
+            "return [order[:0], order[:99], order[99:200], order[198:300]]\n",
+            "split must return no position twice; nodes 2 and 3 share 2; define lazy where nodes are to share",
+        ),
     ],
 )
 def test_what_code_returns_is_looked_at_when_data_are_loaded(home, group, old, new, message):
@@ -215,6 +255,38 @@ def test_torchs_data_sets_are_stacked():
     assert data.test.tolist() == [False] * 30 + [True] * 10
     assert data.y.tolist() == [int(part[i][1]) for part in sets for i in range(len(part))]
     assert (data.x[31].permute(1, 2, 0).numpy() == np.asarray(sets[1][1][0])).all()
+
+
+def test_nodes_share_examples_by_lazy(home):
+    changed(home, "partition", r"def split.*?\n\n\n", f"{piece('lazy')}\n\n")
+    run = resolved(home, "partition", "num_nodes=3").node
+    partition = load_federation(run).partition
+    parts = [set(partition.train(node).tolist()) for node in range(3)]
+    common = parts[0] & parts[1]
+    assert len(common) == len(set.union(*parts)) // 20
+    assert parts[0] & parts[2] == parts[1] & parts[2] == common
+    assert partition.test_sizes.tolist() == [0, 0, 0]
+    with pytest.raises(UserError, match="has no partition.test_fraction"):
+        load_federation(resolved(home, "partition", "num_nodes=3", "partition.test_fraction=0.2").node)
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"), [("train", "got list"), ("Partition(train[1:], train[1:], y, num_classes)", "got one of 3")]
+)
+def test_what_lazy_returns_is_looked_at_too(home, returned, got):
+    text = piece("lazy").replace("return Partition(train, [pool[:0]] * num_nodes, y, num_classes)", f"return {returned}")
+    changed(home, "partition", r"def split.*?\n\n\n", f"{text}\n\n")
+    with pytest.raises(UserError) as found:
+        load_federation(resolved(home, "partition").node)
+    wanted = "parts.sorted_labels.lazy must return a partitions.partition.Partition of 4 nodes"
+    assert said(found) == f"partition=sorted_labels: {wanted}, {got}"
+
+
+def test_what_explicit_returns_is_looked_at_too(home):
+    body = "held = np.arange(8).reshape(4, 2)\n    return list(held), list(held[:, 1:])"
+    changed(home, "partition", r"def split.*?\n\n\n", f"def explicit(config, test, num_nodes):\n    {body}\n\n\n")
+    with pytest.raises(UserError, match="explicit must return no position twice; node 0 has 3, of which 2 distinct"):
+        load_federation(resolved(home, "partition").node)
 
 
 def test_a_backbone_is_one_stage_and_dropout_a_rate(home):

@@ -14,6 +14,8 @@ import main
 from contrafed import experiment, sweep
 from contrafed.checkpoint import identity
 from contrafed.cli import check_jobs
+from contrafed.reporting.folder import claim_folder
+from contrafed.settings import resolve
 from contrafed.sweep import Sweep, expand, runs_in
 
 
@@ -160,6 +162,16 @@ def test_a_folder_that_is_a_runs_or_has_a_jobs_is_refused_before_any_job(called)
     above = called(*QUICK, "strategy=fedavg", "output_dir=.")
     assert (above.status, above.err.count("\n")) == (2, 1)
     assert "holds the run 1 in a folder below; name another folder" in above.err
+
+
+def test_a_run_and_a_sweep_of_one_second_have_folders_of_their_own(called):
+    one, some = (*QUICK, "strategy=fedavg"), ("-m", *QUICK, "strategy=fedavg", "seed=0,1")
+    runs = [resolve(config_of(*QUICK, "strategy=fedavg", f"seed={seed}", "output_dir=outputs/now")) for seed in (0, 1)]
+    jobs = [SimpleNamespace(number=number, home=None, experiment=None) for number in (0, 1)]
+    assert called(*one, "output_dir=outputs/now").status == 0
+    assert Sweep(list(zip(jobs, runs, strict=True)))._home(jobs[0], runs[0]) == Path("outputs/now-2")
+    assert called(*some, "output_dir=outputs/later").status == 0
+    assert claim_folder(Path("outputs/later"), unique=True) == Path("outputs/later-2")
 
 
 def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):

@@ -5,9 +5,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from clients.training.stack import DeadlineError, Stack
 from core.tensors import Tensors
@@ -16,7 +17,9 @@ from core.tensors import Tensors
 NO_ROOM = ("out of memory", "alloc_failed", "not_initialized", "unable to find an engine")
 # After one of these CUDA refuses everything until the process ends.
 LOST = ("device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "launch failure")
-TORCH = Path(torch.__file__).parent
+TORCH, HERE = Path(torch.__file__).parent, Path(__file__).parent
+# What methods call, and what calls them: a mistake shows here, but is made elsewhere.
+TOOLS = (HERE, HERE.parent / "base.py", HERE.parent / "losses.py", HERE.parent.parent / "models" / "base.py")
 
 
 class LocalError(Exception):
@@ -24,12 +27,18 @@ class LocalError(Exception):
 
 
 class ReturnError(TypeError):
-    """A function of a method returned what it must not; ``place`` is where that function is."""
+    """A function of a method returned, or had nodes ``remember``, what it must not; ``place`` is where that function is."""
 
-    def __init__(self, function: Callable[..., Any], wanted: str) -> None:
+    def __init__(self, function: Callable[..., Any], wanted: str, verb: Literal["return", "remember"] = "return") -> None:
+        function = getattr(function, "func", function)  # of a functools.partial
         code = getattr(function, "__code__", None)
         self.place = "" if code is None else _short(code.co_filename, code.co_firstlineno)
-        super().__init__(f"{getattr(function, '__qualname__', function)} must return {wanted}")
+        super().__init__(f"{getattr(function, '__qualname__', function)} must {verb} {wanted}")
+
+
+def kind_of(value: Any) -> str:
+    """Return what a value is, in words: the shape of a tensor, the type of anything else."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 class NoRoomError(LocalError):
@@ -82,12 +91,13 @@ def named(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doin
 
 
 def _place(error: Exception) -> str:
-    """Return the file and the line, the innermost outside torch, where something went wrong."""
+    """Return the file and the line, the innermost outside torch and, where there is one, outside ``TOOLS``, of a mistake."""
     if isinstance(error, ReturnError) and error.place:
         return error.place
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((f for f in reversed(frames) if not Path(f.filename).is_relative_to(TORCH)), frames[-1])
-    return _short(frame.filename, frame.lineno)
+    outside = [f for f in frames if not Path(f.filename).is_relative_to(TORCH)] or frames
+    own = [f for f in outside if not any(Path(f.filename).is_relative_to(tool) for tool in TOOLS)] or outside
+    return _short(own[-1].filename, own[-1].lineno)
 
 
 def _short(file: str, line: int | None) -> str:

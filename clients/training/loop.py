@@ -10,12 +10,13 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from clients.training.batches import Batch, Batches
-from clients.training.faults import ReturnError
+from clients.training.faults import ReturnError, kind_of
 from clients.training.optimizers import Optimizer
 from clients.training.stack import Stack, in_order, per_node
 from clients.training.work import LocalWork
 from core.tensors import Tensors, group
 
+PARTS = ("encoder", "projector", "classifier")  # of a model
 Loss = Callable[[Tensors, Batch, Any], dict[str, Tensor]]
 Function = Callable[[Tensors, Tensor], Any]  # one node's, of a model and images
 
@@ -159,12 +160,12 @@ def part_of(name: str) -> str:
 def gradients(loss: Loss, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
     """Give what requires one its gradient; returns each node's losses (B,)."""
     if len(batch.y) > 1:
-        losses = vmap(loss)(params, batch, constants)
+        losses = vmap(lambda *one: scalars(loss, loss(*one)))(params, batch, constants)
         minimised(loss, losses).sum().backward()
         return {name: value.detach() for name, value in losses.items()}
     # A lone node's leaves have no node axis: taking it off within the graph costs autograd a view a tensor.
     leaves = {n: v.detach()[0].requires_grad_(v.requires_grad) for n, v in params.items()}
-    losses = loss(leaves, *tree_map(lambda v: v[0], (batch, constants)))
+    losses = scalars(loss, loss(leaves, *tree_map(lambda v: v[0], (batch, constants))))
     minimised(loss, losses).backward()
     for name, leaf in leaves.items():
         if leaf.requires_grad:
@@ -172,12 +173,23 @@ def gradients(loss: Loss, params: Tensors, batch: Batch, constants: Any) -> dict
     return {name: value.detach().unsqueeze(0) for name, value in losses.items()}
 
 
-def minimised(loss: Loss, losses: Any) -> Tensor:
-    """Return the loss that is minimised, of what ``loss`` returned. Raises ``ReturnError``."""
+def scalars(loss: Loss, losses: Any) -> dict[str, Tensor]:
+    """Return one node's losses, which ``loss`` returned. Raises ``ReturnError`` unless they are scalar tensors by name."""
     if not isinstance(losses, dict) or "loss" not in losses:
         raise ReturnError(loss, "a dictionary with 'loss'")
-    found: Tensor = losses["loss"]
-    return found
+    for name, value in losses.items():
+        if not isinstance(value, Tensor) or value.dim():
+            raise ReturnError(loss, f"a scalar tensor for each name, not {kind_of(value)} for '{name}'")
+    if not losses["loss"].is_floating_point():
+        raise ReturnError(loss, f"a floating-point number as 'loss', not {losses['loss'].dtype}")
+    return losses
+
+
+def minimised(loss: Loss, losses: dict[str, Tensor]) -> Tensor:
+    """Return the loss that is minimised, of one node's or of a stack's. Raises ``ReturnError`` where it has no gradient."""
+    if not losses["loss"].requires_grad:
+        raise ReturnError(loss, "a 'loss' with a gradient: this one depends on nothing that is trained")
+    return losses["loss"]
 
 
 def clip(grads: list[Tensor], limit: float) -> None:

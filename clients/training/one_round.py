@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clients.losses import cross_entropies
 from clients.training.batches import Batch
-from clients.training.faults import ReturnError, divergence, named
+from clients.training.faults import ReturnError, divergence, kind_of, named
 from clients.training.privacy import made_private
 from clients.training.stack import Memory, Stack, joined, stacked, taken_apart, unstacked
 from core.metrics import confusion, scores_of
@@ -79,11 +79,19 @@ def _check_sent(client: Any, work: Tensors, nodes: int) -> None:
 
 
 def _check_remembered(client: Any, memory: Memory, rows: Sequence[Tensors]) -> None:
-    """Raise ``ReturnError`` where nodes begin to remember what ``fresh_memory`` lacks: whether it is kept would vary."""
+    """Raise ``ReturnError`` where nodes begin to remember what ``fresh_memory`` lacks, or remember it in another shape.
+
+    Whether it is kept would vary; and of a value without the node axis each node would keep one row.
+    """
     for remembered, row in zip(client.memories, rows, strict=True):
         new = [n for n in memory if n not in row and not n.startswith(("personal/", "optimizer/"))]
         if new and not remembered:
             raise ReturnError(client.fresh_memory, f"a value for {', '.join(new)}, which local_work remembers")
+    for name, value in memory.opened.items():
+        found = tuple(value.shape) if isinstance(value, Tensor) else ()
+        wanted = (len(rows), *(rows[0][name].shape if name in rows[0] else found[1:]))
+        if found != wanted:
+            raise ReturnError(client.local_work, f"{name} of shape {wanted}, nodes first, not {kind_of(value)}", "remember")
 
 
 class Judging(NamedTuple):
@@ -146,12 +154,17 @@ def _placed(client: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
-    """Return what a node remembers, or what it begins with."""
+    """Return what a node remembers, or what it begins with. Raises ``ReturnError`` unless that are tensors by name."""
     if memory:
         return memory
     own = {f"personal/{n}": v for n, v in client.workspace.initial.items() if not client.travels(n)}
     place = _placed(client)
-    begun: Tensors = client.fresh_memory({n: place(v) for n, v in received.items()})
+    begun = client.fresh_memory({n: place(v) for n, v in received.items()})
+    if not isinstance(begun, dict):
+        raise ReturnError(client.fresh_memory, f"a dictionary of tensors, not {kind_of(begun)}")
+    for name, value in begun.items():
+        if not isinstance(value, Tensor):
+            raise ReturnError(client.fresh_memory, f"a tensor for each name, not {kind_of(value)} for '{name}'")
     return own | begun
 
 
@@ -175,11 +188,18 @@ def _opened(
 
 
 def _scored(client: Any, confused: bool) -> Callable[..., Tensors]:
-    """Return the function that sums one node's cross-entropy and right answers over a batch, and, if asked, its confusions."""
+    """Return the function that sums one node's cross-entropy and right answers over a batch, and, if asked, its confusions.
+
+    It raises ``ReturnError`` unless there is a score for each class.
+    """
 
     def sums(params: Tensors, batch: Batch, received: Tensors) -> Tensors:
         with client.model.holding(params) as model:
-            scores = client.scores(model(batch.x), received)
+            features = model(batch.x)
+            scores = client.scores(features, received)
+        if not isinstance(scores, Tensor) or scores.shape != features.logits.shape:
+            wanted = tuple(features.logits.shape)
+            raise ReturnError(client.scores, f"scores of shape {wanted}, by example and class, not {kind_of(scores)}")
         right = (scores.argmax(1) == batch.y).to(scores)
         found = {"loss": (cross_entropies(scores, batch.y) * batch.mask).sum(), "accuracy": (right * batch.mask).sum()}
         if confused:

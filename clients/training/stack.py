@@ -11,11 +11,25 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from core.errors import unknown
 from core.tensors import Tensors, group
 
 
 class DeadlineError(Exception):
     """The round's time limit passed while this node was at work."""
+
+
+class UnknownNameError(KeyError):
+    """A name that nodes do not remember anything by; the message has the names that there are."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name, self.known = name, list(known)
+        super().__init__(name)
+
+    def __str__(self) -> str:
+        if not self.known:
+            return f"stack.memory has no '{self.name}': fresh_memory returns nothing"
+        return str(unknown("name in stack.memory", self.name, self.known))
 
 
 class Memory(MutableMapping[str, Tensor]):
@@ -27,6 +41,9 @@ class Memory(MutableMapping[str, Tensor]):
         self._find = find
 
     def __getitem__(self, name: str) -> Tensor:
+        """Return what is remembered by a name (B, ...). Raises ``UnknownNameError``, a ``KeyError``."""
+        if name not in self._found:
+            raise UnknownNameError(name, self)
         value = self._found[name]
         if value is None:
             value = self._found[name] = self._find(name)

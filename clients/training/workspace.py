@@ -7,8 +7,9 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
+from clients.training.loop import PARTS
 from core import registry
-from core.errors import UserError
+from core.errors import UserError, unknown
 from core.run import Choice, NodeRun
 from models.base import SplitModel, build_model
 from partitions.federation import Federation, load_federation
@@ -19,8 +20,16 @@ EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2*
 
 
 def client_class_of(strategy: Choice) -> Any:
-    """Return the ``Client`` class of a node half."""
-    return registry.only_subclass(strategy.module, NumPyClient)
+    """Return the ``Client`` class of a node half. Raises ``UserError`` where it shares what is no part of a model."""
+    found: Any = registry.only_subclass(strategy.module, NumPyClient)
+    parts = found.shared_parts(strategy.config)
+    where = f"strategy={strategy.name}: {found.__name__}.{'shared' if parts is found.shared else 'shared_parts'}"
+    if not isinstance(parts, tuple):
+        raise UserError(f"{where} must be a tuple of parts of the model, such as ('encoder',), got {parts!r}")
+    for part in parts:
+        if part not in PARTS:
+            raise UserError(f"{where}: {unknown('part of the model', part, PARTS)}")
+    return found
 
 
 class Workspace:

@@ -180,7 +180,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
     if summary.get("personal_accuracy_mean") is not None:
         mean, spread = percent("personal_accuracy_mean"), percent("personal_accuracy_std")
         best = percent("personal_accuracy_best")
-        lines.append(f"personal accuracy: {mean} of all nodes' images (+- {spread} over nodes), best {best}")
+        lines.append(f"personal accuracy: {mean} of the images that nodes scored (+- {spread} over these nodes), best {best}")
     if summary.get("accuracy_final") is not None or not lines:  # a method with personal models has no global one to score
         lines.append(
             f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "

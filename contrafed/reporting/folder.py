@@ -34,10 +34,12 @@ def claim_folder(path: Path, unique: bool) -> Path:
     """
     if path.name in ("", ".."):  # a relative path such as "." has no name to number
         path = path.resolve()
-    if below := next(path.glob(f"*/{CLAIM}"), None):
-        raise UserError(f"output_dir: {path} holds the run {below.parent.name} in a folder below; name another folder")
     for number in itertools.count(1):
         folder = path if number == 1 else path.parent / f"{path.name}-{number}"
+        if below := next(folder.glob(f"*/{CLAIM}"), None):
+            if unique:
+                continue
+            raise UserError(f"output_dir: {folder} holds the run {below.parent.name} in a folder below; name another folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CLAIM).touch(exist_ok=False)

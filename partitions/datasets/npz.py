@@ -8,8 +8,10 @@ from typing import Annotated
 import numpy as np
 
 from core.config import Range
-from core.errors import UserError
+from core.errors import UserError, unknown
 from partitions.images import Common, ImageData, make_images, stratified_split
+
+ARRAYS = ("x", "y", "split")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ def load(config: Config, name: str) -> ImageData:
             missing = [key for key in ("x", "y") if key not in file]
             if missing:
                 raise UserError(f"{path} has no array '{missing[0]}'; it holds: {', '.join(file.files) or 'nothing'}")
+            if other := [key for key in file.files if key not in ARRAYS]:
+                raise UserError(f"{path}: {unknown('array', other[0], ARRAYS)}")
             x, y = file["x"], file["y"]
             split = file.get("split")
     except FileNotFoundError:

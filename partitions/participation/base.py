@@ -78,10 +78,19 @@ class Participation:
         return cls.everyone or cls.presence is not Participation.presence
 
     def probability(self) -> np.ndarray | None:
-        """Return how often each node's reply counts in the long run (K,): selected, there, not lost; None where not known."""
+        """Return how often each node's reply counts in the long run (K,): selected, there, not lost; None where not known.
+
+        Raises ``UserError`` for a ``presence`` of another shape, or of numbers that are no shares.
+        """
         presence = self.presence()
         if presence is None:
             return None
+        wanted = f"{type(self).__name__}.presence must return ({self.num_nodes},) shares of rounds, 0 to 1, or None"
+        if not isinstance(presence, np.ndarray) or presence.shape != (self.num_nodes,) or presence.dtype.kind not in "iuf":
+            got = f"{getattr(presence, 'dtype', type(presence).__name__)} {np.shape(presence)}"
+            raise UserError(f"{wanted}, got {got}")
+        if not ((presence >= 0) & (presence <= 1)).all():
+            raise UserError(f"{wanted}, got {presence.min()} to {presence.max()}")
         return presence * (1.0 if self.select is None else self.select / self.num_nodes) * (1 - self.config.loss_rate)
 
     def loses(self, server_round: int, node: int) -> bool:

@@ -1,0 +1,135 @@
+"""What a server rule makes, checked before it is used: every fault is one line that names the rule."""
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from core.errors import RunStopped
+from core.tensors import Tensors
+from strategies.privacy import aggregate_privately
+from strategies.replies import AbsentError, Replies, norm
+
+
+def selected(rule: Any, server_round: int) -> np.ndarray:
+    """Return which nodes a rule selects, sorted. Raises ``RunStopped`` for what are no distinct partition ids."""
+    nodes, count = np.asarray(rule.select(server_round)), rule.population.num_nodes
+    got = f"{nodes.dtype} {nodes.shape}"
+    if nodes.ndim == 1 and not len(nodes):
+        return nodes.astype(np.int64)
+    if nodes.ndim == 1 and nodes.dtype.kind in "iu":
+        nodes = np.sort(nodes)
+        wrong = nodes[(nodes < 0) | (nodes >= count) | (np.diff(nodes, prepend=-1) == 0)]
+        if not len(wrong):
+            return nodes
+        got = str(wrong[-1])
+    wanted = f"{type(rule).__name__}.select must return partition ids, whole numbers of 0..{count - 1}, each at most once"
+    raise RunStopped(f"round {server_round}: {wanted}, got {got}")
+
+
+def sent_fault(rule: Any, *parts: Any) -> str:
+    """Return what is wrong with what a node would receive, the later of ``parts`` over the earlier; empty for nothing."""
+    name, tensors = type(rule).__name__, dict[str, Any]()
+    for part in parts:
+        if not isinstance(part, dict):
+            return f"{name} must send tensors by name, in a dictionary, not {_kind(part)}"
+        tensors |= part
+    if missing := rule.down.keys() - tensors.keys():
+        return f"strategy.server: the nodes' half expects {min(missing)}, which {name} does not send"
+    for tensor, value in tensors.items():
+        shape = rule.down.get(tensor)
+        if not isinstance(value, Tensor):
+            return f"{name} must send tensors, but {tensor} is a {_kind(value)}"
+        if shape is not None and value.shape != tuple(shape):
+            expected = f"strategy.server: the nodes' half expects {tensor} of shape {tuple(shape)}"
+            return f"{expected}, but {name} sends {tuple(value.shape)}"
+    return ""
+
+
+def state_fault(rule: Any) -> str:
+    """Return what a rule carries from round to round that no checkpoint holds; empty where there is no such thing."""
+    place = _unkept(rule.state.items(), "self.state")
+    kept = "tensors, arrays, numbers and text, in lists and in dictionaries by text or whole numbers"
+    return f"{type(rule).__name__}: {place}, but a checkpoint holds {kept}" if place else ""
+
+
+def next_model(rule: Any, replies: Replies) -> Tensors:
+    """Return the next global model: what a rule makes of the replies, in the types that the model has, the rest as it is.
+
+    Raises ``RunStopped`` where that is no model, or not finite, and where what else the rule leaves cannot be kept or logged.
+    """
+    name, model = type(rule).__name__, rule.model
+    try:
+        made = (aggregate_privately if rule.privacy else type(rule).next_model)(rule, model, replies)
+    except AbsentError as error:
+        raise stopped(rule, f"{name}.aggregate: {error}") from error
+    if fault := _model_fault(model, made):
+        raise stopped(rule, f"{name}.aggregate must return tensors of the model by name: {fault}")
+    new = {key: made[key].to(old.dtype) if key in made else old for key, old in model.items()}
+    if not math.isfinite(norm(new.values())):
+        worst = next(key for key, value in new.items() if not value.isfinite().all())
+        raise stopped(rule, f"{name}.aggregate made a model that is not finite ({worst})", "diverged")
+    if fault := _metrics_fault(rule) or state_fault(rule):
+        raise stopped(rule, fault)
+    return new
+
+
+def stopped(rule: Any, fault: str, status: str = "failed") -> RunStopped:
+    """Return what ends a run for a rule's fault, which is said with the round."""
+    return RunStopped(f"round {rule.round.server_round}: {fault}", status)
+
+
+def _model_fault(model: Tensors, made: Any) -> str:
+    """Return what is wrong with what should be tensors of ``model``; empty for nothing."""
+    if not isinstance(made, dict):
+        return f"got {_kind(made)}"
+    for name, value in made.items():
+        if name not in model:
+            near = difflib.get_close_matches(str(name), model, n=1, cutoff=0)
+            return f"unknown '{name}', did you mean '{near[0]}'?" if near else f"unknown '{name}'"
+        if not isinstance(value, Tensor) or value.shape != model[name].shape:
+            return f"{name} is a tensor of shape {tuple(model[name].shape)}, got {_kind(value)}"
+    return ""
+
+
+def _metrics_fault(rule: Any) -> str:
+    """Return what a rule wrote to its round's metrics that cannot be logged; empty where there is no such thing."""
+    name, done = type(rule).__name__, rule.round
+    for metric, value in done.metrics.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or math.isinf(value):
+            got = value if isinstance(value, float) else _kind(value)
+            return f"{name}: self.round.metrics['{metric}'] must be a finite number, such as float(x), or NaN, got {got}"
+    for metric, pair in done.node_metrics.items():
+        shapes = [np.shape(part) for part in pair] if isinstance(pair, tuple | list) else []
+        if len(shapes) != 2 or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+            got = f"shapes {', '.join(map(str, shapes))}" if shapes else _kind(pair)
+            return f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), a value for each node, got {got}"
+    return ""
+
+
+def _unkept(items: Iterable[tuple[Any, Any]], place: str) -> str:
+    """Return where, and what, a container of a state has that no checkpoint holds; empty where it has no such thing."""
+    for key, value in items:
+        if type(value) is Tensor and type(key) in (str, int):
+            continue
+        where = f"{place}[{key!r}]"
+        if isinstance(key, bool) or not isinstance(key, str | int | np.integer):
+            return f"{where} has a {type(key).__name__} for its name"
+        if isinstance(value, Mapping | list | tuple):
+            if found := _unkept(value.items() if isinstance(value, Mapping) else enumerate(value), where):
+                return found
+        elif isinstance(value, np.ndarray):
+            if value.dtype.kind not in "biuf":
+                return f"{where} is an array of {value.dtype}"
+        elif value is not None and not isinstance(value, Tensor | np.generic | int | float | str):
+            return f"{where} is a {type(value).__name__}"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    """Return what something is, with its shape where it has one."""
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ + ("" if shape is None else f" {tuple(shape)}")

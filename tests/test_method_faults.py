@@ -1,0 +1,272 @@
+"""Slips of a method's own code that would train, remember or judge something else: each is one line that names its function."""
+
+import inspect
+from functools import partial
+
+import pytest
+import torch
+from rig import config_of, given, sized_workspace
+from torch.nn.functional import cross_entropy
+
+from clients.base import LocalError
+from clients.fedavg import FedAvgClient
+from clients.losses import cosine
+from clients.training.stack import Memory
+from contrafed.reporting import print_summary
+from contrafed.settings import resolve
+from core.errors import UserError
+
+NODES = [[0], [0, 1, 2]]  # alone, and as a stack whose nodes take different numbers of steps
+SHORT = {"epochs": 1, "iterations": None, "batch_size": 10}
+
+
+def node_half(nodes, strategy="fedavg", **functions):
+    """A client of ``nodes`` whose method has these ``functions``, and what they receive."""
+    workspace = sized_workspace(strategy, [20, 12, 24], local=SHORT)
+    kind = type("Mine", (workspace.client_class,), functions)
+    return kind(workspace, nodes), [given(workspace)] * len(nodes)
+
+
+def refused(nodes, message, at, ask="update", **functions):
+    """Assert that a client of ``nodes`` with these ``functions`` says ``message``, and line ``at`` of this file."""
+    client, received = node_half(nodes, **functions)
+    with pytest.raises(LocalError) as found:
+        getattr(client, ask)(received, 1)
+    said = str(found.value)
+    assert said.startswith(f"node {', '.join(map(str, nodes))}, round 1, ")
+    assert said.endswith(f": {message} (tests/test_method_faults.py, line {at})")
+    return client
+
+
+def line_of(function, text="def "):
+    lines, first = inspect.getsourcelines(function)
+    return first + next(k for k, line in enumerate(lines) if text in line)
+
+
+# ------------------------------------------------------------------------------------------------------------------- losses
+
+
+def per_example(self, params, batch, constants):
+    return {"loss": cross_entropy(self.forward(params, batch).logits, batch.y, reduction="none")}
+
+
+def extra_per_example(self, params, batch, constants):
+    return FedAvgClient.loss(self, params, batch, constants) | {"mine": batch.mask}
+
+
+def extra_number(self, params, batch, constants):
+    return FedAvgClient.loss(self, params, batch, constants) | {"mine": 3}
+
+
+def detached(self, params, batch, constants):
+    return {"loss": FedAvgClient.loss(self, params, batch, constants)["loss"].detach()}
+
+
+def whole_numbers(self, params, batch, constants):
+    return {"loss": self.forward(params, batch).logits.argmax(1).sum()}
+
+
+def nothing(self, params, batch, constants):
+    FedAvgClient.loss(self, params, batch, constants)
+
+
+LOSSES = [
+    (per_example, "a scalar tensor for each name, not shape (10,) for 'loss'"),
+    (extra_per_example, "a scalar tensor for each name, not shape (10,) for 'mine'"),
+    (extra_number, "a scalar tensor for each name, not int for 'mine'"),
+    (detached, "a 'loss' with a gradient: this one depends on nothing that is trained"),
+    (whole_numbers, "a floating-point number as 'loss', not torch.int64"),
+    (nothing, "a dictionary with 'loss'"),
+]
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(("loss", "wanted"), LOSSES)
+def test_a_loss_that_is_none_is_told_which_function_and_why(nodes, loss, wanted):
+    refused(nodes, f"ReturnError: {loss.__name__} must return {wanted}", line_of(loss), loss=loss)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(("loss", "wanted"), LOSSES)
+def test_gradients_of_a_loss_that_is_none_are_refused_alike(nodes, loss, wanted):
+    """Else a detached one has gradients of zero, and its author never learns it."""
+
+    def local_work(self, stack):
+        self.train(stack, loss=partial(FedAvgClient.loss, self), each_step=self.asked)
+
+    def asked(self, now):
+        return self.gradients(partial(loss, self), now.stack.params, now.batch, {})
+
+    message = f"ReturnError: {loss.__name__} must return {wanted}"
+    refused(nodes, message, line_of(loss), local_work=local_work, asked=asked)
+
+
+# ------------------------------------------------------------------------------------------------------------------- memory
+
+
+def remembering(value):
+    """A method that remembers ``value(stack)`` where it began with two zeros."""
+
+    def local_work(self, stack):
+        stack.memory["mine"] = value(stack)
+        self.train(stack)
+        return self.sent(stack)
+
+    return {"fresh_memory": lambda self, received: {"mine": torch.zeros(2)}, "local_work": local_work}
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (lambda stack: torch.ones(2), "shape (2,)"),  # one node's, without the node axis
+        (lambda stack: torch.ones(len(stack), 2, 1), "shape ({n}, 2, 1)"),
+        (lambda stack: torch.ones(len(stack), 2 + stack.server_round), "shape ({n}, 3)"),  # another one every round
+        (lambda stack: torch.tensor(1.0), "shape ()"),
+        (lambda stack: [1.0, 1.0], "list"),
+    ],
+)
+def test_what_is_remembered_keeps_its_shape(nodes, value, found):
+    method, count = remembering(value), len(nodes)
+    wanted = f"mine of shape ({count}, 2), nodes first, not {found.format(n=count)}"
+    local_work = method["local_work"]
+    message = f"ReturnError: remembering.<locals>.local_work must remember {wanted}"
+    assert refused(nodes, message, line_of(local_work), **method).memories == [{}] * count
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_memory_of_the_right_shape_is_kept(nodes):
+    client, received = node_half(nodes, **remembering(lambda stack: torch.ones(len(stack), 2)))
+    assert [update.memory["mine"].tolist() for update in client.update(received, 1)] == [[1.0, 1.0]] * len(nodes)
+
+
+def test_a_value_that_nodes_begin_to_remember_later_has_the_nodes_first_too():
+    """A checkpoint of a method that its author has changed since."""
+    method = remembering(lambda stack: torch.ones(5))
+    client, received = node_half([0, 1], **method)
+    client.memories = [{"other": torch.zeros(3)}] * 2
+    with pytest.raises(LocalError, match=r"must remember mine of shape \(2,\), nodes first, not shape \(5,\)"):
+        client.update(received, 2)
+
+
+def number(self, received):
+    return {"mine": 3.0}
+
+
+def no_dictionary(self, received):
+    return torch.zeros(2)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(
+    ("fresh_memory", "wanted"),
+    [(number, "a tensor for each name, not float for 'mine'"), (no_dictionary, "a dictionary of tensors, not shape (2,)")],
+)
+def test_a_memory_begins_with_tensors(nodes, fresh_memory, wanted):
+    message = f"ReturnError: {fresh_memory.__name__} must return {wanted}"
+    refused(nodes, message, line_of(fresh_memory), fresh_memory=fresh_memory)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(
+    ("begun", "said"),
+    [
+        ({"means": torch.zeros(2), "counts": torch.zeros(2)}, "unknown name in stack.memory 'mean', did you mean 'means'?"),
+        ({}, "stack.memory has no 'mean': fresh_memory returns nothing"),
+    ],
+)
+def test_a_name_that_nodes_do_not_remember_is_told_with_those_that_they_do(nodes, begun, said):
+    def local_work(self, stack):
+        return stack.memory["mean"]
+
+    message = f"UnknownNameError: {said}{' choices: counts, means' if begun else ''}"
+    at = line_of(local_work, "stack.memory")
+    refused(nodes, message, at, local_work=local_work, fresh_memory=lambda self, received: begun)
+
+
+def test_a_memory_can_be_asked_whether_it_has_a_name():
+    memory = Memory(["there"], lambda name: torch.zeros(1))
+    assert ("there" in memory, "elsewhere" in memory, memory.get("elsewhere")) == (True, False, None)
+    with pytest.raises(KeyError):
+        memory["elsewhere"]
+
+
+# ------------------------------------------------------------------------------------------------------------ parts, scores
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        (("encoder", "head"), ": unknown part of the model 'head'; choices: classifier, encoder, projector"),
+        (("encoder", "clasifier"), ": unknown part of the model 'clasifier', did you mean 'classifier'? choices: classifier, "),
+        ("encoder", " must be a tuple of parts of the model, such as ('encoder',), got 'encoder'"),
+        (["encoder"], " must be a tuple of parts of the model, such as ('encoder',), got ['encoder']"),
+    ],
+)
+def test_parts_that_no_model_has_are_refused_before_a_run(monkeypatch, shared, said):
+    with monkeypatch.context() as patch:
+        patch.setattr(FedAvgClient, "shared", shared)
+        with pytest.raises(UserError) as found:
+            resolve(config_of("strategy=fedavg"))
+    assert str(found.value).startswith(f"strategy=fedavg: FedAvgClient.shared{said}")
+    monkeypatch.setattr(FedAvgClient, "shared_parts", classmethod(lambda cls, config: shared))
+    with pytest.raises(UserError) as found:
+        resolve(config_of("strategy=fedavg"))
+    assert str(found.value).startswith(f"strategy=fedavg: FedAvgClient.shared_parts{said}")
+
+
+def representations(self, features, received):
+    return features.z
+
+
+def likeliest(self, features, received):
+    return features.logits.amax(1)
+
+
+def twice(self, features, received):
+    return features.logits, features.z
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(("scores", "found"), [(representations, "shape (3, 5)"), (likeliest, "shape (3,)"), (twice, "tuple")])
+def test_scores_are_one_a_class(nodes, scores, found):
+    """Of others the largest is no label, and a wrong accuracy of few nodes would stand for all."""
+    message = f"ReturnError: {scores.__name__} must return scores of shape (3, 10), by example and class, not {found}"
+    refused(nodes, message, line_of(scores), "judge", scores=scores)
+
+
+def test_the_accuracy_of_nodes_models_is_that_of_the_nodes_which_answered(capsys):
+    """Some may have failed: a summary does not have how many."""
+    own = {"personal_accuracy_mean": 0.5, "personal_accuracy_std": 0.125, "personal_accuracy_best": 0.75}
+    rest = {"rounds": 3, "seconds": 6.0, "seconds_per_round": 2.0, "bytes_up": 0, "bytes_down": 0, "failures": 3}
+    print_summary({**own, **rest, "replies_rejected": 0}, "some/folder")
+    said = "personal accuracy: 50.00% of the images that nodes scored (+- 12.50% over these nodes), best 75.00%\n"
+    assert capsys.readouterr().out.startswith(said)
+
+
+# ------------------------------------------------------------------------------------------------------------------- places
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_mistake_that_a_tool_meets_is_placed_where_the_method_calls_it(nodes):
+    """Not in the file of the tool, which its author did not write."""
+
+    def loss(self, params, batch, constants):
+        return {"loss": cosine(self.forward(params, batch).z, batch.mask.expand(7, 7, -1)).mean()}
+
+    def local_work(self, stack):
+        self.train(stack, parts=3)
+
+    for functions, text in (({"loss": loss}, "cosine"), ({"local_work": local_work}, "self.train")):
+        client, received = node_half(nodes, **functions)
+        with pytest.raises(LocalError) as found:
+            client.update(received, 1)
+        (function,) = functions.values()
+        assert str(found.value).endswith(f" (tests/test_method_faults.py, line {line_of(function, text)})")
+
+
+def test_a_mistake_in_no_methods_own_code_is_placed_in_the_tool(monkeypatch):
+    client, received = node_half([0])
+    monkeypatch.setattr(client, "forward", None)
+    with pytest.raises(LocalError, match=r"TypeError: 'NoneType' object is not callable \(clients/base\.py, line \d+\)"):
+        client.update(received, 1)

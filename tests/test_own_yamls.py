@@ -1,0 +1,158 @@
+"""A folder of YAMLs of one's own: what is misspelt, misplaced or without its code is one line that names it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_outside import METHOD, NODE, OTHER_RULE, RULE, write
+
+from contrafed.composition import compose_job
+from contrafed.yamls import composed, takes_rules
+from core import registry
+from core.errors import UserError
+from core.run import PACKAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN_RULE = METHOD.replace("server: my_package.my_rule\n", "")
+AVERAGED = OWN_RULE.replace("_local@local,", "_local@local, server: fedavg,").replace("share: 0.5\n", "")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with the package my_package and the YAMLs yamls/."""
+    write(tmp_path / "my_package" / "__init__.py", "")
+    write(tmp_path / "my_package" / "my_method.py", NODE)
+    write(tmp_path / "my_package" / "my_rule.py", RULE)
+    write(tmp_path / "yamls" / "strategy" / "mine.yaml", AVERAGED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+def said(folder, *overrides):
+    with pytest.raises(UserError) as found:
+        compose_job(list(overrides), folder)
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "module: my_package.my_method\n",
+            "",
+            "there is no module clients.mine; a file of your own package is module: PACKAGE.FILE",
+        ),
+        (
+            "my_package.my_method",
+            "my_method",
+            "there is no module clients.my_method; a file of your own package is module: PACKAGE.FILE",
+        ),
+        (
+            "name: mine",
+            "name: mine\nserver: my_rule",
+            "there is no module strategies.my_rule; a file of your own package is server: PACKAGE.FILE",
+        ),
+    ],
+)
+def test_a_yaml_without_its_module_says_how_to_name_one(home, old, new, message):
+    write(home / "yamls" / "strategy" / "mine.yaml", AVERAGED.replace(old, new))
+    assert said(home / "yamls", "strategy=mine") == f"strategy=mine: {message}"
+
+
+def test_a_yaml_for_one_of_our_modules_needs_no_package(home):
+    write(home / "yamls" / "strategy" / "mine.yaml", "defaults: [fedprox, _self_]\nname: mine\nmodule: fedprox\n")
+    write(home / "yamls" / "partition" / "even.yaml", "defaults: [dirichlet, _self_]\nname: even\nmodule: dirichlet\n")
+    assert compose_job(["strategy=mine", "partition=even"], home / "yamls").strategy.server == "fedavg"
+
+
+@pytest.mark.parametrize("group", PACKAGES)
+def test_our_own_choices_have_their_modules_where_they_are_looked_for(group):
+    for name in registry.choices(group):
+        text = (registry.CONF / group / f"{name}.yaml").read_text()
+        module = next((line.split()[1] for line in text.splitlines() if line.startswith("module:")), name)
+        assert (ROOT / PACKAGES[group].replace(".", "/") / f"{module}.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "message"),
+    [
+        ("yamls", "stratgy/other.yaml", "strategy=other is looked for in {home}/yamls/strategy/other.yaml, but it is {file}"),
+        ("yamls", "other.yaml", "strategy=other is looked for in {home}/yamls/strategy/other.yaml, but it is {file}"),
+        ("yamls", "strategy/other.yml", "strategy=other is looked for in {home}/yamls/strategy/other.yaml, but it is {file}"),
+        (
+            "yamls/strategy",
+            "strategy/other.yaml",
+            "--config-dir must be the folder in which strategy is, not {home}/yamls/strategy",
+        ),
+        ("yamls", "model/other.yaml", "unknown strategy 'other'; choices: apfl, "),
+        ("yamls", "strategy/others.yaml", "unknown strategy 'other', did you mean 'others'? choices: apfl, "),
+    ],
+)
+def test_a_yaml_where_none_is_looked_for_is_found(home, folder, file, message):
+    write(home / "yamls" / file, AVERAGED.replace("name: mine", "name: other"))
+    message = message.format(home=home, file=home / "yamls" / file)
+    assert said(home / folder, "strategy=other").startswith(message)
+
+
+def test_a_rule_in_the_wrong_folder_is_found_too(home):
+    write(home / "yamls" / "server" / "half.yaml", OTHER_RULE)
+    expected = f"is looked for in {home}/yamls/strategy/server/half.yaml, but it is {home}/yamls/server/half.yaml"
+    assert said(home / "yamls", "strategy=mine", "strategy.server=half") == f"strategy.server=half {expected}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "server: fedavg",
+            "server: fedavgg",
+            "In 'strategy/mine': Could not find 'strategy/server/fedavgg', did you mean 'fedavg'?",
+        ),
+        ("_local@", "_locl@", "In 'strategy/mine': Could not load 'strategy/_locl', did you mean '_local'?"),
+        ("_local@", "/zzz/qqqqqq@", "In 'strategy/mine': Could not load 'zzz/qqqqqq'"),
+    ],
+)
+def test_a_misspelt_default_is_named_with_the_nearest(home, old, new, message):
+    write(home / "yamls" / "strategy" / "mine.yaml", AVERAGED.replace(old, new))
+    assert said(home / "yamls", "strategy=mine") == f"cannot compose the configuration: {message}"
+
+
+def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_else_is_broken(home):
+    write(home / "yamls" / "strategy" / "mine.yaml", OWN_RULE)
+    write(home / "yamls" / "strategy" / "heir.yaml", "defaults: [feddyn, fedprox, _self_]\nname: heir\n")
+    write(home / "yamls" / "strategy" / "heir_of_none.yaml", "defaults: [mine, _self_]\nname: heir_of_none\n")
+    for name, text in {"a": "name: [", "b": "defaults: [b, '', null, 3]", "c": "- 1", "d": "defaults: 3"}.items():
+        write(home / "yamls" / "strategy" / f"broken_{name}.yaml", text)
+    began = time.perf_counter()
+    found = said(home / "yamls", "strategy=mine", "strategy.server=fedavgm")
+    assert time.perf_counter() - began < 5
+    assert found.startswith(
+        "strategy=mine has a server rule of its own, made for what its nodes send; strategy.server goes with "
+    )
+    free = found.partition("goes with ")[2].split(", ")
+    assert {"fedavg", "fedadam", "moon", "pmfl", "heir"} <= set(free)
+    assert not {"mine", "heir_of_none", "fedcrl", "fedcosr", "broken_a", "broken_b", "broken_c", "broken_d"} & set(free)
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedcosr", "fedscl", "pmfl", "scaffold"])
+def test_who_leaves_its_rule_is_what_hydra_composes(name):
+    choices = composed([f"strategy={name}"], None, return_hydra_config=True).hydra.runtime.choices
+    assert takes_rules(name, None) == ("strategy/server" in choices)
+
+
+@pytest.mark.parametrize(("file", "what"), [("models/__init__.py", "folder"), ("core.py", "file")])
+def test_the_command_names_what_hides_one_of_our_packages(tmp_path, file, what):
+    write(tmp_path / "own" / file, "")
+    name, hidden = file.split("/")[0].removesuffix(".py"), tmp_path / "own" / file.split("/")[0]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "own"), str(ROOT)])}
+    asked = [sys.executable, "-c", "from main import command; command()", "strategy=fedavg"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=300)
+    way = f"rename that {what}, or take {tmp_path / 'own'} off PYTHONPATH"
+    assert done.stderr == f"error: contrafed needs its own package '{name}', but {hidden} hides it: {way}\n"
+    assert (done.returncode, done.stdout) == (2, "")
