@@ -82,7 +82,8 @@ def make_images(
         marks = f" and {len(test)} split marks" if len(test) != len(y) else ""
         raise UserError(f"{count} images, {len(y)} labels{marks} do not match")
     if owner is not None and owner.shape != (count,):
-        raise UserError(f"{count} images and owners {owner.shape} do not match")
+        owners = len(owner) if owner.ndim == 1 else owner.shape
+        raise UserError(f"{count} images and {owners} owners do not match")
     test = test.astype(bool)
     if count == 0 or test.all():
         raise UserError(f"the training split is empty; there are {count} images, {count} of them for testing")

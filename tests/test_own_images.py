@@ -100,7 +100,7 @@ def test_lists_and_tensors_are_images_too():
         ({"x": [[1], [2, 3]]}, "images, labels, split and owners must be arrays: .*inhomogeneous"),
         ({"y": list("abcd" * 5)}, r"labels y must be whole numbers \(N,\), got <U1"),
         ({"test": ["train"] * 20}, "the split must be True where an image is for testing, got <U5"),
-        ({"owner": 3}, r"20 images and owners \(\) do not match"),
+        ({"owner": 3}, r"20 images and \(\) owners do not match"),
     ],
 )
 def test_lists_of_something_else_are_one_line(changes, message):

@@ -33,7 +33,7 @@ def test_rounds_are_counted_to_fedavgs_last_in_the_same_setting(tmp_path):
     for weight in ("1", "2"):
         assert found["moon", "full", weight] == ("70.00", "-", "-")
         assert found["moon", "cyclic", weight] == ("40.00", "10", "6")
-    assert found["moon", "uniform", "-"] == ("", "", "")
+    assert found["moon", "uniform", "1"] == ("", "", "")  # it does not say its weight: today's default
 
 
 def test_fedavg_stands_beside_a_method_with_keys_of_its_own(tmp_path):
