@@ -109,8 +109,8 @@ def _results(asked: argparse.Namespace) -> None:
 
 
 def _usable(found: list, asked: argparse.Namespace) -> list:
+    from contrafed.analysis.groups import usable
     from contrafed.analysis.places import placed
-    from contrafed.analysis.runs import usable
 
     runs, aside = usable(found, unfinished=asked.unfinished)
     for line in aside:

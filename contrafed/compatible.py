@@ -6,14 +6,13 @@ No data are needed for it: the names of what travels depend on the model alone, 
 import contextlib
 import inspect
 import json
-import traceback
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from clients.training.faults import short_place
 from clients.training.workspace import client_class_of
 from core import registry
 from core.errors import UserError, unknown
@@ -83,10 +82,9 @@ def _named(what: str, author: type) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = next((frame for frame in reversed(frames) if frame.filename == inspect.getfile(author)), frames[-1])
-        place = f"{'/'.join(Path(frame.filename).parts[-2:])}, line {frame.lineno}"
-        raise UserError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())} ({place})") from error
+        where = registry.line_in(inspect.getfile(author), error)
+        said = f"{type(error).__name__}: {' '.join(str(error).split())} ({short_place(where.filename, where.lineno)})"
+        raise UserError(f"{what}: {said}") from error
 
 
 def check_privacy(

@@ -16,7 +16,7 @@ from yaml import YAMLError
 
 from contrafed import grid
 from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS, counts
-from contrafed.yamls import composed, first_line, parse, stamp, takes_rules
+from contrafed.yamls import composed, first_line, parse, rule_of, stamp
 from core import registry
 from core.config import dotted
 from core.errors import UserError, unknown
@@ -237,7 +237,7 @@ def _check_server(choosing: list[Override], own: Path | None) -> None:
     chosen = composed(lines, own, return_hydra_config=True)
     if "strategy/server" in chosen.hydra.runtime.choices:
         return
-    free = [name for name in registry.choices("strategy", own) if takes_rules(name, own)]
+    free = [name for name in registry.choices("strategy", own) if rule_of(name, own) is not None]
     raise UserError(
         f"strategy={chosen.strategy.name} has a server rule of its own, made for what its nodes send; "
         f"strategy.server goes with {', '.join(free)}"

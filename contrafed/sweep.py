@@ -29,7 +29,7 @@ from hydra.errors import HydraException
 
 from contrafed import grid
 from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, grid_of, own_folder
-from contrafed.reporting.folder import CLAIM, finished, held, make_folder, taken
+from contrafed.reporting.folder import CLAIM, finished, held, make_folder, numbered, taken, taken_by_a_run
 from contrafed.settings import Run
 from contrafed.yamls import choices_of, parse
 from core.errors import RunStopped, UserError
@@ -157,12 +157,12 @@ class Sweep:
                 if run.save_personal and "personal_accuracy_best" in summary and not Path(place_in(there)).exists():
                     print(f"{there} finished without saving its personal models: save_personal=true needs another output_dir")
             else:
-                left.append((job, run))
+                left.append((job, run, _rounds_left(run, there)))
         what = "" if not self.folders else f", {len(self.folders)} of them finished already"
         print(f"{len(self.jobs)} jobs{what}: {len(left)} to run in {self._home(*self.jobs[0])}", flush=True)
         try:
-            for number, (job, run) in enumerate(left):
-                to_go = self._to_go(left[number:])
+            for number, (job, run, _) in enumerate(left):
+                to_go = self._to_go([(run, rounds) for _, run, rounds in left[number:]])
                 print(f"\n[job {job.number}, {len(left) - number} left{to_go}] {' '.join(job.overrides)}", flush=True)
                 self._run(job, run)
             if len(self.jobs) > 1:
@@ -174,9 +174,9 @@ class Sweep:
         """Raise ``UserError`` for a folder that is a run's own, and for a numbered one that a job would find taken."""
         for job, run in self.jobs:
             home = self._home(job, run)
-            numbered = [home / str(job.number)] if job.experiment is None and run.resume is None else []
-            if (folder := next((f for f in (home, *numbered) if (f / CLAIM).exists()), None)) is not None:
-                raise UserError(f"output_dir: {folder} already holds a run; name another folder or move that one away")
+            own = [home / str(job.number)] if job.experiment is None and run.resume is None else []
+            if (folder := next((f for f in (home, *own) if (f / CLAIM).exists()), None)) is not None:
+                raise taken_by_a_run(folder)
 
     def status(self) -> int:
         """Return the exit status, having named the jobs that failed."""
@@ -245,9 +245,8 @@ class Sweep:
     def _free(self, job: Job, run: Run) -> Path:
         """Return a folder for a run of its own: of an experiment's jobs one that no run has."""
         folder = self._home(job, run) / (str(job.number) if job.experiment is None else job.name)
-        numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
         return next(
-            f for f in itertools.chain([folder], numbered) if job.experiment is None or not (f / "config.yaml").exists()
+            f for f in map(folder.with_name, numbered(folder.name)) if job.experiment is None or not (f / CLAIM).exists()
         )
 
     def _done(self, folder: Path, summary: dict[str, Any], run: Run) -> None:
@@ -265,8 +264,7 @@ class Sweep:
     def _dated(self) -> Path:
         """The folder of jobs of no experiment, by the time of the first: another than a run's of the same second."""
         path = Path(self.jobs[0][1].output_dir)
-        numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-        return next(folder for folder in itertools.chain([path], numbered) if not (folder / CLAIM).exists())
+        return next(f for f in map(path.with_name, numbered(path.name)) if not (f / CLAIM).exists())
 
     def _past(self, job: Job, run: Run) -> Path | None:
         """Return the folder of the run that a job had before, None where there is none."""
@@ -286,22 +284,23 @@ class Sweep:
                     return True
         return False
 
-    def _to_go(self, left: list[tuple[Job, Run]]) -> str:
-        """Return about how long these jobs take: rounds from their last checkpoint on, by their method's pace on their data."""
+    def _to_go(self, left: list[tuple[Run, int]]) -> str:
+        """Return about how long these runs take: their rounds by the pace of their method on their data, or of all."""
         every = [pace for paces in self._paces.values() for pace in paces]
         if not every:
             return ""
-        seconds = sum(self._rounds_left(*one) * statistics.mean(self._paces.get(_kind(one[1]), every)) for one in left)
+        seconds = sum(rounds * statistics.mean(self._paces.get(_kind(run), every)) for run, rounds in left)
         hours, minutes = divmod(round(seconds / 60), 60)
         about = f"{hours} h " if hours else ""
         return f", about {about}{minutes} min to go" if hours or minutes else ", less than a minute to go"
 
-    def _rounds_left(self, job: Job, run: Run) -> int:
-        from contrafed import checkpoint
 
-        there = self._there[self._home(job, run)].get(checkpoint.identity(run.composed))
-        done = checkpoint.numbered(there / checkpoint.FOLDER) if there is not None else []
-        return run.num_rounds - (int(done[-1].name) if done else 0)
+def _rounds_left(run: Run, there: Path | None) -> int:
+    """Return the rounds after the last checkpoint of the run that a job had before."""
+    from contrafed import checkpoint
+
+    done = checkpoint.numbered(there / checkpoint.FOLDER) if there is not None else []
+    return run.num_rounds - (int(done[-1].name) if done else 0)
 
 
 def _kind(run: Run) -> tuple[str, str]:

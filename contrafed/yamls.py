@@ -1,6 +1,5 @@
 """What Hydra does for a command line: reads overrides and composes the YAMLs of what they choose."""
 
-import difflib
 import pickle
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from yaml import YAMLError
 
 from contrafed import grid
 from core import registry
-from core.errors import UserError
+from core.errors import UserError, nearest
 
 
 def parse(overrides: list[str]) -> list[Override]:
@@ -65,23 +64,24 @@ def choices_of(experiment: str, own: Path | None) -> dict[str, str]:
     return {str(group): str(choice) for group, choice in chosen.hydra.runtime.choices.items()}
 
 
-def takes_rules(strategy: str, own: Path | None, above: tuple[str, ...] = ()) -> bool:
-    """Return whether a method leaves its server rule to ``strategy.server``: whether its YAML has one among its defaults.
+def rule_of(strategy: str, own: Path | None, above: tuple[str, ...] = ()) -> str | None:
+    """Return the server rule among the defaults of a method's YAML, which ``strategy.server`` replaces; None without one.
 
-    Or one that it inherits has, but for those ``above`` that inherit it. One that cannot be read leaves nothing.
+    Or of one that it inherits, but for those ``above`` that inherit it. A YAML that cannot be read has none.
     """
     folders = [folder / "strategy" for folder in (own, registry.CONF) if folder is not None]
     file = next((folder / f"{strategy}.yaml" for folder in folders if (folder / f"{strategy}.yaml").is_file()), None)
     try:
         content: Any = {} if file is None or strategy in above else OmegaConf.to_container(OmegaConf.load(file))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
-        return False
+        return None
     defaults = content.get("defaults") if isinstance(content, dict) else None
-    for item in defaults if isinstance(defaults, list) else []:
-        names = [str(key).rpartition(" ")[2].removeprefix("/strategy/") for key in (item if isinstance(item, dict) else [item])]
-        if "server" in names or (isinstance(item, str) and takes_rules(names[0], own, (*above, strategy))):
-            return True
-    return False
+    items = defaults if isinstance(defaults, list) else []
+    for key, rule in (pair for item in items if isinstance(item, dict) for pair in item.items()):
+        if str(key).rpartition(" ")[2].removeprefix("/strategy/") == "server":
+            return str(rule)
+    inherited = (rule_of(item.removeprefix("/strategy/"), own, (*above, strategy)) for item in items if isinstance(item, str))
+    return next((rule for rule in inherited if rule is not None), None)
 
 
 def first_line(error: Exception) -> str:
@@ -90,6 +90,5 @@ def first_line(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         folder, _, name = error.missing_cfg_file.removesuffix(".yaml").rpartition("/")
         there = [*(error.options or ()), *(path.stem for path in registry.yamls(registry.CONF / folder, deep=False))]
-        near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
-        text = text.split("\n")[0].rstrip(".") + (f", did you mean '{near[0]}'?" if near else "")
+        text = text.split("\n")[0].rstrip(".") + nearest(name, there)
     return " ".join(text.split())[:300]

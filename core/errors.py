@@ -27,7 +27,11 @@ class DiskError(RunStopped):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that does not exist: what was wrong, the nearest name, and the names that exist."""
     names = sorted(known)
-    lower = {each.lower(): each for each in names}
-    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
-    hint = f", did you mean '{lower[near[0]]}'?" if near else ";"
-    return UserError(f"unknown {kind} '{name}'{hint} choices: {', '.join(names)}")
+    return UserError(f"unknown {kind} '{name}'{nearest(name, names) or ';'} choices: {', '.join(names)}")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return ``, did you mean 'NAME'?`` with the nearest name that exists; nothing where none is as near as ``cutoff``."""
+    lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=cutoff)
+    return f", did you mean '{lower[near[0]]}'?" if near else ""

@@ -58,13 +58,13 @@ def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = str(error.name)
         if target != missing and not target.startswith(f"{missing}."):
-            raise UserError(f"{choice} needs the Python package '{missing}' ({place(error)})") from error
+            raise UserError(f"{choice} needs the Python package '{missing}' ({_place(error)})") from error
         if "." in name:
             raise UserError(f"{choice}: there is no module {target}; is its package installed, or on PYTHONPATH?") from error
         raise unknown(group, str(settings.get("name")), choices(group)) from None
     except Exception as error:
         what = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-        raise UserError(f"{choice} cannot be imported: {place(error)}: {type(error).__name__}: {what}") from error
+        raise UserError(f"{choice} cannot be imported: {_place(error)}: {type(error).__name__}: {what}") from error
     if not is_dataclass(getattr(module, "Config", None)):
         if "." in name:
             raise UserError(f"{choice}: {target} has no dataclass Config, which names its settings")
@@ -72,16 +72,18 @@ def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
     return module
 
 
-def place(error: Exception, file: str = "") -> str:
-    """Return the file and line that an import failed at, or, with ``file``, the line there that led to an error."""
+def _place(error: Exception) -> str:
+    """Return the file and line that an import failed at."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    if file:
-        own = [frame for frame in frames if frame.filename == file] or frames
-    else:
-        own = [frame for frame in frames if "importlib" not in frame.filename]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     return f"{own[-1].filename}, line {own[-1].lineno}"
+
+
+def line_in(file: str, error: Exception) -> traceback.FrameSummary:
+    """Return the last line of a file that led to an error, or, where none did, the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
 
 
 def check_functions(module: ModuleType, choice: str, wanted: Mapping[str, str]) -> None:

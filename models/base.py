@@ -194,7 +194,8 @@ def _fault(error: Exception, choice: Choice) -> str:
     line = next(iter(str(error).splitlines()), "")
     if isinstance(error, RuntimeError | MemoryError):
         return line
-    return f"{type(error).__name__}: {line} ({registry.place(error, str(choice.module.__file__))})"
+    where = registry.line_in(str(choice.module.__file__), error)
+    return f"{type(error).__name__}: {line} ({where.filename}, line {where.lineno})"
 
 
 def _check_built(choice: Choice, model: Any, num_classes: int) -> None:

@@ -1,6 +1,5 @@
 """What a server rule makes, checked before it is used: every fault is one line that names the rule."""
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from core.errors import RunStopped
+from core.errors import RunStopped, nearest
 from core.tensors import Tensors
 from strategies.privacy import aggregate_privately
 from strategies.replies import AbsentError, Replies, norm
@@ -88,8 +87,7 @@ def _model_fault(model: Tensors, made: Any) -> str:
         return f"got {_kind(made)}"
     for name, value in made.items():
         if name not in model:
-            near = difflib.get_close_matches(str(name), model, n=1, cutoff=0)
-            return f"unknown '{name}', did you mean '{near[0]}'?" if near else f"unknown '{name}'"
+            return f"unknown '{name}'{nearest(name, model, cutoff=0)}"
         if not isinstance(value, Tensor) or value.shape != model[name].shape:
             return f"{name} is a tensor of shape {tuple(model[name].shape)}, got {_kind(value)}"
     return ""

@@ -73,19 +73,24 @@ def write(path, text):
     path.write_text(text)
 
 
+def packaged(folder, monkeypatch):
+    """Yield a folder with the package my_package, which this process sees until then."""
+    write(folder / "my_package" / "__init__.py", "")
+    write(folder / "my_package" / "my_method.py", NODE)
+    write(folder / "my_package" / "my_rule.py", RULE)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A folder with the package my_package and the YAMLs yamls/, seen by this process and its children."""
-    write(tmp_path / "my_package" / "__init__.py", "")
-    write(tmp_path / "my_package" / "my_method.py", NODE)
-    write(tmp_path / "my_package" / "my_rule.py", RULE)
     write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
     write(tmp_path / "yamls" / "strategy" / "server" / "half.yaml", OTHER_RULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-        del sys.modules[name]
+    yield from packaged(tmp_path, monkeypatch)
 
 
 def command(home, *arguments):

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from test_outside import METHOD, NODE, OTHER_RULE, RULE, write
+from test_outside import METHOD, OTHER_RULE, packaged, write
 
 from contrafed.composition import compose_job
-from contrafed.yamls import composed, takes_rules
+from contrafed.yamls import composed, rule_of
 from core import registry
 from core.errors import UserError
 from core.run import PACKAGES
@@ -23,14 +23,8 @@ AVERAGED = OWN_RULE.replace("_local@local,", "_local@local, server: fedavg,").re
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A folder with the package my_package and the YAMLs yamls/."""
-    write(tmp_path / "my_package" / "__init__.py", "")
-    write(tmp_path / "my_package" / "my_method.py", NODE)
-    write(tmp_path / "my_package" / "my_rule.py", RULE)
     write(tmp_path / "yamls" / "strategy" / "mine.yaml", AVERAGED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-        del sys.modules[name]
+    yield from packaged(tmp_path, monkeypatch)
 
 
 def said(folder, *overrides):
@@ -143,7 +137,7 @@ def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_els
 @pytest.mark.parametrize("name", ["fedadam", "fedcosr", "fedscl", "pmfl", "scaffold"])
 def test_who_leaves_its_rule_is_what_hydra_composes(name):
     choices = composed([f"strategy={name}"], None, return_hydra_config=True).hydra.runtime.choices
-    assert takes_rules(name, None) == ("strategy/server" in choices)
+    assert (rule_of(name, None) is not None) == ("strategy/server" in choices)
 
 
 @pytest.mark.parametrize(("file", "what"), [("models/__init__.py", "folder"), ("core.py", "file")])

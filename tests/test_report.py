@@ -14,9 +14,9 @@ from reported import method, write_run
 
 import report
 from contrafed.analysis import figures, pages, results, tables
-from contrafed.analysis.groups import groups, varied
+from contrafed.analysis.groups import groups, usable, varied
 from contrafed.analysis.pages import leave
-from contrafed.analysis.runs import find, read, usable
+from contrafed.analysis.runs import find, read
 from core.errors import UserError
 
 ROOT = Path(report.__file__).resolve().parent

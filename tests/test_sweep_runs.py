@@ -134,15 +134,14 @@ def test_the_time_to_go_is_by_method_data_and_rounds_that_are_left(tmp_path):
     def of(name, rounds, dataset="digits"):
         choice = lambda name: SimpleNamespace(name=name)  # noqa: E731
         node = SimpleNamespace(strategy=choice(name), dataset=choice(dataset))
-        run = SimpleNamespace(num_rounds=rounds, node=node, composed={"strategy": {"name": name}})
-        return SimpleNamespace(home=tmp_path), run
+        run = SimpleNamespace(num_rounds=rounds, node=node)
+        return run, sweep._rounds_left(run, tmp_path / name)
 
     jobs = Sweep([])
     (tmp_path / "moon" / "checkpoints" / "000900").mkdir(parents=True)
-    jobs._there[tmp_path] = {identity({"strategy": {"name": "moon"}}): tmp_path / "moon"}
     assert jobs._to_go([of("pmfl", 1000)]) == ""
-    jobs._done(Path("a"), {"seconds_per_round": 6.0}, of("pmfl", 10)[1])
-    jobs._done(Path("b"), {"seconds_per_round": 2.0}, of("fedavg", 10)[1])
+    jobs._done(Path("a"), {"seconds_per_round": 6.0}, of("pmfl", 10)[0])
+    jobs._done(Path("b"), {"seconds_per_round": 2.0}, of("fedavg", 10)[0])
     # 1,000 rounds of 6 s, 60 of 2 s, and 60 of the mean 4 s, 900 of them done before: 100 + 2 + 4 minutes.
     assert jobs._to_go([of("pmfl", 1000), of("fedavg", 60), of("moon", 960)]) == ", about 1 h 46 min to go"
 

@@ -13,8 +13,8 @@ from reported import method, write_run
 from test_sweep_runs import DIGITS, called, finished  # noqa: F401
 
 from contrafed.analysis import figures, published, results, tables
-from contrafed.analysis.groups import groups, varied
-from contrafed.analysis.runs import find, read, usable
+from contrafed.analysis.groups import groups, usable, varied
+from contrafed.analysis.runs import find, read
 from contrafed.checkpoint import identity
 from contrafed.composition import compose_job
 from contrafed.grid import axes_of

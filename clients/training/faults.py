@@ -32,7 +32,7 @@ class ReturnError(TypeError):
     def __init__(self, function: Callable[..., Any], wanted: str, verb: Literal["return", "remember"] = "return") -> None:
         function = getattr(function, "func", function)  # of a functools.partial
         code = getattr(function, "__code__", None)
-        self.place = "" if code is None else _short(code.co_filename, code.co_firstlineno)
+        self.place = "" if code is None else short_place(code.co_filename, code.co_firstlineno)
         super().__init__(f"{getattr(function, '__qualname__', function)} must {verb} {wanted}")
 
 
@@ -97,10 +97,10 @@ def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not Path(f.filename).is_relative_to(TORCH)] or frames
     own = [f for f in outside if not any(Path(f.filename).is_relative_to(tool) for tool in TOOLS)] or outside
-    return _short(own[-1].filename, own[-1].lineno)
+    return short_place(own[-1].filename, own[-1].lineno)
 
 
-def _short(file: str, line: int | None) -> str:
+def short_place(file: str, line: int | None) -> str:
     """Return a place as it is said: the file with its folder, and the line."""
     return f"{'/'.join(Path(file).parts[-2:])}, line {line}"
 

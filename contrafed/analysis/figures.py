@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from contrafed.analysis import pictures, plots
-from contrafed.analysis.groups import NOTHING, Group, distinct, groups, number_of, short
+from contrafed.analysis.groups import NOTHING, Group, groups, number_of, short
 from contrafed.analysis.measures import NODES, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
 from contrafed.analysis.published import load
 from contrafed.analysis.runs import FinishedRun, Points, accuracy_of
@@ -173,7 +173,6 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
             found.setdefault(key, []).append(run)
     out = {}
     for (paper, number, scale, changed), members in found.items():
-        members = distinct(members)
         small = [f"scale={scale}"] if scale else []
         said = ", ".join((*small, *changed))
         title = f"{load(paper)['paper'].iloc[0]}, Figure {number}" + (f" ({said})" if said else "")

@@ -33,14 +33,6 @@ def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
     return tables
 
 
-def distinct(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """Return one run of each configuration and seed, the last: one of before a key was may stand beside its repetition."""
-    found = {}
-    for run, table in zip(runs, settings(runs), strict=True):
-        found[json.dumps([run.method, run.config.get("seed"), table], sort_keys=True, default=str)] = run
-    return list(found.values())
-
-
 def _choice(run: FinishedRun, table: dict[str, Any], key: str) -> tuple[str, str]:
     """Return the group of a key and what a run has chosen there, both empty for a key that every choice has."""
     group, dot, rest = key.partition(".")
@@ -59,13 +51,13 @@ def _today(group: str, choice: str) -> dict[str, Any]:
     return plain_numbers(dotted(plain(config)))
 
 
-def varied(runs: Sequence[FinishedRun]) -> list[str]:
+def varied(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any]] | None = None) -> list[str]:
     """Return the dotted keys that tell these runs apart, beside method and seed, in the order of the configuration.
 
-    A key of a choice counts where it differs between runs of the same choice: ``participation.beta`` between two Markov chains,
-    not between one and a pattern that has no such key.
+    ``tables`` are their ``settings``, where they are at hand. A key of a choice counts where it differs between runs of the
+    same choice: ``participation.beta`` between two Markov chains, not between one and a pattern that has no such key.
     """
-    tables = settings(runs)
+    tables = settings(runs) if tables is None else tables
     keys = dict.fromkeys(key for table in tables for key in table if key not in ("strategy.name", "strategy.server"))
     found = []
     for key in keys:
@@ -74,9 +66,50 @@ def varied(runs: Sequence[FinishedRun]) -> list[str]:
             if key in table:
                 of_choice = values.setdefault(_choice(run, table, key), set())
                 of_choice.add(json.dumps(table[key], default=str, sort_keys=True))
-        if any(len(distinct) > 1 for distinct in values.values()):
+        if any(len(several) > 1 for several in values.values()):
             found.append(key)
     return found
+
+
+def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[list[FinishedRun], list[str]]:
+    """Return the runs that tables and figures take, and a line on each that is left out.
+
+    Left out are those without an evaluation, those that only scored what another run had saved, those that did not end (taken
+    with ``unfinished``), and repetitions of the same configuration and seed but for the one that came furthest, of
+    several the one with most metrics, of these the last.
+    """
+    best: dict[str, FinishedRun] = {}
+    same = [_identity(run, table) for run, table in zip(runs, settings(runs), strict=True)]
+    for run, key in zip(runs, same, strict=True):
+        if _evaluated(run):
+            best[key] = max(run, best.get(key, run), key=_reached)
+    kept, aside = [], []
+    for run, key in zip(runs, same, strict=True):
+        if not _evaluated(run):
+            aside.append(f"{run.name}: nothing was evaluated")
+        elif run.config.get("evaluate_only"):
+            aside.append(f"{run.name}: it scored what another run had saved")
+        elif not run.finished and not unfinished:
+            aside.append(f"{run.name}: {run.summary['status']} in round {run.summary['rounds']} of {run.config['num_rounds']}")
+        elif best[key] is not run:
+            aside.append(f"{run.name}: {best[key].name} is the same configuration and seed")
+        else:
+            kept.append(run)
+    return kept, aside
+
+
+def _identity(run: FinishedRun, table: dict[str, Any]) -> str:
+    """Return what two runs of the same number in the same table of a paper have in common."""
+    said = table | {key: run.config.get(key) for key in ("seed", "published")}
+    return json.dumps([run.method, said], sort_keys=True, default=str)
+
+
+def _evaluated(run: FinishedRun) -> bool:
+    return any(metric == "accuracy" for _, _, metric in run.curves)
+
+
+def _reached(run: FinishedRun) -> tuple[bool, int, int]:
+    return run.finished, int(run.summary["rounds"]), len(run.config.get("metrics") or ())
 
 
 # The cell of a setting that a run's method does not have, or has as null.
@@ -108,9 +141,10 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
 
     Runs that did not end are together where they came equally far. The same run for two tables of a paper counts once.
     """
-    keys = varied(runs)
+    tables = settings(runs)
+    keys = varied(runs, tables)
     found: dict[tuple, dict[Any, FinishedRun]] = {}
-    for run, table in zip(runs, settings(runs), strict=True):
+    for run, table in zip(runs, tables, strict=True):
         setting = tuple((key, shown(table.get(key))) for key in keys)
         until = None if run.finished else int(run.summary["rounds"])
         found.setdefault((run.method, setting, until), {})[run.config.get("seed")] = run

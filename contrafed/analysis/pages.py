@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from contrafed.analysis import figures, plots, published, results, tables
-from contrafed.analysis.groups import groups
-from contrafed.analysis.runs import FinishedRun, accuracy_of, find, usable
+from contrafed.analysis.groups import groups, usable
+from contrafed.analysis.runs import FinishedRun, accuracy_of, find
 from contrafed.analysis.tables import Table
 from core.errors import UserError
 

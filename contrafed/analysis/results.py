@@ -8,7 +8,6 @@ far, so that the round in which a target is reached stays the same; bytes are su
 """
 
 import dataclasses
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from contrafed.analysis.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, flat, placeless, read_table
+from contrafed.reporting.folder import numbered
 from core.disk import replace
 from core.errors import UserError
 
@@ -45,8 +45,7 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
     path = folder / f"{name}.csv"
     known = {run.name: run for run in (load(path) if path.exists() else [])}
     for run in runs:
-        names = itertools.chain([run.name], (f"{run.name}-{number}" for number in itertools.count(2)))
-        free = next(name for name in names if name not in known or _same(known[name], run))
+        free = next(name for name in numbered(run.name) if name not in known or _same(known[name], run))
         known[free] = dataclasses.replace(run, name=free)
     every = list(known.values())
     rows = [_row(run) for run in every]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from contrafed.reporting.series import points_of, summary_of_curves
 from contrafed.settings import HOW_IT_RUNS, counts, read_config
+from contrafed.yamls import rule_of
 from core import registry
 from core.config import dotted, plain_numbers
 from core.errors import UserError
@@ -230,18 +230,8 @@ def composition(strategy: Mapping[str, Any]) -> str:
 
 @lru_cache
 def _own_server(name: str) -> str | None:
-    """Return the server rule in the defaults of a method's YAML, None where it has none; of an unknown method the plainest."""
-    path = registry.CONF / "strategy" / f"{name}.yaml"
-    if not path.is_file():  # somebody else's method
-        return "fedavg"
-    defaults = yaml.safe_load(path.read_text(encoding="utf-8")).get("defaults", [])
-    for entry in defaults:
-        if isinstance(entry, dict):
-            for key, value in entry.items():
-                if key.removeprefix("override ") == "server":
-                    return str(value)
-    inherited = [entry for entry in defaults if isinstance(entry, str) and not entry.startswith("_")]
-    return _own_server(inherited[0]) if inherited else None
+    """Return a method's own server rule, None where it has none to replace; of somebody else's method the plainest."""
+    return rule_of(name, None) if (registry.CONF / "strategy" / f"{name}.yaml").is_file() else "fedavg"
 
 
 def placeless(value: Any) -> Any:
@@ -260,32 +250,6 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if counts(key, ASIDE)}
 
 
-def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[list[FinishedRun], list[str]]:
-    """Return the runs that tables and figures take, and a line on each that is left out.
-
-    Left out are those without an evaluation, those that only scored what another run had saved, those that did not end (taken
-    with ``unfinished``), and repetitions of the same configuration and seed but for the one that came furthest, of
-    several the one with most metrics, of these the last.
-    """
-    best: dict[str, FinishedRun] = {}
-    for run in runs:
-        if _evaluated(run):
-            best[_identity(run)] = max(run, best.get(_identity(run), run), key=_reached)
-    kept, aside = [], []
-    for run in runs:
-        if not _evaluated(run):
-            aside.append(f"{run.name}: nothing was evaluated")
-        elif run.config.get("evaluate_only"):
-            aside.append(f"{run.name}: it scored what another run had saved")
-        elif not run.finished and not unfinished:
-            aside.append(f"{run.name}: {run.summary['status']} in round {run.summary['rounds']} of {run.config['num_rounds']}")
-        elif best[_identity(run)] is not run:
-            aside.append(f"{run.name}: {best[_identity(run)].name} is the same configuration and seed")
-        else:
-            kept.append(run)
-    return kept, aside
-
-
 def accuracy_of(runs: Sequence[FinishedRun]) -> tuple[str, Callable[[FinishedRun], Points]]:
     """Return what all of these runs can be compared by, in words and as a function to a run's curve.
 
@@ -297,17 +261,3 @@ def accuracy_of(runs: Sequence[FinishedRun]) -> tuple[str, Callable[[FinishedRun
     if all(run.own_points() for run in runs):
         return "nodes' accuracy", FinishedRun.own_points
     return "accuracy (test set, else nodes' own)", lambda run: run.points("global", "test", "accuracy") or run.own_points()
-
-
-def _identity(run: FinishedRun) -> str:
-    """Return what two runs of the same number in the same table of a paper have in common."""
-    table = flat(run.config) | {key: run.config.get(key) for key in ("seed", "published")}
-    return json.dumps([run.method, table], sort_keys=True, default=str)
-
-
-def _evaluated(run: FinishedRun) -> bool:
-    return any(metric == "accuracy" for _, _, metric in run.curves)
-
-
-def _reached(run: FinishedRun) -> tuple[bool, int, int]:
-    return run.finished, int(run.summary["rounds"]), len(run.config.get("metrics") or ())

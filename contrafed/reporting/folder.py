@@ -25,6 +25,17 @@ def give_up_folder(folder: Path) -> None:
             folder.rmdir()
 
 
+def numbered(name: str) -> Iterator[str]:
+    """Yield a name, then NAME-2, NAME-3 and so on, for whoever finds it taken."""
+    yield name
+    yield from (f"{name}-{number}" for number in itertools.count(2))
+
+
+def taken_by_a_run(folder: Path) -> UserError:
+    """Return the error for a folder that is a run's already."""
+    return UserError(f"output_dir: {folder} already holds a run; name another folder or move that one away")
+
+
 def claim_folder(path: Path, unique: bool) -> Path:
     """Create ``path`` and claim it for one run; returns the folder that was claimed.
 
@@ -34,8 +45,8 @@ def claim_folder(path: Path, unique: bool) -> Path:
     """
     if path.name in ("", ".."):  # a relative path such as "." has no name to number
         path = path.resolve()
-    for number in itertools.count(1):
-        folder = path if number == 1 else path.parent / f"{path.name}-{number}"
+    for name in numbered(path.name):
+        folder = path.parent / name
         if below := next(folder.glob(f"*/{CLAIM}"), None):
             if unique:
                 continue
@@ -47,9 +58,7 @@ def claim_folder(path: Path, unique: bool) -> Path:
             if not folder.is_dir():
                 raise UserError(f"output_dir: {folder} is a file, not a folder") from None
             if not unique:
-                raise UserError(
-                    f"output_dir: {folder} already holds a run; name another folder or move that one away"
-                ) from None
+                raise taken_by_a_run(folder) from None
         except OSError as error:
             raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
         else:

@@ -17,8 +17,8 @@ from blocks import ROOT
 sys.path.insert(0, str(ROOT))
 
 from contrafed.analysis import figures, published, results, tables
-from contrafed.analysis.groups import Group, groups
-from contrafed.analysis.runs import FinishedRun, accuracy_of, usable
+from contrafed.analysis.groups import Group, groups, usable
+from contrafed.analysis.runs import FinishedRun, accuracy_of
 from contrafed.analysis.statistics import over_seeds, spearman
 
 
