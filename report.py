@@ -14,6 +14,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+try:
+    import contrafed  # noqa: F401 -- a file of the user's may hide one of its packages
+except ImportError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
 from core.arguments import Parser, program
 from core.errors import UserError
 
@@ -38,6 +44,7 @@ def parser() -> Parser:
     out.add_argument("--target", type=float, metavar="PERCENT", help=target)
     out.add_argument("--unfinished", action="store_true", help="take runs that did not end as well")
     out.add_argument("--as", metavar="EXPERIMENT", help="the runs that are jobs of it, whatever ran them")
+    out.add_argument("--config-dir", type=Path, metavar="DIR", help="with --as: the folder of YAMLs of your own that it is in")
     return out
 
 
@@ -91,6 +98,8 @@ def _refuse_unused(asked: argparse.Namespace) -> None:
     unused = [name for name in refused if getattr(asked, name) is not None]
     if unused:
         raise UserError(f"--{unused[0]} does not go with " + (f"--{kind}" if kind else "a report: it is for --results"))
+    if asked.config_dir is not None and getattr(asked, "as") is None:
+        raise UserError("--config-dir goes with --as EXPERIMENT")
     if kind == "compare" and asked.folders:
         raise UserError(f"--compare takes two runs, and nothing beside them: {asked.folders[0]}")
 
@@ -119,7 +128,7 @@ def _usable(found: list, asked: argparse.Namespace) -> list:
         raise UserError(
             f"none of the {len(found)} runs can be reported" + ("" if asked.unfinished else "; --unfinished takes more")
         )
-    return placed(runs, experiment) if (experiment := getattr(asked, "as")) else runs
+    return placed(runs, experiment, asked.config_dir) if (experiment := getattr(asked, "as")) else runs
 
 
 if __name__ == "__main__":

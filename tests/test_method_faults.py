@@ -215,6 +215,27 @@ def test_parts_that_no_model_has_are_refused_before_a_run(monkeypatch, shared, s
     assert str(found.value).startswith(f"strategy=fedavg: FedAvgClient.shared_parts{said}")
 
 
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (("encoder", "own"), ": unknown part of the model 'own'; choices: classifier, encoder, projector"),
+        (
+            ("encoders",),
+            ": unknown part of the model 'encoders', did you mean 'encoder'? choices: classifier, encoder, projector",
+        ),
+        ("encoder", " must be a tuple of parts of the model, such as ('encoder',), got 'encoder'"),
+    ],
+)
+def test_parts_to_train_that_there_are_none_of_are_refused(nodes, parts, said):
+    """Nothing would be trained, without a word."""
+
+    def local_work(self, stack):
+        self.train(stack, parts=parts)
+
+    refused(nodes, f"TypeError: the parts to train{said}", line_of(local_work, "self.train"), local_work=local_work)
+
+
 def representations(self, features, received):
     return features.z
 
@@ -255,7 +276,7 @@ def test_a_mistake_that_a_tool_meets_is_placed_where_the_method_calls_it(nodes):
         return {"loss": cosine(self.forward(params, batch).z, batch.mask.expand(7, 7, -1)).mean()}
 
     def local_work(self, stack):
-        self.train(stack, parts=3)
+        self.train(stack, repeat="twice")
 
     for functions, text in (({"loss": loss}, "cosine"), ({"local_work": local_work}, "self.train")):
         client, received = node_half(nodes, **functions)

@@ -140,12 +140,13 @@ def test_who_leaves_its_rule_is_what_hydra_composes(name):
     assert (rule_of(name, None) is not None) == ("strategy/server" in choices)
 
 
+@pytest.mark.parametrize("command", ["from main import command; command()", "from report import main; main()"])
 @pytest.mark.parametrize(("file", "what"), [("models/__init__.py", "folder"), ("core.py", "file")])
-def test_the_command_names_what_hides_one_of_our_packages(tmp_path, file, what):
+def test_the_commands_name_what_hides_one_of_our_packages(tmp_path, file, what, command):
     write(tmp_path / "own" / file, "")
     name, hidden = file.split("/")[0].removesuffix(".py"), tmp_path / "own" / file.split("/")[0]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "own"), str(ROOT)])}
-    asked = [sys.executable, "-c", "from main import command; command()", "strategy=fedavg"]
+    asked = [sys.executable, "-c", command, "strategy=fedavg"]
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=300)
     way = f"rename that {what}, or take {tmp_path / 'own'} off PYTHONPATH"
     assert done.stderr == f"error: contrafed needs its own package '{name}', but {hidden} hides it: {way}\n"

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import yaml
 from reported import write_run
+from test_outside import write
 
 import report
 from contrafed.analysis.places import placed
@@ -59,6 +60,22 @@ def test_a_method_that_needs_plain_sgd_and_a_grid_with_seeds(tmp_path):
     (found,) = placed(find([run]), "fedcrl/table2")
     assert found.config["strategy"]["local"]["optimizer"] == "sgd"
     assert [comparison.name for comparison in compare([found])] == ["FedCRL, Table II"]
+
+
+def test_an_experiment_of_ones_own(tmp_path, capsys):
+    yamls = tmp_path / "yamls"
+    write(yamls / "experiment" / "short.yaml", "# @package _global_\nnum_rounds: 7\ngrid: {strategy: [fedavg, moon]}\n")
+    asked = ["--as", "short", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    run_of(tmp_path / "runs" / "any", "strategy=fedavg", "num_rounds=7")
+    run_of(tmp_path / "runs" / "longer", "strategy=fedavg", "num_rounds=9", "dataset=cifar10")
+    assert report.main([*asked, "--config-dir", str(yamls)]) == 0
+    assert "of 1 runs are in" in capsys.readouterr().out
+    assert report.main(asked) == 2
+    assert "unknown experiment 'short'" in capsys.readouterr().err
+    assert report.main([*asked, "--config-dir", str(tmp_path / "elsewhere")]) == 2
+    assert capsys.readouterr().err.endswith(f"error: --config-dir: there is no folder {tmp_path / 'elsewhere'}\n")
+    assert report.main(["--config-dir", str(yamls), str(tmp_path / "runs")]) == 2
+    assert capsys.readouterr().err == "error: --config-dir goes with --as EXPERIMENT\n"
 
 
 def test_an_unknown_experiment_and_another_kind_of_report_are_one_line(tmp_path, capsys):

@@ -1,6 +1,6 @@
 """The loop: gradients of every node at once, clipping and the optimiser's step, for the nodes that have steps left."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from clients.training.faults import ReturnError, kind_of
 from clients.training.optimizers import Optimizer
 from clients.training.stack import Stack, in_order, per_node
 from clients.training.work import LocalWork
+from core.errors import unknown
 from core.tensors import Tensors, group
 
 PARTS = ("encoder", "projector", "classifier")  # of a model
@@ -86,6 +87,8 @@ class Losses:
 
 def train(client: Any, stack: Stack, phase: Phase) -> Losses:
     """Train ``phase.parts`` of ``stack.params`` in place, the nodes sorted by the phase's steps and put back after it."""
+    if fault := parts_fault(phase.parts, {*PARTS, *map(part_of, stack.params)}):
+        raise TypeError(f"the parts to train{fault}")
     steps = [phase.work.steps(size) for size in stack.sizes]
     order = sorted(range(len(stack)), key=lambda k: -steps[k])
     if order == list(range(len(stack))):
@@ -155,6 +158,13 @@ def take_step(work: LocalWork, optimizer: Optimizer, stack: Stack, learning: lis
 def part_of(name: str) -> str:
     """Return the part of a tensor's name: ``encoder`` of ``encoder.conv.weight``, ``own`` of ``own/encoder.conv.weight``."""
     return name.partition("/")[0] if "/" in name else name.partition(".")[0]
+
+
+def parts_fault(parts: Any, known: Iterable[str]) -> str:
+    """Return what is wrong with ``parts``, as the end of a sentence; nothing for a tuple of ``known`` parts."""
+    if not isinstance(parts, tuple):
+        return f" must be a tuple of parts of the model, such as ('encoder',), got {parts!r}"
+    return next((f": {unknown('part of the model', part, known)}" for part in parts if part not in known), "")
 
 
 def gradients(loss: Loss, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:

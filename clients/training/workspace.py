@@ -7,9 +7,9 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from clients.training.loop import PARTS
+from clients.training.loop import PARTS, parts_fault
 from core import registry
-from core.errors import UserError, unknown
+from core.errors import UserError
 from core.run import Choice, NodeRun
 from models.base import SplitModel, build_model
 from partitions.federation import Federation, load_federation
@@ -24,11 +24,8 @@ def client_class_of(strategy: Choice) -> Any:
     found: Any = registry.only_subclass(strategy.module, NumPyClient)
     parts = found.shared_parts(strategy.config)
     where = f"strategy={strategy.name}: {found.__name__}.{'shared' if parts is found.shared else 'shared_parts'}"
-    if not isinstance(parts, tuple):
-        raise UserError(f"{where} must be a tuple of parts of the model, such as ('encoder',), got {parts!r}")
-    for part in parts:
-        if part not in PARTS:
-            raise UserError(f"{where}: {unknown('part of the model', part, PARTS)}")
+    if fault := parts_fault(parts, PARTS):
+        raise UserError(where + fault)
     return found
 
 

@@ -4,27 +4,30 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from contrafed.analysis.runs import FinishedRun, flat
-from contrafed.composition import compose_yaml, grid_of, plain, use_plain_sgd
+from contrafed.composition import compose_yaml, grid_of, own_folder, plain, use_plain_sgd
 from contrafed.sweep import expand
 from core import registry
 from core.errors import UserError, unknown
 
 
-def placed(runs: Sequence[FinishedRun], experiment: str) -> list[FinishedRun]:
+def placed(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:
     """Return the runs that are jobs of an experiment's grid by their settings, each with what it stands beside there.
 
     A job is composed as the run was: at its ``scale`` and with what it ``changed``. A run that is several jobs is each.
+    ``config_dir`` is the folder of YAMLs that the experiment or the methods are from, where they are the user's own.
     Raises ``UserError`` for an experiment that there is not, and where no run is one of its jobs.
     """
-    if experiment not in (known := registry.choices("experiment")):
+    own = own_folder(config_dir)
+    if experiment not in (known := registry.choices("experiment", own)):
         raise unknown("experiment", experiment, known)
     found = []
     for run in runs:
         changed = tuple(str(line) for line in run.config.get("changed") or ())
-        jobs = _jobs(experiment, str(run.config["strategy"]["name"]), run.config.get("scale"), changed)
+        jobs = _jobs(experiment, str(run.config["strategy"]["name"]), run.config.get("scale"), changed, own)
         found += [replace(run, config={**run.config, **origin}) for origin in jobs.get(_setting(run.config), [])]
     if not found:
         raise UserError(f"none of the {len(runs)} runs is a job of experiment={experiment}")
@@ -32,13 +35,15 @@ def placed(runs: Sequence[FinishedRun], experiment: str) -> list[FinishedRun]:
 
 
 @lru_cache
-def _jobs(experiment: str, strategy: str, scale: str | None, changed: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+def _jobs(
+    experiment: str, strategy: str, scale: str | None, changed: tuple[str, ...], own: Path | None
+) -> dict[str, list[dict[str, Any]]]:
     """Return a method's jobs of a grid: setting -> what each of them says of where it comes from."""
     found: dict[str, list[dict[str, Any]]] = {}
-    axes = [f"strategy={strategy}"] if "strategy" in grid_of(experiment) else []
-    for job in expand([f"experiment={experiment}", "seed=0", *axes, *([f"scale={scale}"] if scale else []), *changed]):
+    axes = [f"strategy={strategy}"] if "strategy" in grid_of(experiment, own) else []
+    for job in expand([f"experiment={experiment}", "seed=0", *axes, *([f"scale={scale}"] if scale else []), *changed], own):
         try:
-            composed = compose_yaml(job.overrides)
+            composed = compose_yaml(job.overrides, own)
         except UserError:  # a method of somebody's own, or a key that this table's choices do not have
             continue
         use_plain_sgd(composed)
