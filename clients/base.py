@@ -307,8 +307,8 @@ class Client(NumPyClient):
     ) -> list[Judged]:
         """Score every node's model, or that of ``models``, on its own ``split``: test or train. Changes nothing.
 
-        ``final`` marks the run's last evaluation. ``post_train``: after a round's local work, which is thrown away. ``metrics``
-        beside accuracy and loss. Raises as ``update``.
+        ``final`` marks the run's last evaluation. ``post_train``: after the local work of round ``server_round + 1``, which is
+        thrown away. ``metrics`` beside accuracy and loss. Raises as ``update``.
         """
         how = one_round.Judging(split, final, post_train, deadline, metrics)
         return one_round.judge(self, received, server_round, how, models)
@@ -341,8 +341,8 @@ class Client(NumPyClient):
     def evaluate(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Score this one node's model on its own ``config["split"]`` (test by default): loss, examples, accuracy.
 
-        ``config["final"]`` marks the run's last evaluation; ``config["post-train"]``: after a round's local work, which is
-        thrown away. Changes no state.
+        ``config["final"]`` marks the run's last evaluation; ``config["post-train"]``: after the local work of the round behind
+        ``config["server-round"]``, which is thrown away. Changes no state.
         """
         received, split = codec.from_list(self.names("down"), parameters), str(config.get("split", "test"))
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))

@@ -76,9 +76,9 @@ class FederatedStrategy(Strategy):
 
         ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. With fewer than ``min_replies`` valid
         replies a round changes neither the model nor the server's state. ``work_of`` tells how many steps a node
-        with so many examples takes, by which engines balance their workers. ``post_train``: nodes are judged after a round's
-        local work, of which nothing is kept. ``privacy``: replies are clipped and their sums have noise. ``aggregation``: what
-        stands in for a mean of replies.
+        with so many examples takes, by which engines balance their workers. ``post_train``: nodes are judged after the next
+        round's local work, of which nothing is kept. ``privacy``: replies are clipped and their sums have noise.
+        ``aggregation``: what stands in for a mean of replies.
         """
         self.config, self.node_config, self.client_class = config, node_config, client_class
         self.down, self.up = client_class.messages(model, node_config)

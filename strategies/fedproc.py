@@ -27,7 +27,9 @@ class FedProc(FedAvg):
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the model, the prototypes and a_t."""
         known = bool(self.state["valid"].any())
-        mix = (self.round.server_round - 1) / self.num_rounds if known else 1.0
+        # Nodes that train before they are judged do the next round's work.
+        done = self.round.server_round - (not self.round.judging)
+        mix = done / self.num_rounds if known else 1.0
         return super().broadcast(model) | self.prototypes.broadcast() | {"mix/weight": torch.tensor(mix)}
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:

@@ -1,4 +1,4 @@
-"""What nodes are judged by: what they received, or what a round's local work makes of it (judge=post_train)."""
+"""What nodes are judged by: what they received, or what the next round's local work makes of it (judge=post_train)."""
 
 import csv
 
@@ -21,7 +21,7 @@ def node_of(name, memories=None):
 
 def test_after_its_local_work_a_node_is_judged_by_what_it_would_send():
     client, received = node_of("fedavg")
-    (trained,) = client.update([received], 3)
+    (trained,) = client.update([received], 4)
     sent = {n.removeprefix("model/"): v for n, v in trained.tensors.items()}
     (after,) = client.judge([received], 3, post_train=True)
     (given,) = client.judge([received], 3, models=[sent])
@@ -36,7 +36,7 @@ def test_what_is_judged_after_local_work_leaves_no_trace(name):
     (first,) = client.update([received], 1)
     client.memories = [first.memory]
     kept = {n: v.clone() for n, v in first.memory.items()}
-    (after,) = client.judge([received], 2, post_train=True)
+    (after,) = client.judge([received], 1, post_train=True)
     assert all(torch.equal(v, kept[n]) for n, v in client.memories[0].items())
     (again,) = client.update([received], 2)
     other, _ = node_of(name, [kept])
@@ -46,6 +46,22 @@ def test_what_is_judged_after_local_work_leaves_no_trace(name):
     for n, value in after.model.items():
         kept_as = {f"model/{n}", f"personal/{n}", f"own/{n}"} & (own.keys() | again.memory.keys())
         assert any(torch.equal(value, (own | again.memory)[key]) for key in kept_as)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "moon", "fedproc"])
+def test_a_lone_nodes_is_the_global_model_of_the_next_round(name, tmp_path):
+    """Its batches, its learning rate, and what the server tells of the round."""
+    one = (f"strategy={name}", *OWN[2:4], "dataset.merge_splits=true", "num_nodes=1", "partition=iid", "participation=full")
+    found = {}
+    for judge in ("received", "post_train"):
+        own = (f"judge={judge}", f"output_dir={tmp_path / judge}", "num_rounds=4", "eval_every=1", "eval_nodes=true")
+        run(compose(*one, *own, "strategy.local.lr_decay=0.5", "engine=local"))
+        with open(tmp_path / judge / "metrics.csv") as file:
+            rows = [row for row in csv.DictReader(file) if row["metric"] == "loss" and row["split"] in ("nodes", "test")]
+        scope = ("global", "nodes") if judge == "received" else ("personal", "test")
+        found[judge] = [float(row["value"]) for row in rows if (row["scope"], row["split"]) == scope]
+    assert len(found["received"]) == 5
+    assert found["post_train"][:-1] == pytest.approx(found["received"][1:], rel=1e-6)
 
 
 def test_a_run_reports_it_as_personal_beside_the_global_score(tmp_path):

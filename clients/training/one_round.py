@@ -99,7 +99,7 @@ class Judging(NamedTuple):
 
     split: str  # test or train: the part of their own data
     final: bool  # whether this is the run's last evaluation
-    post_train: bool  # after a round's local work, of which nothing is kept
+    post_train: bool  # after the next round's local work, of which nothing is kept
     deadline: float | None  # a moment of time.monotonic()
     metrics: Sequence[str] = ()  # beside accuracy and loss, of core.metrics
 
@@ -117,10 +117,12 @@ def judge(
         if models is not None:
             memories = [{f"personal/{n}": v for n, v in model.items()} for model in models]
             received = [{n: v for n, v in tensors.items() if not n.startswith("model/")} for tensors in received]
-        _, stack = _opened(client, received, server_round, memories)
+        trains = judging.post_train and models is None
+        # Its batches and rate are those that a node has which is drawn into the next round.
+        _, stack = _opened(client, received, server_round + trains, memories)
         stacks.append(stack)
         stack.final, stack.deadline = judging.final, judging.deadline
-        if judging.post_train and models is None:
+        if trains:
             client.local_work(stack)
         judged = client.judged(stack) if models is None else {"model": stack.params}
         if not isinstance(judged, dict) or "model" not in judged:
