@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -20,15 +19,13 @@ class Config:
 
     local: LocalWork
     hint_weight: Annotated[float, Range(ge=0)]
-
-
-LEVELS = 5  # of the encoder at most, as FedRCL has them
+    levels: Annotated[int, Range(ge=1)] | Literal["last"]
 
 
 class FitNetClient(Client):
     """Cross-entropy + weight * the mean over levels of |h_l - h_l(W)|^2 / width_l, W the model received this round.
 
-    h_l are FedRCL's levels: the features of the encoder's first five stages, globally average-pooled. Source: Romero et al.
+    h_l are FedRCL's levels: the features of the encoder's stages, globally average-pooled. Source: Romero et al.
     2015 (FitNets), Equation 3, as FedRCL's tables use it. Deviations, none printed there: the hint is these levels of the same
     network, so that no regressor is needed, without a factor 1/2 and for all of local training.
     """
@@ -41,7 +38,8 @@ class FitNetClient(Client):
     def loss(self, params: Tensors, batch: Batch, constants: dict[str, Features]) -> dict[str, Tensor]:
         """Cross-entropy and the distance to the hints."""
         features = self.forward(params, batch, with_levels=True)
-        task, pairs = self.task_loss(features, batch), zip(features.levels, constants["hints"].levels, strict=True)
-        each = [masked_mean((own - hint).square().mean(1), batch.mask) for own, hint in islice(pairs, LEVELS)]
+        task, pairs = self.task_loss(features, batch), tuple(zip(features.levels, constants["hints"].levels, strict=True))
+        compared = pairs[-1:] if self.config.levels == "last" else pairs[: self.config.levels]
+        each = [masked_mean((own - hint).square().mean(1), batch.mask) for own, hint in compared]
         hint = torch.stack(each).mean()
         return {"loss": task + self.config.hint_weight * hint, "task": task, "hint": hint}

@@ -1,11 +1,17 @@
 """LG-FedAvg, the node half: the opposite of FedPer, the body stays and the head is shared."""
 
-from clients.base import Client, Config
+from typing import Any
+
+from clients.base import Client
+from clients.fedper import HEADS, Config
 
 __all__ = ["Config", "LGFedAvgClient"]
 
 
 class LGFedAvgClient(Client):
-    """Cross-entropy over personal body and shared classifier together. Source: Liang et al. 2020."""
+    """Cross-entropy over personal body and shared head together. Source: Liang et al. 2020."""
 
-    shared = ("classifier",)
+    @classmethod
+    def shared_parts(cls, config: Any) -> tuple[str, ...]:
+        """The head alone travels."""
+        return HEADS[config.head]

@@ -10,10 +10,12 @@ from models.base import Features
 
 
 def test_by_hand(monkeypatch):
-    """h (1, 2, 2) held to (1, 0, 0): 8/3 (not 4); with a second level (0, 3) held to (0, 1): (8/3 + 2) / 2."""
+    """h (1, 2, 2) held to (1, 0, 0): 8/3 (not 4); with a second level (0, 3) held to (0, 1): (8/3 + 2) / 2, or it alone, 2."""
     h, second = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 1.0]], dtype=torch.float64)
     own = torch.tensor([[0.0, 3.0]], dtype=torch.float64)
-    for hints, levels, expected in (((h,), (), 8 / 3), ((h, second), (own,), (8 / 3 + 2) / 2)):
+    two = ((h, second), (own,))
+    cases = ((5, (h,), (), 8 / 3), (5, *two, (8 / 3 + 2) / 2), (1, *two, 8 / 3), ("last", *two, 2))
+    for told, hints, levels, expected in cases:
         forward = FitNetClient.forward
 
         def with_its_levels(self, params, batch, with_levels=False, forward=forward, levels=levels):
@@ -22,8 +24,8 @@ def test_by_hand(monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(FitNetClient, "forward", with_its_levels)
-            weight = {"hint_weight": 0.5}
-            losses, _ = class_losses("fedavg_fitnet", [1.0, 2.0, 2.0], 0, weight, hints=Features(h, h, hints))
+            changes = {"hint_weight": 0.5, "levels": told}
+            losses, _ = class_losses("fedavg_fitnet", [1.0, 2.0, 2.0], 0, changes, hints=Features(h, h, hints))
         assert losses["hint"].item() == pytest.approx(expected, rel=1e-12)
         assert losses["loss"].item() == pytest.approx(losses["task"].item() + expected / 2, rel=1e-12)
 

@@ -10,9 +10,11 @@ def test_with_everything_in_the_classifier_it_is_fedavg():
         assert run_scalar("lgfedavg", rounds) == pytest.approx(run_scalar("fedavg", rounds), rel=1e-12)
 
 
-def test_fedper_and_lgfedavg_share_complements():
-    _, _, fedper = whole("fedper", [[]])
-    _, _, lg = whole("lgfedavg", [[]])
+@pytest.mark.parametrize("head", ["classifier", "projector_classifier"])
+def test_fedper_and_lgfedavg_share_complements(head):
+    _, _, fedper = whole("fedper", [[]], head=head)
+    _, _, lg = whole("lgfedavg", [[]], head=head)
+    assert {n.removeprefix("model/").partition(".")[0] for n in lg.down} == set(head.split("_"))
     assert not set(fedper.down) & set(lg.down)
     assert set(fedper.down) | set(lg.down) == {f"model/{n}" for n in fedper.model}
 
