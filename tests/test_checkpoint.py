@@ -276,6 +276,16 @@ def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_
     assert left == scored
 
 
+def test_the_model_comes_back_in_its_order(stopped, monkeypatch):
+    orders, aggregate = [], FedAvg.aggregate
+    monkeypatch.setattr(FedAvg, "aggregate", lambda *given: orders.append(list(given[1])) or aggregate(*given))
+    folder = stopped("fedavg")
+    before = len(orders)
+    run(config_of("strategy=fedavg", *SMALL, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
+    assert 0 < before < len(orders)
+    assert all(order == orders[0] for order in orders)
+
+
 def test_where_there_is_no_checkpoint(tmp_path, capsys):
     with pytest.raises(UserError, match="there is no whole checkpoint in lastest, did you mean resume=latest"):
         run(config_of(*SMALL, "resume=lastest", f"output_dir={tmp_path}/run"))
