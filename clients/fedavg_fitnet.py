@@ -38,8 +38,8 @@ class FitNetClient(Client):
     def loss(self, params: Tensors, batch: Batch, constants: dict[str, Features]) -> dict[str, Tensor]:
         """Cross-entropy and the distance to the hints."""
         features = self.forward(params, batch, with_levels=True)
-        task, pairs = self.task_loss(features, batch), tuple(zip(features.levels, constants["hints"].levels, strict=True))
-        compared = pairs[-1:] if self.config.levels == "last" else pairs[: self.config.levels]
-        each = [masked_mean((own - hint).square().mean(1), batch.mask) for own, hint in compared]
+        task, which = self.task_loss(features, batch), self.config.levels
+        pairs = zip(features.compared(which), constants["hints"].compared(which), strict=True)
+        each = [masked_mean((own - hint).square().mean(1), batch.mask) for own, hint in pairs]
         hint = torch.stack(each).mean()
         return {"loss": task + self.config.hint_weight * hint, "task": task, "hint": hint}

@@ -59,14 +59,14 @@ class FedRCLClient(Client):
         """Cross-entropy, contrast and penalty."""
         features = self.forward(params, batch, with_levels=self.config.contrast_weight > 0)
         task = self.task_loss(features, batch)
-        levels = self._compared(features.levels)
+        levels = features.compared(self.config.levels)
         if not levels:
             return {"loss": task, "task": task, "contrast": torch.zeros_like(task), "penalty": torch.zeros_like(task)}
         pairs = _hard if self.config.pairs == "hard" else _all
         y, mask, config = batch.y, batch.mask, self.config
         if "view" in constants:
-            other = self.forward(params, batch._replace(x=constants["view"]), with_levels=True).levels
-            levels = tuple(torch.cat(both) for both in zip(levels, self._compared(other), strict=True))
+            other = self.forward(params, batch._replace(x=constants["view"]), with_levels=True).compared(self.config.levels)
+            levels = tuple(torch.cat(both) for both in zip(levels, other, strict=True))
             if config.positives == "self":
                 y, config = torch.arange(len(y), device=y.device), replace(config, positives="label")
             y, mask = y.repeat(2), mask.repeat(2)
@@ -74,10 +74,6 @@ class FedRCLClient(Client):
         contrast, penalty = (torch.stack(part).mean() for part in zip(*each, strict=True))
         loss = task + self.config.contrast_weight * (contrast + self.config.penalty_weight * penalty)
         return {"loss": loss, "task": task, "contrast": contrast, "penalty": penalty}
-
-    def _compared(self, levels: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the levels that are compared."""
-        return levels[-1:] if self.config.levels == "last" else levels[: self.config.levels]
 
 
 def _second_view(now: Step) -> Tensors:

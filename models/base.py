@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,10 @@ class Features(NamedTuple):
     logits: Tensor  # (b, C)
     z: Tensor  # (b, D) input of the classifier: the representation that contrastive losses compare
     levels: tuple[Tensor, ...]  # (b, C_l) pooled outputs of the encoder's stages, lowest first; empty unless asked for
+
+    def compared(self, which: int | Literal["last"]) -> tuple[Tensor, ...]:
+        """Return the first so many levels, of those that there are, or the last one only."""
+        return self.levels[-1:] if which == "last" else self.levels[:which]
 
 
 class Stages(nn.Module):

@@ -28,7 +28,7 @@ class FedProc(FedAvg):
         """Return the model, the prototypes and a_t."""
         known = bool(self.state["valid"].any())
         # Nodes that train before they are judged do the next round's work.
-        done = self.round.server_round - (not self.round.judging)
+        done = self.round.server_round if self.round.judging else self.round.server_round - 1
         mix = done / self.num_rounds if known else 1.0
         return super().broadcast(model) | self.prototypes.broadcast() | {"mix/weight": torch.tensor(mix)}
 
