@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from contrafed.settings import HOW_IT_RUNS, ORIGIN, counts
 from core.config import dotted, plain_numbers
 from core.disk import sync
 from core.errors import UserError
-from core.tensors import Tensors, group, write
+from core.tensors import Tensors, group, read, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
@@ -52,13 +51,13 @@ class Checkpoint:
 
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
-        tensors = load_file(self.path / SERVER)
+        tensors = read(self.path / SERVER)
         return group(tensors, "model"), unpack(self.state, tensors)
 
     def memories(self) -> Iterator[tuple[int, Tensors]]:
         """Yield what each node remembered, by partition id: copies, since the files may be written over."""
         for node, file in self.nodes.items():
-            yield node, {name: value.clone() for name, value in load_file(self.path.parent / NODES / file).items()}
+            yield node, {name: value.clone() for name, value in read(self.path.parent / NODES / file).items()}
 
 
 class Checkpoints:
@@ -214,22 +213,25 @@ def check_logs(checkpoint: Checkpoint) -> None:
 
 
 def pack(value: Any, place: str, tensors: Tensors) -> Any:
-    """Return ``value`` (tensors, arrays and scalars in dictionaries and lists) as JSON; arrays go to ``tensors[place]``.
+    """Return ``value`` (tensors, arrays and scalars in dictionaries, lists and tuples) as JSON; arrays go to ``tensors``.
 
-    Keys of dictionaries are text or whole numbers, such as partition ids, and come back as what they were. Raises
-    ``TypeError`` for anything else.
+    There by their ``place``. Everything comes back as what it was, of its own type; keys of dictionaries are text or whole
+    numbers, such as partition ids. Raises ``TypeError`` for anything else.
     """
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, str):  # NumPy's text too
+        return {"value": str(value)}
+    if isinstance(value, Tensor | np.ndarray | np.generic):
         while place in tensors:  # {"a": {"b": x}, "a/b": y}
             place += "'"
-        tensors[place] = value if isinstance(value, Tensor) else torch.from_numpy(value)
-        return {"tensor" if isinstance(value, Tensor) else "array": place}
+        # A copy: of what runs backwards, or may not be written to, torch takes none.
+        tensors[place] = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, order="C"))
+        return {"tensor" if isinstance(value, Tensor) else "array" if isinstance(value, np.ndarray) else "number": place}
     if isinstance(value, Mapping):
         return {"dict": [[_key(key, place), pack(item, f"{place}/{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
-        return {"list": [pack(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]}
-    value = value.item() if isinstance(value, np.generic) else value
-    if value is None or isinstance(value, bool | int | float | str):
+        items = [pack(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
+        return {"list" if isinstance(value, list) else "tuple": items}
+    if value is None or isinstance(value, bool | int | float):
         return {"value": value}
     raise TypeError(f"a strategy's state cannot hold {type(value).__name__} ({place})")
 
@@ -241,10 +243,12 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
         return tensors[content]
     if kind == "array":
         return tensors[content].numpy().copy()
+    if kind == "number":
+        return tensors[content].numpy()[()]
     if kind == "dict":
         return {key: unpack(item, tensors) for key, item in content}
-    if kind == "list":
-        return [unpack(item, tensors) for item in content]
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(unpack(item, tensors) for item in content)
     return content
 
 

@@ -3,16 +3,17 @@
 No data are needed for it: the names of what travels depend on the model alone, whatever the images.
 """
 
-import contextlib
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
-from clients.training.faults import short_place
+from clients.base import Client
+from clients.training.loop import part_of
 from clients.training.workspace import client_class_of
 from core import registry
 from core.errors import UserError, unknown
@@ -23,7 +24,7 @@ from partitions.participation.base import Participation, make_participation, pat
 from partitions.participation.bernoulli import Bernoulli
 from strategies.accountant import needs_accountant
 from strategies.base import FederatedStrategy, Population, strategy_class_of
-from strategies.checks import sent_fault
+from strategies.checks import judged_fault, sent_fault
 from strategies.fedavg import FIXED
 from strategies.privacy import protected
 from strategies.replies import OTHER
@@ -43,14 +44,17 @@ def check_messages(node: NodeRun, server: Choice, participation: Choice) -> Fede
     if half.upload not in tuple(OTHER):
         raise UserError(f"{chosen[0]}: {unknown('upload', half.upload, OTHER)}")
     model = _outline(json.dumps(dict(node.model.values), sort_keys=True))
-    with _named(f"{chosen[0]}.messages", half):
-        half.messages(model, config)
+    with registry.blamed(f"{chosen[0]}.messages", inspect.getfile(half)):
+        if fault := _declared_fault(half, model, config):
+            raise UserError(f"{chosen[0]}.messages {fault}")
+    if rule_class.aggregate is FederatedStrategy.aggregate and rule_class.next_model is FederatedStrategy.next_model:
+        raise UserError(f"{chosen[1]} must define aggregate(self, model, replies), which returns the next global model")
     shares = np.broadcast_to(1 / CLASSES, (node.num_nodes, CLASSES))
     try:
-        with _named(f"participation={participation.name}", pattern_class_of(participation)):
+        with registry.blamed(f"participation={participation.name}", inspect.getfile(pattern_class_of(participation))):
             pattern = make_participation(participation, lambda: shares, node.num_nodes, node.seed)
             pattern.probability()
-        with _named(f"{chosen[1]}.setup", rule_class):
+        with registry.blamed(f"{chosen[1]}.setup", inspect.getfile(rule_class)):
             rule = rule_class(
                 server.config,
                 client_class=half,
@@ -65,26 +69,31 @@ def check_messages(node: NodeRun, server: Choice, participation: Choice) -> Fede
     except MemoryError as error:
         raise UserError(f"num_nodes={node.num_nodes} or the model is too large for this machine's memory") from error
     initial = {name: torch.zeros(()).expand(value.shape) for name, value in model.named_parameters()}
-    with _named(f"{chosen[1]}.broadcast", rule_class):
+    with registry.blamed(f"{chosen[1]}.broadcast", inspect.getfile(rule_class)):
         shared = rule.broadcast(initial)
-    with _named(f"{chosen[1]}.download", rule_class):
+    with registry.blamed(f"{chosen[1]}.download", inspect.getfile(rule_class)):
         own = rule.download(initial, 0, False)
     if fault := sent_fault(rule, shared, {} if own is None else own):
         raise UserError(fault)
+    with registry.blamed(f"{chosen[1]}.judged", inspect.getfile(rule_class)):
+        if fault := judged_fault(rule, initial):
+            raise UserError(fault)
     return rule
 
 
-@contextlib.contextmanager
-def _named(what: str, author: type) -> Iterator[None]:
-    """Raise what goes wrong in an author's code as a ``UserError`` that says what, and the last line of the class's file."""
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        where = registry.line_in(inspect.getfile(author), error)
-        said = f"{type(error).__name__}: {' '.join(str(error).split())} ({short_place(where.filename, where.lineno)})"
-        raise UserError(f"{what}: {said}") from error
+def _declared_fault(half: type[Client], model: SplitModel, config: Any) -> str:
+    """Return what is wrong with the names and shapes that a node half declares; empty for nothing."""
+    found: Any = half.messages(model, config)
+    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(shapes, Mapping) for shapes in found):
+        return f"must return two dictionaries, what a node receives and what it sends, got {type(found).__name__}"
+    for name, shape in (item for shapes in found for item in shapes.items()):
+        if not isinstance(shape, tuple) or not all(isinstance(side, int) and side >= 0 for side in shape):
+            return f"must return shapes, tuples of whole numbers such as (10, 64), got {shape!r} for {name}"
+    shared = half.shared_parts(config)
+    for name, value in model.named_parameters():
+        if part_of(name) in shared and found[0].get(f"model/{name}") != tuple(value.shape):
+            return f"must have a node receive model/{name}, of shape {tuple(value.shape)}: its part is in `shared`"
+    return ""
 
 
 def check_privacy(

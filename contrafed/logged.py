@@ -24,6 +24,7 @@ from core.errors import UserError
 from core.tensors import Tensors
 from partitions.federation import Federation
 from strategies.base import FederatedStrategy, Replies
+from strategies.checks import weights_of
 
 
 class Logged:
@@ -42,7 +43,7 @@ class Logged:
         done, log = self.strategy.round, self.run.log
         if "deviation" in log and len(replies):
             done.metrics["deviation"], done.metrics["deviation_mean"] = deviation(replies.deltas())
-        weights = self.strategy.node_weights() if "weights" in log else None
+        weights = weights_of(self.strategy) if "weights" in log else None
         if weights is not None:
             nodes = np.flatnonzero(np.isfinite(weights) & (self.strategy.population.sizes > 0))
             done.node_metrics[METRIC] = (nodes, weights[nodes])

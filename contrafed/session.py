@@ -226,8 +226,7 @@ class Session:
 
     def _go_on(self, resumed: checkpoint.Checkpoint) -> None:
         """Put server, nodes and figures back to where a checkpoint left them."""
-        found, state = resumed.server()
-        self.model = {name: found[name] for name in self.model}  # a file has them in another order, by which rules may sum
+        self.model, state = resumed.server()
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()

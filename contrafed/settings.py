@@ -98,8 +98,8 @@ class Run(Top):
 
 def resolve(composed: Mapping[str, Any]) -> Run:
     """Return the run that a composed configuration describes; loads no data. Raises ``UserError`` for the first mistake."""
+    import partitions.checks
     import partitions.images
-    import partitions.partition
     from clients.training.workspace import client_class_of
     from contrafed.compatible import check_attack, check_mean, check_messages, check_privacy
     from partitions.participation.base import pattern_class_of
@@ -112,14 +112,16 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     chosen: dict[str, Any] = {group: choose(group, config[group]) for group in SERVER_GROUPS}
     participation = chosen["participation"]
     partitions.images.check(node.dataset)
-    partitions.partition.check(node.partition, node.num_nodes)
+    partitions.checks.check(node.partition, node.num_nodes)
     if top.held_out_nodes and node.partition.config.scarce_nodes:
         raise UserError("partition.scarce_nodes and held_out_nodes are both the last nodes: the scarce ones would never train")
     participation.config.count(top.num_nodes - top.held_out_nodes)
     pattern_class_of(participation)
     trackers.check(chosen["tracker"])
     _check_plain_sgd(node.strategy)
-    strategy_class_of(server).check(server.config, node.strategy, participation)
+    rule_class = strategy_class_of(server)
+    with registry.blamed(f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)):
+        rule_class.check(server.config, node.strategy, participation)
     rule = check_messages(node, server, participation)
     check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
@@ -205,10 +207,14 @@ def server_of(strategy: Mapping[str, Any]) -> Choice:
 
 
 def _check_plain_sgd(strategy: Choice) -> None:
-    """Raise ``UserError`` for a momentum or Adam beside a method that needs plain SGD."""
+    """Raise ``UserError`` for a momentum or Adam beside a method that needs plain SGD, or for a method without a recipe."""
+    from clients.training.work import LocalWork
     from clients.training.workspace import client_class_of
 
-    reason, local = client_class_of(strategy).plain_sgd, strategy.config.local
+    reason, local = client_class_of(strategy).plain_sgd, getattr(strategy.config, "local", None)
+    if not isinstance(local, LocalWork):
+        wanted = "must have `local: LocalWork` of clients.training.work, the recipe of local training"
+        raise UserError(f"strategy={strategy.name}: Config of {strategy.module.__name__} {wanted}")
     if reason and (local.optimizer != "sgd" or local.momentum):
         wanted = "strategy.local.optimizer=sgd and strategy.local.momentum=0"
         raise UserError(f"strategy={strategy.name} needs plain SGD ({reason}); set {wanted}")

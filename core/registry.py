@@ -4,10 +4,11 @@ A YAML may say ``module: other`` when several choices share one file, or ``modul
 else's package. Nothing is imported before it is chosen.
 """
 
+import contextlib
 import importlib
 import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +85,24 @@ def line_in(file: str, error: Exception) -> traceback.FrameSummary:
     """Return the last line of a file that led to an error, or, where none did, the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+
+
+def short_place(file: str, line: int | None) -> str:
+    """Return a place as it is said: the file with its folder, and the line."""
+    return f"{'/'.join(Path(file).parts[-2:])}, line {line}"
+
+
+@contextlib.contextmanager
+def blamed(what: str, file: str) -> Iterator[None]:
+    """Raise what goes wrong in an author's code as a ``UserError`` that says ``what``, and the last line of their ``file``."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        where = line_in(file, error)
+        said = f"{type(error).__name__}: {' '.join(str(error).split())} ({short_place(where.filename, where.lineno)})"
+        raise UserError(f"{what}: {said}") from error
 
 
 def check_functions(module: ModuleType, choice: str, wanted: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -23,6 +24,17 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+def storable(tensor: Tensor) -> bool:
+    """Whether ``write`` can write a tensor: of one of ``TYPES``, and not sparse."""
+    return tensor.dtype in TYPES and tensor.layout is torch.strided
+
+
+def format_of(tensor: Tensor) -> str:
+    """Return a tensor's type, and its layout where that is not the usual one: ``complex64``, ``sparse_coo float32``."""
+    words = [tensor.dtype] if tensor.layout is torch.strided else [tensor.layout, tensor.dtype]
+    return " ".join(str(word).removeprefix("torch.") for word in words)
 
 
 def group(tensors: Mapping[str, Tensor], name: str) -> Tensors:
@@ -86,16 +98,18 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     What ``path`` held before is written over in place: never do that to a file whose tensors are in use, since a loaded file
     is mapped, not read.
 
-    The library's own ``save_file`` writes through a mapping of the file, which costs four times the time here, and refuses
-    tensors that share memory.
+    ``read`` finds them in the order of ``tensors``. The library's own ``save_file`` writes through a mapping of the file,
+    which costs four times the time here, and refuses tensors that share memory.
     """
     # Wide types first, so that each value is aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
+    end, places = 0, dict[str, list[int]]()
     for name in order:
         start, end = end, end + tensors[name].numel() * tensors[name].element_size()
-        header[name] = {"dtype": TYPES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+        places[name] = [start, end]
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": places[name]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "r+b" if path.exists() else "wb") as file:
@@ -103,3 +117,15 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         for name in order:
             file.write(raw(tensors[name]))
         file.truncate()
+
+
+def read(path: Path) -> Tensors:
+    """Return the tensors of a safetensors file, mapped, in the order in which ``write`` was given them.
+
+    The library gives them in the order of their bytes, by which code that joins them would sum or draw otherwise. Raises
+    ``OSError``, and ``SafetensorError`` or ``ValueError`` for a file that is none.
+    """
+    tensors = load_file(path)
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: tensors[name] for name in header if name in tensors}

@@ -211,6 +211,16 @@ def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
         raise UserError(f"{said} whose encoder is a models.base.Stages, got {type(model.encoder).__name__}")
     if model.num_classes != num_classes:
         raise UserError(f"{said} with {num_classes} outputs (num_classes), got {model.num_classes}")
+    parts = ("encoder", "projector", "classifier")
+    if outside := [name for name, _ in model.named_parameters() if name.partition(".")[0] not in parts]:
+        raise UserError(f"{said} without parameters beside {', '.join(parts)}, got {outside[0]}")
+    names = {name for name, _ in model.named_parameters()}
+    if twice := [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in names]:
+        raise UserError(f"{said} that has each parameter once, got {twice[0]}, which it has by another name too")
+    if fixed := [name for name, value in model.named_parameters() if not value.requires_grad]:
+        raise UserError(
+            f"{said} whose parameters require a gradient, got {fixed[0]}; what trains is for a method to say (parts=)"
+        )
     unsized = [name for name, value in model.named_parameters() if nn.parameter.is_lazy(value)]
     if unsized:
         raise UserError(f"{said} whose layers know their sizes, got {unsized[0]} without; models.base.features_of counts them")

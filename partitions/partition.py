@@ -3,15 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 
+from core import registry
 from core.config import Range
 from core.errors import UserError
 from core.randomness import generator
 from core.run import Choice
+from partitions import checks
 from partitions.images import ImageData
 
 
@@ -51,6 +52,9 @@ class Partition:
         self._y = y
         self._train, self._train_ends = _packed(train)
         self._test, self._test_ends = _packed(test)
+        for values in (self._train, self._test):
+            if len(values) and not 0 <= values.min() <= values.max() < len(y):
+                raise ValueError(f"a node's part has positions in y, 0..{len(y) - 1}, got {values.min()}..{values.max()}")
 
     @property
     def sizes(self) -> np.ndarray:
@@ -92,7 +96,9 @@ class Partition:
 
 def _packed(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-    values = np.concatenate(parts) if parts else np.zeros(0)
+    values = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+    if len(values) and values.dtype.kind not in "iu":
+        raise TypeError(f"a node's part is an array of whole numbers, got {values.dtype}")
     return values.astype(np.int64), ends
 
 
@@ -120,7 +126,7 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
     node has a batch: the default asks for fewer examples and moves what is missing.
     Raises ``UserError`` for what cannot be, with the numbers.
     """
-    _check_common(choice, num_nodes)
+    checks.check_common(choice, num_nodes)
     module, config = choice.module, choice.config
     if config.deal_test and not data.test.any():
         raise UserError("partition.deal_test needs a central test split; set dataset.merge_splits=false")
@@ -129,15 +135,19 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
     if hasattr(module, "lazy"):
         if merged:
             raise UserError(f"partition={choice.name} has no test parts of its own; set dataset.merge_splits=false")
-        lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
+        with registry.blamed(f"partition={choice.name}: {module.__name__}.lazy", str(module.__file__)):
+            lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
         if not isinstance(lazy, Partition) or lazy.num_nodes != num_nodes:
             got = f"one of {lazy.num_nodes}" if isinstance(lazy, Partition) else type(lazy).__name__
-            raise UserError(f"{_said(choice, 'lazy')} a partitions.partition.Partition of {num_nodes} nodes, got {got}")
+            wanted = f"{checks.said_of(choice, 'lazy')} a partitions.partition.Partition of {num_nodes} nodes"
+            raise UserError(f"{wanted}, got {got}")
+        checks.check_lazy(choice, lazy, data.test.numpy())
         return lazy
     if hasattr(module, "explicit"):
-        found = module.explicit(config, data.test.numpy(), num_nodes)
+        with registry.blamed(f"partition={choice.name}: {module.__name__}.explicit", str(module.__file__)):
+            found = module.explicit(config, data.test.numpy(), num_nodes)
         whole = found[0] if found[1] is None else [np.concatenate(both) for both in zip(*found, strict=True)]
-        _check_distinct(whole, _said(choice, "explicit"))
+        checks.check_distinct(whole, checks.said_of(choice, "explicit"))
         return _from_file(config, found, data, seed, held_out_fraction(config, merged))
     if num_nodes > len(pool):
         raise UserError(
@@ -203,82 +213,13 @@ def _best_draw(
     """Return the first draw in which every node has enough examples, or the one whose smallest node is largest."""
     module, config, best = choice.module, choice.config, None
     for attempt in range(config.max_redraws + 1):
-        parts = _split(choice, Draw(y, num_classes, num_nodes, generator_of(attempt), owner))
+        parts = checks.split_of(choice, Draw(y, num_classes, num_nodes, generator_of(attempt), owner))
         if best is None or min(map(len, parts)) > min(map(len, best)):
             best = parts
         if min(map(len, parts)) >= config.min_node_size or not getattr(module, "RANDOM_SIZES", True):
             break
     assert best is not None
     return best
-
-
-def _split(choice: Choice, draw: Draw) -> list[np.ndarray]:
-    """Return K index arrays as the partition splits them. Raises ``UserError`` where what it returns is none."""
-    parts: list[np.ndarray] = choice.module.split(choice.config, draw)
-    said = _said(choice, "split")
-    if not isinstance(parts, list) or len(parts) != draw.num_nodes:
-        got = f"{len(parts)} parts" if isinstance(parts, list) else type(parts).__name__
-        raise UserError(f"{said} a list of {draw.num_nodes} index arrays, one a node; got {got}")
-    for node, part in enumerate(parts):
-        if not isinstance(part, np.ndarray) or part.ndim != 1 or (len(part) and not np.issubdtype(part.dtype, np.integer)):
-            raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {np.asarray(part).dtype} {np.shape(part)}")
-        if len(part) and (part.min() < 0 or part.max() >= len(draw.y)):
-            raise UserError(f"{said} positions in draw.y, 0..{len(draw.y) - 1}; node {node} has {part.min()}..{part.max()}")
-    parts = [part.astype(np.int64) for part in parts]
-    _check_distinct(parts, said)
-    return parts
-
-
-def _said(choice: Choice, function: str) -> str:
-    """Return how an error about what a partition's function returns begins."""
-    return f"partition={choice.name}: {choice.module.__name__}.{function} must return"
-
-
-def _check_distinct(parts: Sequence[np.ndarray], said: str) -> None:
-    """Raise ``UserError`` for an example that is dealt out twice: it could be trained on and tested with."""
-    every = np.sort(np.concatenate(parts).astype(np.int64))
-    repeated = every[1:][every[1:] == every[:-1]]
-    if not len(repeated):
-        return
-    for node, part in enumerate(parts):
-        if (distinct := len(np.unique(part))) < len(part):
-            raise UserError(f"{said} no position twice; node {node} has {len(part)}, of which {distinct} distinct")
-    first, second = [node for node, part in enumerate(parts) if (part == repeated[0]).any()][:2]
-    shared = len(np.intersect1d(parts[first], parts[second]))
-    raise UserError(
-        f"{said} no position twice; nodes {first} and {second} share {shared}; define lazy where nodes are to share"
-    )
-
-
-def check(choice: Choice, num_nodes: int) -> None:
-    """Raise ``UserError`` for settings that do not go together, or a file that is not there; loads no data."""
-    _check_common(choice, num_nodes)
-    if hasattr(choice.config, "path"):
-        if choice.config.path is None:
-            raise UserError(f"partition={choice.name} needs partition.path")
-        if not Path(choice.config.path).expanduser().is_file():
-            raise UserError(f"partition.path: there is no file {choice.config.path}")
-
-
-def _check_common(choice: Choice, num_nodes: int) -> None:
-    """Raise ``UserError`` for what every partition has settings for and this one, or so many nodes, cannot do."""
-    module, common = choice.module, choice.config
-    if common.scarce_nodes > num_nodes:
-        raise UserError(f"partition.scarce_nodes={common.scarce_nodes} is more than num_nodes={num_nodes}")
-    if hasattr(module, "lazy") or hasattr(module, "OWN"):
-        unused = {
-            "test_fraction": 0 if hasattr(module, "OWN") else common.test_fraction or 0,
-            "scarce_nodes": common.scarce_nodes,
-            "deal_test": common.deal_test,
-            "min_node_size": common.min_node_size if hasattr(module, "OWN") else 0,
-        }
-        unused["keep_fraction"] = 1 - common.keep_fraction
-        if any(unused.values()):
-            key = next(key for key, value in unused.items() if value)
-            raise UserError(f"partition={choice.name} has no partition.{key}: its nodes hold what they have, no more")
-    if common.deal_test and (hasattr(module, "explicit") or common.test_fraction is not None):
-        other = "partition=file" if hasattr(module, "explicit") else "partition.test_fraction"
-        raise UserError(f"partition.deal_test and {other} both say what a node's test part is: set one of them")
 
 
 def _enough(parts: list[np.ndarray], limits: np.ndarray | None, common: Common, rng: np.random.Generator) -> list[np.ndarray]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file
 
 from core.errors import UserError
-from core.tensors import Tensors, on_host, size_of, write
+from core.tensors import Tensors, on_host, read, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 # Of the memory that is there when a run starts, the share that nodes' memories may take.
@@ -57,7 +56,7 @@ class NodeMemory:
                 return held[node]
         if node in self._files:
             began = time.perf_counter()
-            found: Tensors = load_file(self._file(node))
+            found = read(self._file(node))
             self._seconds += time.perf_counter() - began
             return found
         return {}

@@ -39,9 +39,9 @@ class FederatedStrategy(Strategy):
 
     Subclasses set ``Config`` in their module and override ``aggregate`` and, where needed, ``check``, ``single_replies``,
     ``setup``, ``select``, ``broadcast``, ``broadcast_for_evaluation``, ``download``, ``node_weights`` and ``judged``.
-    Everything that a rule carries from round to round lives in ``self.state``: tensors, arrays and numbers, in lists and in
-    dictionaries whose keys are text or whole numbers (``dict[int, Tensors]``: tables by partition id or round). A checkpoint
-    brings it back as it was.
+    Everything that a rule carries from round to round lives in ``self.state``: tensors, arrays and numbers, in lists, tuples
+    and dictionaries whose keys are text or whole numbers (``dict[int, Tensors]``: tables by partition id or round). A
+    checkpoint brings it back as it was.
 
     A rule may read ``config``, ``client_class``, ``node_config`` and ``rate`` (of the node half), ``seed``, ``num_rounds``
     (planned), ``state``, ``round``, ``population``, ``participation``, ``down`` and ``up`` (names and shapes of what travels)
@@ -179,7 +179,7 @@ class FederatedStrategy(Strategy):
         self.model = codec.from_record(arrays)
         self.round = Round(server_round, nodes)
         self.round.bytes_down = len(nodes) * sum(4 * math.prod(shape) for shape in self.down.values())
-        costs = {node: self.work_of(int(self.population.sizes[node])) for node in nodes.tolist()}
+        costs = checks.costs(self, nodes)
         common = {**config, "server-round": server_round, "settings": self.settings}
         scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}  # nodes of one cost share one
         asked = {node: scalars[cost] for node, cost in costs.items()}
@@ -197,7 +197,7 @@ class FederatedStrategy(Strategy):
             self.model = checks.next_model(self, good)
             if self.watch is not None:
                 self.watch(good)
-        self.round.metrics |= good.mean_metrics()
+        self.round.metrics |= {n: v for n, v in good.mean_metrics().items() if n not in self.round.metrics}
         self._sent, self._received = [], {}
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
 
@@ -387,6 +387,10 @@ def _move(held: dict[Any, Any] | list[Any], device: torch.device) -> None:
     for key, value in list(held.items() if isinstance(held, dict) else enumerate(held)):
         if isinstance(value, dict | list):
             _move(value, device)
+        elif isinstance(value, tuple):
+            items = list(value)
+            _move(items, device)
+            held[key] = tuple(items)
         elif isinstance(value, Tensor):
             held[key] = value.to(device)
 

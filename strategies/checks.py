@@ -1,16 +1,22 @@
 """What a server rule makes, checked before it is used: every fault is one line that names the rule."""
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from core import registry
 from core.errors import RunStopped, nearest
-from core.tensors import Tensors
+from core.tensors import TYPES, Tensors, format_of, storable
 from strategies.privacy import aggregate_privately
 from strategies.replies import AbsentError, Replies, norm
+
+# The types of arrays that a checkpoint holds: those of tensors that NumPy has, in this machine's byte order.
+ARRAYS = {np.dtype(str(kind).removeprefix("torch.")) for kind in TYPES if kind is not torch.bfloat16}
 
 
 def selected(rule: Any, server_round: int) -> np.ndarray:
@@ -45,13 +51,47 @@ def sent_fault(rule: Any, *parts: Any) -> str:
         if shape is not None and value.shape != tuple(shape):
             expected = f"strategy.server: the nodes' half expects {tensor} of shape {tuple(shape)}"
             return f"{expected}, but {name} sends {tuple(value.shape)}"
+        if tensor.startswith("model/") and not value.is_floating_point():
+            return f"{name} must send models as floating-point numbers, but {tensor} is {format_of(value)}"
+    if more := tensors.keys() - rule.down.keys():
+        return f"{name} sends {min(more)}, which the nodes' half does not expect{nearest(min(more), rule.down, cutoff=0)}"
     return ""
+
+
+def costs(rule: Any, nodes: np.ndarray) -> dict[int, int]:
+    """Return how many steps each of these nodes takes, by the node half's ``work_of``. Raises ``RunStopped`` for no number."""
+    half = rule.client_class.__name__
+    with registry.blamed(f"{half}.work_of", inspect.getfile(rule.client_class)):
+        found = {node: rule.work_of(int(rule.population.sizes[node])) for node in nodes.tolist()}
+    for node, cost in found.items():
+        if not isinstance(cost, int | np.integer) or isinstance(cost, bool):
+            raise RunStopped(f"{half}.work_of must return a whole number of steps, got {_kind(cost)} for node {node}")
+    return {node: int(cost) for node, cost in found.items()}
+
+
+def weights_of(rule: Any) -> np.ndarray | None:
+    """Return what every node weighed in the last round (K,). Raises ``RunStopped`` for another shape or no numbers."""
+    weights, count = rule.node_weights(), rule.population.num_nodes
+    if weights is not None and (
+        not isinstance(weights, np.ndarray) or weights.shape != (count,) or weights.dtype.kind not in "iuf"
+    ):
+        raise stopped(rule, f"{type(rule).__name__}.node_weights must return ({count},) numbers or None, got {_kind(weights)}")
+    return weights
+
+
+def judged_fault(rule: Any, model: Tensors) -> str:
+    """Return what is wrong with the model that a rule would have scored in place of ``model``; empty for nothing."""
+    made = rule.judged(model)
+    fault = _model_fault(model, made)
+    if not fault and (missing := model.keys() - made.keys()):
+        fault = f"{min(missing)} is missing"
+    return fault and f"{type(rule).__name__}.judged must return the whole model, tensors by name: {fault}"
 
 
 def state_fault(rule: Any) -> str:
     """Return what a rule carries from round to round that no checkpoint holds; empty where there is no such thing."""
     place = _unkept(rule.state.items(), "self.state")
-    kept = "tensors, arrays, numbers and text, in lists and in dictionaries by text or whole numbers"
+    kept = "tensors, arrays, numbers and text, in lists, tuples and dictionaries by text or whole numbers"
     return f"{type(rule).__name__}: {place}, but a checkpoint holds {kept}" if place else ""
 
 
@@ -90,12 +130,17 @@ def _model_fault(model: Tensors, made: Any) -> str:
             return f"unknown '{name}'{nearest(name, model, cutoff=0)}"
         if not isinstance(value, Tensor) or value.shape != model[name].shape:
             return f"{name} is a tensor of shape {tuple(model[name].shape)}, got {_kind(value)}"
+        if not value.is_floating_point():
+            return f"{name} is floating-point numbers, got {format_of(value)}"
     return ""
 
 
 def _metrics_fault(rule: Any) -> str:
     """Return what a rule wrote to its round's metrics that cannot be logged; empty where there is no such thing."""
     name, done = type(rule).__name__, rule.round
+    for metric in (*done.metrics, *done.node_metrics):
+        if not isinstance(metric, str):
+            return f"{name}: metrics of self.round have text for their names, got {metric!r}"
     for metric, value in done.metrics.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or math.isinf(value):
             got = value if isinstance(value, float) else _kind(value)
@@ -105,24 +150,32 @@ def _metrics_fault(rule: Any) -> str:
         if len(shapes) != 2 or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
             got = f"shapes {', '.join(map(str, shapes))}" if shapes else _kind(pair)
             return f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), a value for each node, got {got}"
+        types = [np.asarray(part).dtype for part in pair]
+        if shapes[0][0] and (types[0].kind not in "iu" or types[1].kind not in "biuf"):
+            return (
+                f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), numbers both, got {types[0]}, {types[1]}"
+            )
     return ""
 
 
 def _unkept(items: Iterable[tuple[Any, Any]], place: str) -> str:
     """Return where, and what, a container of a state has that no checkpoint holds; empty where it has no such thing."""
     for key, value in items:
-        if type(value) is Tensor and type(key) in (str, int):
+        if type(value) is Tensor and type(key) in (str, int) and storable(value):
             continue
         where = f"{place}[{key!r}]"
         if isinstance(key, bool) or not isinstance(key, str | int | np.integer):
             return f"{where} has a {type(key).__name__} for its name"
-        if isinstance(value, Mapping | list | tuple):
+        if isinstance(value, Mapping) or type(value) in (list, tuple):
             if found := _unkept(value.items() if isinstance(value, Mapping) else enumerate(value), where):
                 return found
-        elif isinstance(value, np.ndarray):
-            if value.dtype.kind not in "biuf":
-                return f"{where} is an array of {value.dtype}"
-        elif value is not None and not isinstance(value, Tensor | np.generic | int | float | str):
+        elif isinstance(value, Tensor):
+            if not storable(value):
+                return f"{where} is a tensor of {format_of(value)}"
+        elif isinstance(value, np.ndarray | np.generic) and not isinstance(value, str):
+            if value.dtype not in ARRAYS:
+                return f"{where} is {'an array' if isinstance(value, np.ndarray) else 'a number'} of {value.dtype}"
+        elif value is not None and not isinstance(value, int | float | str):
             return f"{where} is a {type(value).__name__}"
     return ""
 

@@ -42,8 +42,11 @@ def read_score(node: int, message: Message, num_test: np.ndarray | None = None) 
         count = int(found["num-examples"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("malformed content") from error
-    if count < 0 or not all(math.isfinite(value) for scores in models.values() for value in scores.values()):
+    if count < 0:
         raise ValueError("malformed content")
+    for name, value in (pair for scores in models.values() for pair in scores.items()):
+        if not math.isfinite(value):
+            raise ValueError(f"a score that is not finite ({name})")
     named = [pair for scores in models.values() for pair in scores.items() if pair[0] != "loss"]
     if not all(LOWEST.get(name, 0) <= value <= 1 for name, value in named):
         raise ValueError("a score that cannot be")

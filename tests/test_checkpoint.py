@@ -1,7 +1,6 @@
 """A run that was stopped goes on as if it had not been: same model, same logs, bit for bit."""
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -17,13 +16,13 @@ import torch
 from rig import config_of, same
 from safetensors.torch import load_file
 
+from clients.base import Client
 from contrafed import checkpoint
 from contrafed.experiment import run
 from contrafed.reporting import RoundLog
 from core.errors import UserError
 from core.randomness import generator
 from core.tensors import named
-from strategies.base import _move
 from strategies.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -276,14 +275,16 @@ def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_
     assert left == scored
 
 
-def test_the_model_comes_back_in_its_order(stopped, monkeypatch):
-    orders, aggregate = [], FedAvg.aggregate
-    monkeypatch.setattr(FedAvg, "aggregate", lambda *given: orders.append(list(given[1])) or aggregate(*given))
-    folder = stopped("fedavg")
-    before = len(orders)
-    run(config_of("strategy=fedavg", *SMALL, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
-    assert 0 < before < len(orders)
-    assert all(order == orders[0] for order in orders)
+def test_model_and_memory_come_back_in_their_order(stopped, monkeypatch):
+    models, memories, aggregate, sent = [], [], FedAvg.aggregate, Client.sent
+    monkeypatch.setattr(FedAvg, "aggregate", lambda *given: models.append(list(given[1])) or aggregate(*given))
+    monkeypatch.setattr(Client, "sent", lambda *given: memories.append(list(given[1].memory)) or sent(*given))
+    folder = stopped("fedper")
+    before = len(models)
+    run(config_of("strategy=fedper", *SMALL, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
+    assert 0 < before < len(models)
+    assert memories[0] == [f"personal/{name}" for name in models[0] if name.startswith("classifier.")]
+    assert all(order in (models[0], memories[0]) for order in models + memories)
 
 
 def test_where_there_is_no_checkpoint(tmp_path, capsys):
@@ -300,51 +301,6 @@ def test_where_there_is_no_checkpoint(tmp_path, capsys):
     assert "beginning with round 1" in capsys.readouterr().out
     with pytest.raises(UserError, match="engine=flower keeps what nodes remember to itself"):
         run(config_of(*SMALL, "engine=flower", "checkpoint_every=2", f"output_dir={tmp_path}/f"))
-
-
-def test_state_survives_packing():
-    state = {
-        "array": np.arange(3),
-        "scalar": np.float64(2.5).item(),
-        "nested": {"list": [{"w": torch.ones(2)}, {"w": torch.zeros(2)}], "none": None, "text": "a/b"},
-        "empty": {"list": [], "dict": {}},
-        "by node": {3: {"w": torch.full((2,), 3.0)}, 10: {"w": torch.zeros(2)}, "3": 5, np.int64(4): 1},
-        "a": {"b": torch.ones(1)},
-        "a/b": torch.zeros(1),
-    }
-    tensors = {}
-    packed = json.loads(json.dumps(checkpoint.pack(state, "state", tensors)))
-    again = checkpoint.unpack(packed, tensors)
-    assert again["array"].tolist() == [0, 1, 2]
-    again["array"] += 1  # an array of its own
-    assert state["array"].tolist() == [0, 1, 2]
-    assert again["nested"]["list"][0]["w"].tolist() == [1, 1]
-    assert (again["scalar"], again["nested"]["none"], again["nested"]["text"]) == (2.5, None, "a/b")
-    assert again["empty"] == {"list": [], "dict": {}}
-    assert list(again["by node"]) == [3, 10, "3", 4]
-    assert all(type(key) is int for key in again["by node"] if key != "3")
-    assert (again["by node"][3]["w"].tolist(), again["by node"]["3"]) == ([3, 3], 5)
-    assert (again["a"]["b"].tolist(), again["a/b"].tolist()) == ([1], [0])
-    packed = json.loads(json.dumps(checkpoint.pack({"groups": {0: np.int32(2)}, "rate": np.float32(0.5)}, "state", {})))
-    assert checkpoint.unpack(packed, {}) == {"groups": {0: 2}, "rate": 0.5}
-    with pytest.raises(TypeError, match="cannot hold object"):
-        checkpoint.pack({"x": object()}, "state", {})
-    with pytest.raises(TypeError, match="keys are text or whole numbers, not 1.5"):
-        checkpoint.pack({1.5: 0}, "state", {})
-
-
-def test_tables_of_the_state_stay_those_that_a_rule_holds():
-    """Also where they are brought to a GPU, or back from a checkpoint."""
-    table = {3: torch.ones(1)}
-    state = {"groups": {"first": table, "list": [{"w": torch.ones(2)}]}, "count": 1}
-    _move(state, torch.device("meta"))
-    assert table is state["groups"]["first"]
-    assert table[3].is_meta
-    assert state["groups"]["list"][0]["w"].is_meta
-    checkpoint.put_back(state, {"groups": {"first": {4: torch.zeros(1)}, "list": []}, "count": 2})
-    assert table is state["groups"]["first"]
-    assert table == {4: torch.zeros(1)}
-    assert (state["groups"]["list"], state["count"]) == ([], 2)
 
 
 def left_of(session):

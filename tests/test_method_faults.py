@@ -1,7 +1,9 @@
 """Slips of a method's own code that would train, remember or judge something else: each is one line that names its function."""
 
 import inspect
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,13 +30,14 @@ def node_half(nodes, strategy="fedavg", **functions):
 
 
 def refused(nodes, message, at, ask="update", **functions):
-    """Assert that a client of ``nodes`` with these ``functions`` says ``message``, and line ``at`` of this file."""
+    """Assert that a client of ``nodes`` with these ``functions`` says ``message``, and line ``at`` of the calling file."""
+    file = Path(sys._getframe(1).f_code.co_filename).name
     client, received = node_half(nodes, **functions)
     with pytest.raises(LocalError) as found:
         getattr(client, ask)(received, 1)
     said = str(found.value)
     assert said.startswith(f"node {', '.join(map(str, nodes))}, round 1, ")
-    assert said.endswith(f": {message} (tests/test_method_faults.py, line {at})")
+    assert said.endswith(f": {message} (tests/{file}, line {at})")
     return client
 
 

@@ -7,7 +7,8 @@ import pytest
 from parted import data_of, data_with_a_gap, make, settings_of
 
 from core.errors import UserError
-from partitions.partition import check, keep_stratified, make_partition
+from partitions.checks import check
+from partitions.partition import keep_stratified, make_partition
 
 DRAWN = [
     ("iid", {}),

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -192,7 +193,8 @@ def test_a_metric_of_nodes_has_a_value_for_each(pair, got):
     assert stopped(rule(aggregate=aggregate))[0] == f"round 1: Mine: self.round.node_metrics['x'] {wanted}{got}"
 
 
-KEPT = "but a checkpoint holds tensors, arrays, numbers and text, in lists and in dictionaries by text or whole numbers"
+Pair = namedtuple("Pair", "first second")
+KEPT = "but a checkpoint holds tensors, arrays, numbers and text, in lists, tuples and dictionaries by text or whole numbers"
 
 
 @pytest.mark.parametrize(
@@ -202,6 +204,12 @@ KEPT = "but a checkpoint holds tensors, arrays, numbers and text, in lists and i
         ({"f": [1, {"g": object()}]}, "self.state['f'][1]['g'] is a object"),
         ({"f": {(0, 1): torch.ones(1)}}, "self.state['f'][(0, 1)] has a tuple for its name"),
         ({"f": np.array([None])}, "self.state['f'] is an array of object"),
+        ({"f": np.ones(1, "uint16")}, "self.state['f'] is an array of uint16"),
+        ({"f": np.ones(1, ">f4")}, "self.state['f'] is an array of >f4"),
+        ({"f": [np.complex64(1j)]}, "self.state['f'][0] is a number of complex64"),
+        ({"f": torch.ones(1, dtype=torch.complex64)}, "self.state['f'] is a tensor of complex64"),
+        ({"f": torch.eye(2).to_sparse()}, "self.state['f'] is a tensor of sparse_coo float32"),
+        ({"f": Pair(1, 2)}, "self.state['f'] is a Pair"),
     ],
 )
 def test_what_no_checkpoint_holds_is_refused_before_the_run_and_in_the_round_that_brings_it(state, said):
@@ -271,6 +279,8 @@ def test_what_one_node_alone_receives_is_looked_at(own, said):
         ),
         (lambda sent: {n: v for n, v in sent.items() if NAME not in n}, f"half expects model/{NAME}, which Mine does not send"),
         (lambda sent: sent | {"extra/x": 1}, "Mine must send tensors, but extra/x is a int"),
+        (lambda sent: sent | {"modl/x": torch.ones(1)}, "Mine sends modl/x, which the nodes' half does not expect, did you .*"),
+        (lambda sent: sent | {f"model/{NAME}": torch.arange(10)}, f"as floating-point numbers, but model/{NAME} is int64"),
     ],
 )
 def test_what_all_nodes_receive_is_looked_at(change, said):

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from core import combine as combining
 from core.combine import combine
-from core.tensors import TYPES, size_of, write
+from core.tensors import TYPES, read, size_of, write
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -46,9 +46,18 @@ def test_values_of_every_width_are_aligned(tmp_path):
     assert content[-3:] == b"\1\1\1"
 
 
+def test_what_is_read_is_in_the_order_in_which_it_was_written(tmp_path):
+    """The library gives wide tensors first, each width by name."""
+    tensors = {"b": torch.ones(1), "c": torch.ones(1, dtype=torch.bool), "a": torch.ones(1), "d": torch.ones(1).double()}
+    for given in (tensors, dict(reversed(tensors.items()))):
+        write(tmp_path / "file.safetensors", given, {"node": "7"})
+        assert list(read(tmp_path / "file.safetensors")) == list(given)
+        assert same(read(tmp_path / "file.safetensors"), given)
+
+
 def test_no_tensors_make_a_file_too(tmp_path):
     write(tmp_path / "file.safetensors", {})
-    assert load_file(tmp_path / "file.safetensors") == {}
+    assert load_file(tmp_path / "file.safetensors") == read(tmp_path / "file.safetensors") == {}
 
 
 def test_a_shorter_file_over_a_longer_one_is_whole(tmp_path):

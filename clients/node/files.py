@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from core.disk import replace
-from core.tensors import Tensors, group, raw, write
+from core.tensors import Tensors, group, raw, read, write
 
 
 def personal_file(folder: str | Path, node: int) -> Path:
@@ -36,7 +35,7 @@ def write_personal(folder: str, node: int, model: Tensors, received: Tensors) ->
 
 def read_personal(folder: str, node: int) -> tuple[Tensors, Tensors]:
     """Return what ``write_personal`` wrote: the model by tensor name, and the rest by message name."""
-    tensors = load_file(personal_file(folder, node))
+    tensors = read(personal_file(folder, node))
     return group(tensors, "model"), {name: value for name, value in tensors.items() if not name.startswith("model/")}
 
 
@@ -148,8 +147,8 @@ class StateDir:
         try:
             with safe_open(path, "pt") as file:
                 header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
-        except (SafetensorError, OSError) as error:
+            tensors = read(path)
+        except (SafetensorError, OSError, ValueError) as error:
             raise MemoryFileError(f"{path} is damaged ({error})") from error
         for key, value in self._identity.items():
             if header.get(key) != value:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clients.training.stack import DeadlineError, Stack
+from core.registry import short_place
 from core.tensors import Tensors
 
 # What CUDA, cuBLAS and cuDNN say for want of memory where torch has no type for it.
@@ -98,11 +99,6 @@ def _place(error: Exception) -> str:
     outside = [f for f in frames if not Path(f.filename).is_relative_to(TORCH)] or frames
     own = [f for f in outside if not any(Path(f.filename).is_relative_to(tool) for tool in TOOLS)] or outside
     return short_place(own[-1].filename, own[-1].lineno)
-
-
-def short_place(file: str, line: int | None) -> str:
-    """Return a place as it is said: the file with its folder, and the line."""
-    return f"{'/'.join(Path(file).parts[-2:])}, line {line}"
 
 
 def device_lost(error: BaseException) -> bool:

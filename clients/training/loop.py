@@ -90,6 +90,9 @@ def train(client: Any, stack: Stack, phase: Phase) -> Losses:
     if fault := parts_fault(phase.parts, {*PARTS, *map(part_of, stack.params)}):
         raise TypeError(f"the parts to train{fault}")
     steps = [phase.work.steps(size) for size in stack.sizes]
+    for name, value in phase.constants.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (len(stack),):
+            raise TypeError(f"constants['{name}'] must be nodes first, ({len(stack)}, ...), not {kind_of(value)}")
     order = sorted(range(len(stack)), key=lambda k: -steps[k])
     if order == list(range(len(stack))):
         return _train(client, stack, phase)
@@ -129,7 +132,7 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
             given = frozen
             if phase.each_step is not None:
                 with torch.no_grad():
-                    given = phase.each_step(Step(part, batch, frozen, part.step, batches))
+                    given = _nodes_first(phase.each_step, Step(part, batch, frozen, part.step, batches))
             rows.append(gradients(phase.loss, part.params, batch, given | fixed))
             with torch.no_grad():
                 take_step(work, optimizer, part, learning, step)
@@ -137,6 +140,17 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
         stack.memory |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.kept().items()}
     taken = [steps * phase.repeat for steps in batches.steps]
     return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows)
+
+
+def _nodes_first(each_step: Callable[[Step], dict[str, Any]], step: Step) -> dict[str, Any]:
+    """Return what ``each_step`` gives the loss. Raises ``ReturnError`` unless it is by name and its tensors are (B, ...)."""
+    given = each_step(step)
+    if not isinstance(given, dict):
+        raise ReturnError(each_step, f"a dictionary by name, not {kind_of(given)}")
+    for name, value in given.items():
+        if isinstance(value, Tensor) and value.shape[:1] != (len(step.stack),):
+            raise ReturnError(each_step, f"'{name}' nodes first, ({len(step.stack)}, ...), not {kind_of(value)}")
+    return given
 
 
 def take_step(work: LocalWork, optimizer: Optimizer, stack: Stack, learning: list[str], step: int) -> None:

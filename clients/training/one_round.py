@@ -13,7 +13,7 @@ from clients.training.faults import ReturnError, divergence, kind_of, named
 from clients.training.privacy import made_private
 from clients.training.stack import Memory, Stack, joined, stacked, taken_apart, unstacked
 from core.metrics import confusion, scores_of
-from core.tensors import Tensors
+from core.tensors import Tensors, format_of, storable
 
 
 @dataclass
@@ -60,7 +60,8 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
     for k, row in enumerate(rows):
         # What was never asked for is what it was; a copy where it came with the message, which may be written over.
         rest = {n: v if client.memories[k] else v.clone() for n, v in row.items() if n not in opened[k]}
-        memory = {n: v for n, v in (rest | opened[k]).items() if n in stack.memory}
+        found = rest | opened[k]
+        memory = {n: found[n] for n in stack.memory if n in found}  # in one order, whatever was asked for
         updates.append(Update(sent[k], stack.sizes[k], metrics[k], memory, diverged[k]))
     return updates
 
@@ -92,6 +93,8 @@ def _check_remembered(client: Any, memory: Memory, rows: Sequence[Tensors]) -> N
         wanted = (len(rows), *(rows[0][name].shape if name in rows[0] else found[1:]))
         if found != wanted:
             raise ReturnError(client.local_work, f"{name} of shape {wanted}, nodes first, not {kind_of(value)}", "remember")
+        if not storable(value):
+            raise ReturnError(client.local_work, f"what a checkpoint can hold, not {format_of(value)} for '{name}'", "remember")
 
 
 class Judging(NamedTuple):
@@ -127,6 +130,7 @@ def judge(
         judged = client.judged(stack) if models is None else {"model": stack.params}
         if not isinstance(judged, dict) or "model" not in judged:
             raise ReturnError(client.judged, "a dictionary with 'model'")
+        _check_judged(client, judged, len(nodes))
         judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
         for name, model in judged.items():
             totals = client.over_examples(stack, _scored(client, bool(judging.metrics)), model, stack.received, examples)
@@ -140,6 +144,19 @@ def judge(
                     found[key if name == "model" else f"{name}/{key}"] = total / max(len(index), 1)
     own = unstacked(judged["model"], len(nodes))
     return [Judged(len(index), found, model) for index, found, model in zip(examples, metrics, own, strict=True)]
+
+
+def _check_judged(client: Any, judged: dict[str, Any], nodes: int) -> None:
+    """Raise ``ReturnError`` unless every model that nodes are judged by is whole: for what it lacked, others would stand in."""
+    for model, tensors in judged.items():
+        if not isinstance(tensors, dict):
+            raise ReturnError(client.judged, f"models, tensors by name, not {kind_of(tensors)} as '{model}'")
+        for name, value in client.workspace.initial.items():
+            found = kind_of(tensors[name]) if name in tensors else "nothing"
+            if found != (wanted := f"shape {(nodes, *value.shape)}"):
+                raise ReturnError(client.judged, f"whole models, {name} of {wanted} in '{model}', not {found}")
+        if more := tensors.keys() - client.workspace.initial.keys():
+            raise ReturnError(client.judged, f"models as they are, without {min(more)} in '{model}'")
 
 
 def _private(client: Any, stack: Stack, sent: Tensors) -> Tensors:
@@ -167,6 +184,8 @@ def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
     for name, value in begun.items():
         if not isinstance(value, Tensor):
             raise ReturnError(client.fresh_memory, f"a tensor for each name, not {kind_of(value)} for '{name}'")
+        if not storable(value):
+            raise ReturnError(client.fresh_memory, f"what a checkpoint can hold, not {format_of(value)} for '{name}'")
     return own | begun
 
 

@@ -102,7 +102,7 @@ class Stack:
         return group(self.received, "model")
 
     def remembered(self, name: str) -> Tensors:
-        """Return the model that nodes remember as ``NAME/x``, in the model's order: memory from a checkpoint has another."""
+        """Return the model that nodes remember as ``NAME/x``, in the model's order, whatever the memory's is."""
         return {x: self.memory[f"{name}/{x}"] for x in self.params if f"{name}/{x}" in self.memory}
 
     @property

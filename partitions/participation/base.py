@@ -126,12 +126,19 @@ def pattern_class_of(choice: Choice) -> type[Participation]:
     found = registry.only_subclass(choice.module, Participation)
     if found.everyone and found.available is not Participation.available:
         raise UserError(f"participation={choice.name}: {found.__name__} has an `available` and must say `everyone = False`")
+    if not found.everyone and found.available is Participation.available:
+        wanted = "must define `available(self, server_round)`"
+        raise UserError(f"participation={choice.name}: {found.__name__} says `everyone = False` and {wanted}")
     return found
 
 
 def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> Participation:
     """Return the pattern that was chosen. Raises ``UserError``."""
-    return pattern_class_of(choice)(choice.config, class_proportions, num_nodes, seed)
+    pattern = pattern_class_of(choice)(choice.config, class_proportions, num_nodes, seed)
+    if not hasattr(pattern, "select"):
+        wanted = "what is drawn once goes into `prepare`, and an `__init__` of its own calls super's"
+        raise UserError(f"participation={choice.name}: {type(pattern).__name__} was not initialised; {wanted}")
+    return pattern
 
 
 @dataclass(frozen=True)

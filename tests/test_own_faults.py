@@ -1,0 +1,344 @@
+"""Slips in code of one's own that would pass without a word, or end in a traceback: each is one line."""
+
+from dataclasses import make_dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from rig import config_of, digits_run
+from test_method_faults import NODES, line_of, refused
+from test_rule_faults import rule, stopped
+from torch import nn
+
+from clients.fedavg import FedAvgClient
+from contrafed.experiment import run
+from contrafed.settings import _check_plain_sgd, resolve
+from core.errors import RunStopped, UserError
+from core.run import choose
+from models import mlp
+from models.base import build_model
+from partitions.checks import check_lazy
+from partitions.federation import load_federation
+from partitions.participation import full
+from partitions.participation.base import Participation, make_participation
+from partitions.partition import Partition
+from partitions.partitioners import iid
+from strategies.base import FederatedStrategy
+from strategies.fedavg import FedAvg
+
+
+def resolved_fault(*overrides):
+    """What is said of a configuration before anything is loaded."""
+    with pytest.raises(UserError) as found:
+        resolve(config_of("strategy=fedavg", *overrides))
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+# --------------------------------------------------------------------------------------------------------------- server rules
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda model: {n: v.long() for n, v in model.items()}, "is floating-point numbers, got int64"),
+        (lambda model: {n: v.to(torch.complex64) for n, v in model.items()}, "is floating-point numbers, got complex64"),
+    ],
+)
+def test_a_model_is_of_floating_point_numbers(made, said):
+    """Anything else would be cast to the model's type: rounded, or without its imaginary part."""
+    assert stopped(rule(aggregate=lambda self, model, replies: made(model)))[0].endswith(said)
+
+
+def test_what_a_rule_says_of_its_round_is_not_replaced_by_the_nodes_means():
+    def aggregate(self, model, replies):
+        self.round.metrics["loss"] = -1.0
+        return self.mean(model, replies)
+
+    _, strategy = digits_run("fedavg", 1, nodes=2, rule=rule(aggregate=aggregate))
+    assert strategy.round.metrics == {"loss": -1.0}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (
+            {"node_metrics": {"x": ([0, 1], ["a", "b"])}},
+            "node_metrics['x'] must be (nodes, values), numbers both, got int64, <U1",
+        ),
+        (
+            {"node_metrics": {"x": ([0.0, 1.0], [1, 2])}},
+            "node_metrics['x'] must be (nodes, values), numbers both, got float64, int64",
+        ),
+        ({"node_metrics": {1: ([0], [1])}}, "metrics of self.round have text for their names, got 1"),
+        ({"metrics": {1: 0.5}}, "metrics of self.round have text for their names, got 1"),
+    ],
+)
+def test_what_a_rule_logs_has_a_name_and_numbers(metrics, said):
+    def aggregate(self, model, replies):
+        for kind, values in metrics.items():
+            getattr(self.round, kind).update(values)
+        return self.mean(model, replies)
+
+    assert stopped(rule(aggregate=aggregate))[0].endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("weights", "got"), [(np.ones(3), "ndarray (3,)"), ([0.5, 0.5], "list"), (np.array(["a", "b"]), "ndarray (2,)")]
+)
+def test_weights_that_are_logged_are_a_number_for_each_node(tmp_path, monkeypatch, weights, got):
+    monkeypatch.setattr(FedAvg, "node_weights", lambda self: weights)
+    quick = (
+        "strategy=fedavg",
+        "engine=local",
+        "num_nodes=2",
+        "num_rounds=1",
+        "participation=full",
+        "model=mlp",
+        "log=[weights]",
+    )
+    with pytest.raises(RunStopped) as found:
+        run(config_of(*quick, f"output_dir={tmp_path}/run"))
+    assert str(found.value).startswith(f"round 1: FedAvg.node_weights must return (2,) numbers or None, got {got}")
+
+
+@pytest.mark.parametrize(
+    ("judged", "said"),
+    [
+        (lambda self, model: None, "got NoneType"),
+        (lambda self, model: {n: v for n, v in model.items() if n != "classifier.bias"}, "classifier.bias is missing"),
+        (lambda self, model: model | {"head": torch.ones(1)}, "unknown 'head'"),
+    ],
+)
+def test_the_model_that_a_rule_has_scored_is_whole(monkeypatch, judged, said):
+    monkeypatch.setattr(FedAvg, "judged", judged)
+    assert resolved_fault().startswith(f"FedAvg.judged must return the whole model, tensors by name: {said}")
+
+
+def test_a_rule_without_aggregate_is_none(monkeypatch):
+    monkeypatch.setattr(FedAvg, "aggregate", FederatedStrategy.aggregate)
+    said = "strategy.server=fedavg: FedAvg must define aggregate(self, model, replies), which returns the next global model"
+    assert resolved_fault() == said
+
+
+def raises(cls, config, node, participation):
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        (classmethod(raises), "FedAvg.check: KeyError: 'x' (tests/test_own_faults.py, line "),
+        (raises, "FedAvg.check: TypeError: raises() missing 1 required positional argument"),
+    ],
+)
+def test_a_check_that_goes_wrong_itself_is_one_line(monkeypatch, check, said):
+    monkeypatch.setattr(FedAvg, "check", check)
+    assert resolved_fault().startswith(f"strategy.server=fedavg: {said}")
+
+
+# ----------------------------------------------------------------------------------------------------------------- node halves
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (
+            lambda down, up: (down, up | {"x": [10]}),
+            "must return shapes, tuples of whole numbers such as (10, 64), got [10] for x",
+        ),
+        (lambda down, up: (down, up | {"x": 10}), "must return shapes, tuples of whole numbers such as (10, 64), got 10 for x"),
+        (
+            lambda down, up: (down, up | {"x": (1.5,)}),
+            "must return shapes, tuples of whole numbers such as (10, 64), got (1.5,) for x",
+        ),
+        (lambda down, up: down | up, "must return two dictionaries, what a node receives and what it sends, got dict"),
+        (lambda down, up: ({}, up), "must have a node receive model/encoder."),
+    ],
+)
+def test_what_a_node_half_declares_are_two_tables_of_shapes(monkeypatch, messages, said):
+    inner = FedAvgClient.messages
+    monkeypatch.setattr(FedAvgClient, "messages", classmethod(lambda cls, model, config: messages(*inner(model, config))))
+    assert resolved_fault().startswith(f"strategy=fedavg: FedAvgClient.messages {said}")
+
+
+def test_a_node_half_has_a_recipe_of_local_training(monkeypatch):
+    choice = resolve(config_of("strategy=fedavg")).node.strategy
+    bare = make_dataclass("Config", ["rho"], frozen=True)(0.5)
+    with pytest.raises(UserError, match=r"Config of clients.fedavg must have `local: LocalWork` of clients.training.work"):
+        _check_plain_sgd(replace(choice, config=bare))
+
+
+@pytest.mark.parametrize("steps", [lambda self, examples: None, lambda self, examples: 1.5, lambda self, examples: self.n])
+def test_how_long_a_node_works_is_a_number_of_steps(monkeypatch, tmp_path, steps):
+    monkeypatch.setattr(FedAvgClient, "work_of", steps)
+    quick = ("strategy=fedavg", "engine=local", "num_nodes=2", "num_rounds=1", "participation=full", "model=mlp")
+    said = r"^FedAvgClient.work_of(: AttributeError: .*| must return a whole number of steps.*)$"
+    with pytest.raises((RunStopped, UserError), match=said):
+        run(config_of(*quick, f"output_dir={tmp_path}/run"))
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(("value", "got"), [(torch.tensor(1.0), "shape ()"), (torch.ones(7), "shape (7,)"), (1.0, "float")])
+def test_what_a_loss_takes_as_constant_is_nodes_first(nodes, value, got):
+    """Of another one a lone node would take the first number, and a stack of seven each its own."""
+
+    def local_work(self, stack):
+        self.train(stack, constants={"a": value})
+
+    message = f"TypeError: constants['a'] must be nodes first, ({len(nodes)}, ...), not {got}"
+    refused(nodes, message, line_of(local_work, "self.train"), local_work=local_work)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [({"a": torch.ones(7)}, "'a' nodes first, ({n}, ...), not shape (7,)"), (None, "a dictionary by name, not NoneType")],
+)
+@pytest.mark.parametrize("nodes", NODES)
+def test_what_each_step_gives_is_nodes_first(nodes, value, wanted):
+    def given(self, now):
+        return value
+
+    def local_work(self, stack):
+        self.train(stack, each_step=self.given)
+
+    message = f"ReturnError: test_what_each_step_gives_is_nodes_first.<locals>.given must return {wanted.format(n=len(nodes))}"
+    refused(nodes, message, line_of(given), local_work=local_work, given=given)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(
+    ("models", "wanted"),
+    [
+        (
+            lambda stack: {n: v for n, v in stack.params.items() if n != "classifier.bias"},
+            "whole models, classifier.bias of shape ({n}, 10) in 'model', not nothing",
+        ),
+        (
+            lambda stack: stack.params | {"classifier.bias": torch.zeros(10)},
+            "whole models, classifier.bias of shape ({n}, 10) in 'model', not shape (10,)",
+        ),
+        (lambda stack: stack.params | {"head": torch.zeros(10)}, "models as they are, without head in 'model'"),
+        (lambda stack: None, "models, tensors by name, not NoneType as 'model'"),
+    ],
+)
+def test_models_to_be_judged_by_are_whole(nodes, models, wanted):
+    """For a tensor that is left out the initial model's would stand in."""
+
+    def judged(self, stack):
+        return {"model": models(stack)}
+
+    message = f"ReturnError: test_models_to_be_judged_by_are_whole.<locals>.judged must return {wanted.format(n=len(nodes))}"
+    refused(nodes, message, line_of(judged), "judge", judged=judged)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_memory_is_of_what_a_checkpoint_can_hold(nodes):
+    def fresh_memory(self, received):
+        return {"mine": torch.zeros(2, dtype=torch.complex64)}
+
+    function = "test_a_memory_is_of_what_a_checkpoint_can_hold.<locals>.fresh_memory"
+    message = f"ReturnError: {function} must return what a checkpoint can hold, not complex64 for 'mine'"
+    refused(nodes, message, line_of(fresh_memory), fresh_memory=fresh_memory)
+
+
+# ---------------------------------------------------------------------------------------------- models, patterns, partitions
+
+
+def another_part(model):
+    model.head = nn.Linear(2, 2)
+
+
+def tied(model):
+    model.projector = nn.Sequential(model.classifier)
+
+
+def fixed(model):
+    model.classifier.bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (another_part, "without parameters beside encoder, projector, classifier, got head.weight"),
+        (tied, "that has each parameter once, got classifier.weight, which it has by another name too"),
+        (fixed, "whose parameters require a gradient, got classifier.bias; what trains is for a method to say (parts=)"),
+    ],
+)
+def test_a_model_has_three_parts_that_train(monkeypatch, change, said):
+    inner = mlp.build
+
+    def built(*given):
+        change(model := inner(*given))
+        return model
+
+    monkeypatch.setattr(mlp, "build", built)
+    choice = choose("model", config_of("model=mlp")["model"])
+    with pytest.raises(UserError) as found:
+        build_model(choice, 1, (8, 8), 10, 0)
+    assert str(found.value) == f"model=mlp: models.mlp.build must return a models.base.SplitModel {said}"
+
+
+def pattern_fault(monkeypatch, **functions):
+    choice = choose("participation", config_of("participation=full")["participation"])
+    (own,) = [
+        name
+        for name, value in vars(full).items()
+        if isinstance(value, type) and issubclass(value, Participation) and value is not Participation
+    ]
+    monkeypatch.setattr(full, own, type("Mine", (Participation,), functions | {"__module__": full.__name__}))
+    with pytest.raises(UserError) as found:
+        make_participation(choice, lambda: np.ones((2, 2)) / 2, 2, 0)
+    return str(found.value)
+
+
+def test_a_pattern_says_who_is_there(monkeypatch):
+    said = "participation=full: Mine says `everyone = False` and must define `available(self, server_round)`"
+    assert pattern_fault(monkeypatch, everyone=False, availible=lambda self, server_round: np.zeros(2, bool)) == said
+
+
+def test_a_pattern_with_an_init_of_its_own_calls_the_other(monkeypatch):
+    said = "Mine was not initialised; what is drawn once goes into `prepare`, and an `__init__` of its own calls super's"
+    assert pattern_fault(monkeypatch, __init__=lambda self, *given: None) == f"participation=full: {said}"
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "said"),
+    [
+        ([0, 1], [1], "test parts apart from training parts; node 0 has 1 images in both"),
+        ([0, 9], [], "training parts within `pool`; node 0 has 1 images of the test split"),
+        ([[0]], [], "parts (n,) of whole numbers; node 0 has int64 (1, 1)"),
+        ([0.5], [], "parts (n,) of whole numbers; node 0 has float64 (1,)"),
+        ([10], [], "positions in y, 0..9; node 0 has 10..10"),
+        ([], [-1], "positions in y, 0..9; node 0 has -1..-1"),
+    ],
+)
+def test_nodes_of_a_partition_that_is_drawn_when_asked_are_looked_at(train, test, said):
+    class Drawn(Partition):
+        num_nodes = 2
+        __init__ = object.__init__
+        train = lambda self, node: np.array(train)  # noqa: E731
+        test = lambda self, node: np.array(test, dtype=int)  # noqa: E731
+
+    choice = choose("partition", config_of("partition=sampled")["partition"])
+    with pytest.raises(UserError) as found:
+        check_lazy(choice, Drawn(), np.arange(10) == 9)
+    assert str(found.value).endswith(f"lazy must return {said}")
+
+
+@pytest.mark.parametrize(
+    ("part", "said"), [(np.ones(4, bool), "whole numbers, got bool"), (np.array([7]), "positions in y, 0..3, got 7..7")]
+)
+def test_index_arrays_index(part, said):
+    """A mask would be taken for ones and zeros."""
+    with pytest.raises((TypeError, ValueError), match=said):
+        Partition([part], [part[:0]], np.zeros(4, dtype=np.int64), 2)
+
+
+def test_a_partition_that_goes_wrong_is_one_line(monkeypatch):
+    monkeypatch.setattr(iid, "split", lambda config, draw: draw.owner[0])
+    with pytest.raises(UserError) as found:
+        load_federation(resolve(config_of("partition=iid", "num_nodes=2")).node)
+    assert str(found.value).startswith(
+        "partition=iid: partitions.partitioners.iid.split: TypeError: 'NoneType' object is not sub"
+    )
