@@ -82,9 +82,11 @@ def _report(asked: argparse.Namespace) -> None:
     elif not asked.folders:
         parser().error("name a folder with runs")
     elif asked.list:
-        print(tables.listed(find(asked.folders)).plain, end="")
+        damaged: list[str] = []
+        print(tables.listed(find(asked.folders, damaged)).plain, end="")
+        _left_out(damaged)
     else:
-        runs = _usable(find(asked.folders), asked)
+        runs = _usable(asked.folders, asked)
         folder = asked.out or asked.folders[0] / "report"
         title = asked.title or ", ".join(dict.fromkeys(map(pages.name_of, asked.folders)))
         files = pages.write(runs, folder, title, None if asked.target is None else round(asked.target / 100, 12))
@@ -106,28 +108,33 @@ def _refuse_unused(asked: argparse.Namespace) -> None:
 
 def _results(asked: argparse.Namespace) -> None:
     from contrafed.analysis import pages, results
-    from contrafed.analysis.runs import find
 
     if asked.name and len(asked.folders) != 1:
         raise UserError("--name goes with one folder")
     for folder in asked.folders:
-        runs = _usable(find([folder]), asked)
+        runs = _usable([folder], asked)
         print(f"{len(runs)} runs of {folder} are in {results.keep(runs, Path('results'), asked.name or pages.name_of(folder))}")
     files = pages.results_page(Path())
     print(f"wrote {files[0]} and {len(files) - 1} figures")
 
 
-def _usable(found: list, asked: argparse.Namespace) -> list:
+def _left_out(lines: list[str]) -> None:
+    for line in lines:
+        print(f"left out: {line}", file=sys.stderr)
+
+
+def _usable(folders: list[Path], asked: argparse.Namespace) -> list:
     from contrafed.analysis.groups import usable
     from contrafed.analysis.places import placed
+    from contrafed.analysis.runs import find
 
+    damaged: list[str] = []
+    found = find(folders, damaged)
     runs, aside = usable(found, unfinished=asked.unfinished)
-    for line in aside:
-        print(f"left out: {line}", file=sys.stderr)
+    _left_out(damaged + aside)
     if not runs:
-        raise UserError(
-            f"none of the {len(found)} runs can be reported" + ("" if asked.unfinished else "; --unfinished takes more")
-        )
+        more = "; --unfinished takes those that did not end" if not all(run.finished for run in found) else ""
+        raise UserError(f"none of the {len(found)} runs can be reported" + ("" if asked.unfinished else more))
     return placed(runs, experiment, asked.config_dir) if (experiment := getattr(asked, "as")) else runs
 
 

@@ -22,6 +22,7 @@ from core.run import Choice, NodeRun, choose
 from models.base import SplitModel, build_model
 from partitions.participation.base import Participation, make_participation, pattern_class_of
 from partitions.participation.bernoulli import Bernoulli
+from simulation.attacks.base import Attackers
 from strategies.accountant import needs_accountant
 from strategies.base import FederatedStrategy, Population, strategy_class_of
 from strategies.checks import judged_fault, sent_fault
@@ -150,6 +151,9 @@ def check_attack(attack: Choice, rule: FederatedStrategy, node: NodeRun) -> None
     """Raise ``UserError`` for attackers that change what they send where nodes send nothing; label_flip changes labels."""
     if attack.name not in ("none", "label_flip") and not rule.up:
         raise UserError(f"attack={attack.name}: strategy={node.strategy.name} sends nothing that attackers could change")
+    config = attack.config
+    if isinstance(config, Attackers) and config.needs_honest and len(config.among(node.num_nodes, node.seed)) == node.num_nodes:
+        raise UserError(f"attack={attack.name}: all {node.num_nodes} nodes attack, and use the changes of those that do not")
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from contrafed import grid
-from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS, counts
+from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS, SCORING_KEYS, counts, read_config
 from contrafed.yamls import composed, first_line, parse, rule_of, stamp
 from core import registry
 from core.config import dotted
@@ -123,7 +123,17 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
                 f"evaluate_only takes the run's own configuration, so that {', '.join(others)} cannot be set beside it; "
                 f"what can: {', '.join(EVALUATION_KEYS[1:])}"
             )
+        _score_alike(config, {o.key_or_group.split(".")[0] for o in parsed})
     return Composed(config, parsed, own, named)
+
+
+def _score_alike(config: DictConfig, asked: set[str]) -> None:
+    """Have an evaluation of saved models score what their run did, but for the keys that were ``asked`` for."""
+    folder = Path(str(config.evaluate_only)).expanduser()
+    stored = read_config(folder) if (folder / "config.yaml").is_file() else {}
+    for key in set(SCORING_KEYS) - asked:
+        if key in stored:
+            OmegaConf.update(config, key, stored[key])
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from contrafed.evaluation import evaluate, initial_file, initial_model, test_exa
 from contrafed.logged import Logged
 from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.reporting.provenance import commit, hardware
+from contrafed.said import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
 from contrafed.settings import Run
 from contrafed.stopping import Stopping
 from contrafed.trackers import Followed, Tracked
@@ -28,7 +29,7 @@ from core.errors import RunStopped, UserError
 from core.metrics import beside_accuracy
 from core.privacy import central, gaussian
 from partitions.participation.base import make_participation
-from simulation.attacks.base import Attackers, attacked
+from simulation.attacks.base import attacked
 from simulation.grid import RunGrid
 from simulation.members import Members
 from strategies.accountant import Budget
@@ -86,7 +87,7 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            for line in (said_of_small(self.workspace), self._unscored()):
+            for line in (said_of_small(self.workspace), said_of_attackers(run), self._unscored(), said_of_delta(run)):
                 if line and self.resumed is None:
                     progress.note(line)
             if self.tracker.line:
@@ -337,31 +338,6 @@ def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None)
         for name in LOGS:
             shutil.copyfile(source / f"{name}.csv", folder / f"{name}.csv")
     return RunRecorder(folder, run.text, first_round, resumed.logs)
-
-
-def said_of_scale(run: Run, workspace: Workspace) -> str:
-    """Return what every output says of a run that is no full one on the data set that it names, empty for others."""
-    scale, stand_in = run.composed.get("scale"), workspace.federation.data.stand_in
-    images = f"{stand_in} images in place of {run.node.dataset.name}" if stand_in else ""
-    return ", ".join(filter(None, [f"scale={scale}" if scale else "", images]))
-
-
-def said_of_small(workspace: Workspace) -> str:
-    """Return a line about nodes that had drawn too few examples, empty where there was none."""
-    small, partition = workspace.federation.partition.small, workspace.run.partition
-    if not small.nodes:
-        return ""
-    what = f"{small.moved} were moved to them" if small.moved else f"they are left out, with {small.dropped} examples"
-    return f"{small.nodes} nodes had drawn fewer than partition.min_node_size={partition.config.min_node_size} examples: {what}"
-
-
-def said_of_attack(run: Run) -> dict[str, Any]:
-    """Return who attacks and how, and what stands in for the mean, for the summary; nothing where nobody does."""
-    found: dict[str, Any] = {} if run.aggregation.name == "mean" else {"aggregation": run.aggregation.name}
-    if isinstance(run.attack.config, Attackers):
-        attackers = run.attack.config.among(run.num_nodes, run.seed)
-        found |= {"attack": run.attack.name, "attackers": list(attackers)}
-    return found
 
 
 def facts(run: Run, workspace: Workspace) -> dict[str, Any]:

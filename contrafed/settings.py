@@ -242,8 +242,9 @@ NO_TRAINING = {
     "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None, "early_stop": None,
     "target_accuracy": None, "privacy": {"name": "none"}, "attack": {"name": "none"}, "aggregation": {"name": "mean"},
 }  # fmt: skip
+SCORING_KEYS = ("eval_train", "eval_nodes", "metrics")  # the run's own, where the command line does not set them
 EVALUATION_KEYS = (
-    "evaluate_only", "engine", "tracker", "output_dir", "verbose", "eval_train", "eval_nodes", "metrics", "wait_for_nodes",
+    "evaluate_only", "engine", "tracker", "output_dir", "verbose", "wait_for_nodes", *SCORING_KEYS,
 )  # fmt: skip
 
 

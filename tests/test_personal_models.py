@@ -99,3 +99,11 @@ def test_mistakes_about_saved_models_are_one_line(tmp_path, finished):
     shutil.copytree(finished("fedcrl")[0], tmp_path / "bare", ignore=shutil.ignore_patterns("personal"))
     with pytest.raises(UserError, match="no personal model of node 0 in .*; the run needs save_personal=true"):
         run(config_of(f"evaluate_only={tmp_path}/bare", "engine=local", f"output_dir={tmp_path}/again"))
+
+
+def test_models_are_scored_as_their_run_scored_unless_the_command_line_says_otherwise(tmp_path):
+    (tmp_path / "config.yaml").write_text("eval_train: true\nmetrics: [accuracy, macro_f1]\nnum_nodes: 3\n")
+    config = config_of(f"evaluate_only={tmp_path}")
+    assert (config["eval_train"], config["metrics"], config["eval_nodes"]) == (True, ["accuracy", "macro_f1"], None)
+    config = config_of(f"evaluate_only={tmp_path}", "eval_train=false", "metrics=[accuracy]")
+    assert (config["eval_train"], config["metrics"]) == (False, ["accuracy"])

@@ -157,7 +157,7 @@ def test_two_runs_side_by_side(sweep, capsys):
         (["--results"], "there are no results in results"),
         (["--results", "--list"], "not allowed with"),
         (["sweep", "--out", "file"], "cannot write to file"),
-        (["killed"], "none of the 1 runs can be reported; --unfinished takes more"),
+        (["killed"], "none of the 1 runs can be reported; --unfinished takes those that did not end"),
         (["torn"], "cannot read torn/metrics.csv"),
         (["headless"], "cannot read headless/metrics.csv: it has no column value"),
         (["foreign"], "foreign/config.yaml is no run's configuration"),

@@ -117,7 +117,7 @@ def _nodes(found: Sequence[Group], title: str) -> dict[str, Figure]:
     at_end = (
         {group.label: [run.last_of_nodes("accuracy") for run in group.runs] for group in found} if len(found) <= LINES else {}
     )
-    at_end = {label: values for label, values in at_end.items() if any(values)}
+    at_end = {label: own for label, values in at_end.items() if (own := [nodes for nodes in values if nodes])}
     if at_end:
         pooled = {label: [100 * x for seed in values for x in seed.values()] for label, values in at_end.items()}
         out["nodes_cdf"] = plots.draw(

@@ -27,6 +27,7 @@ def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float |
     Raises ``UserError`` where the folder cannot be written.
     """
     found: dict[str, tuple[Table, str, str]] = {}
+    title = tables.titled(runs, title)
     every = tables.runs_table(runs, title, target)
     found["runs"] = (every, every.markdown + tables.READ, every.latex)
     for comparison in published.compare(runs):
@@ -52,15 +53,17 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
     Nothing for a single run, which has its own. What stands in the way is said in a line: the sweep itself is done.
     """
     try:
-        found, aside = usable([run for path in runs for run in find([path])])
-        if aside:
+        damaged: list[str] = []
+        found, aside = usable(find(runs, damaged) if runs else [])
+        if aside := damaged + aside:
             print(f"{'no' if len(found) < 2 else 'from the'} table of the sweep, left out: {'; '.join(aside)}", flush=True)
         if len(found) < 2:
             return
-        table = tables.runs_table(found, folder.name)
-        (folder / "sweep.md").write_text(f"# {folder.name}\n\n{table.markdown}{tables.READ}", encoding="utf-8")
+        title = tables.titled(found, folder.name)
+        table = tables.runs_table(found, title)
+        (folder / "sweep.md").write_text(f"# {title}\n\n{table.markdown}{tables.READ}", encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
-        plots.save(figures.accuracy(*figures.quiet(groups(found), folder.name), *accuracy_of(found)), folder / "sweep")
+        plots.save(figures.accuracy(*figures.quiet(groups(found), title), *accuracy_of(found)), folder / "sweep")
     except (UserError, OSError) as error:
         print(f"no table of the sweep: {error}", flush=True)
     else:

@@ -67,7 +67,7 @@ def draw(
     for axes, (panel, data) in zip(every, panels.items(), strict=False):
         one(axes, data, look)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(panel, fontsize=10)
+        axes.set_title(_lines(panel, figure.get_figwidth() / across), fontsize=10)
     for axes in every[len(panels) :]:
         axes.set_visible(False)
     figure.supxlabel(xlabel + (f" (means of {window} points)" if window else ""), fontsize=10)
@@ -90,8 +90,12 @@ def draw(
 
 def head(figure: Figure, title: str) -> None:
     """Write the title in lines that end where the panels do; called before a legend widens the figure."""
-    lines = textwrap.wrap(title, int(LETTERS * figure.get_figwidth()), break_long_words=False, break_on_hyphens=False)
-    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10)
+    figure.suptitle(_lines(title, figure.get_figwidth()), x=0.01, ha="left", fontsize=10)
+
+
+def _lines(text: str, width: float) -> str:
+    """Return a title in lines that fit into so many inches."""
+    return "\n".join(textwrap.wrap(text, int(LETTERS * width), break_long_words=False, break_on_hyphens=False))
 
 
 def _size(kind: str, labels: Sequence[str], panels: Panels) -> tuple[float, float]:
@@ -123,6 +127,8 @@ def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look, window: i
         if deviation.any():
             axes.fill_between(rounds, mean - deviation, mean + deviation, color=style.colour, alpha=0.18, linewidth=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
+    if len(lone := {float(x) for line in axes.lines for x in line.get_xdata()}) == 1:
+        axes.set_xticks(sorted(lone), [f"{x:g}" for x in lone])
     axes.grid(axis="y", **GRID)
 
 

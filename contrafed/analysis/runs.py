@@ -107,18 +107,29 @@ class FinishedRun:
         return float(value) if isinstance(value, int | float) else math.nan
 
 
-def find(paths: Iterable[str | Path]) -> list[FinishedRun]:
-    """Return the runs in and below folders, by name. Raises ``UserError``, also for a folder without runs."""
+def find(paths: Iterable[str | Path], damaged: list[str] | None = None) -> list[FinishedRun]:
+    """Return the runs in and below folders, by name. Raises ``UserError``, also for a folder without runs.
+
+    A run that cannot be read is left out, with its line in ``damaged``, where that is given and another one is found.
+    """
     found: dict[Path, FinishedRun] = {}
+    faults: list[UserError] = []
     for path in map(Path, paths):
         if not path.is_dir():
             raise UserError(f"there is no folder {path}")
         folders = sorted(_run_folders(path))
         for folder in folders:
             name = folder.name if folder == path else str(folder.relative_to(path))
-            found.setdefault(folder.resolve(), read(folder, name))
+            try:
+                found.setdefault(folder.resolve(), read(folder, name))
+            except UserError as error:
+                faults.append(error)
         if not folders:
             raise UserError(f"there are no runs in {path}: no folder in it has config.yaml and metrics.csv")
+    if faults and (damaged is None or not found):
+        raise faults[0]
+    if damaged is not None:
+        damaged += map(str, faults)
     names = Counter(run.name for run in found.values())
     return [run if names[run.name] == 1 else replace(run, name=str(run.folder)) for run in found.values()]
 
@@ -136,13 +147,16 @@ def read(folder: Path, name: str) -> FinishedRun:
     """Return the run in a folder. Raises ``UserError`` naming the file that cannot be read."""
     config = read_config(folder)
     groups = [config.get(group) for group in ("strategy", "dataset", "partition", "participation", "model")]
-    whole = {"num_nodes", "num_rounds"} <= config.keys()
+    whole = all(isinstance(config.get(key), int) for key in ("num_nodes", "num_rounds"))
     if not whole or not all(isinstance(group, dict) and isinstance(group.get("name"), str) for group in groups):
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
     metrics = read_table(folder / "metrics.csv", METRICS)
-    path = folder / "nodes.csv"
+    path, summary = folder / "nodes.csv", _read_summary(folder)
+    last = int(metrics["round"].max()) if len(metrics) else 0
+    if summary["status"] == "finished" and last < (done := summary.get("rounds", 0)):
+        raise UserError(f"cannot read {folder / 'metrics.csv'}: it ends with round {last}, and the run with round {done}")
     return FinishedRun(
-        name, config, complete(_read_summary(folder), config, metrics), metrics,
+        name, config, complete(summary, config, metrics), metrics,
         lambda: read_table(path, NODES) if path.exists() else pd.DataFrame(columns=list(NODES)), folder,
     )  # fmt: skip
 
@@ -155,7 +169,7 @@ def _read_summary(folder: Path) -> dict[str, Any]:
         return {"status": "unfinished"}
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    if not isinstance(summary, dict):
+    if not isinstance(summary, dict) or "status" not in summary or not isinstance(summary.get("rounds", 0), int):
         raise UserError(f"{path} is no run's summary")
     return summary
 

@@ -133,13 +133,15 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     """Return a row for each group of runs that differ in their seed alone, the best first within what else was varied.
 
     Numbers are mean ± deviation over seeds. Rounds, and MiB up and down over all nodes, are counted until a seed's accuracy
-    reaches ``target``, a fraction, or without it FedAvg's last in the same setting (``fedavgs_last``), which then has a column;
-    means over the seeds that reach it, "-" where none does, and nothing where there is nothing to reach. A number that not all
-    seeds have says how many do.
+    reaches ``target``, a fraction, by default the runs' own ``target_accuracy``, or without one FedAvg's last in the same
+    setting (``fedavgs_last``), which then has a column; means over the seeds that reach it, "-" where none does, and nothing
+    where there is nothing to reach. A number that not all seeds have says how many do.
     """
     found = groups(runs)
     keys = [key for key, _ in found[0].setting]
     said, points = accuracy_of(runs)
+    if target is None and len(own := {run.config.get("target_accuracy") for run in runs}) == 1:
+        target = own.pop()
     targets = fedavgs_last(found, points) if target is None else [target] * len(found)
     goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
     extra = [(f"{goal} {said}", 2)] if target is None else []
@@ -148,9 +150,7 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     for group, reach in zip(found, targets, strict=True):
         row: dict[str, Any] = {"method": group.method, **{short(key): value for key, value in group.setting}}
         row["seeds"] = len(group.runs)
-        done = min(int(run.summary["rounds"]) for run in group.runs)
-        planned = int(group.runs[0].config["num_rounds"])
-        row["rounds"] = str(done) if done == planned else f"{done} of {planned}"
+        row["rounds"] = _rounds(group)
         for head, key, unit, _ in COLUMNS:
             values = [_mib(run) for run in group.runs] if key == "mib_per_node" else group.numbers(key)
             row[head], row[f"{head}, std"] = over_seeds([unit * value for value in values])
@@ -163,6 +163,20 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     best = [head for head, *_ in COLUMNS[:4:3]]
     rows.sort(key=lambda row: ([_order(row[short(key)]) for key in keys], [-_or_zero(row[head]) for head in best]))
     return _table(title, rows, [short(key) for key in keys], extra)
+
+
+def _rounds(group: Group) -> str:
+    """Return how many rounds the runs of a group came to, the fewest and the most, of how many where that is not all."""
+    done, planned = sorted({int(run.summary["rounds"]) for run in group.runs}), int(group.runs[0].config["num_rounds"])
+    said = f"{done[0]} to {done[-1]}" if len(done) > 1 else str(done[0])
+    return said if done == [planned] else f"{said} of {planned}"
+
+
+def titled(runs: Sequence[FinishedRun], title: str) -> str:
+    """Return a title that says of runs which are no full ones on the data set that they name what they are."""
+    said = {f"scale={run.config['scale']}" for run in runs if run.config.get("scale")}
+    said |= {f"{run.summary['stand_in']} images" for run in runs if run.summary.get("stand_in")}
+    return f"{title} ({', '.join(sorted(said))})" if said else title
 
 
 def _table(title: str, rows: list[dict[str, Any]], keys: list[str], extra: list[tuple[str, int]]) -> Table:

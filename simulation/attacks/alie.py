@@ -17,6 +17,11 @@ class Config(Attackers):
     z: Annotated[float, Range(ge=0)] | None
     known: Literal["honest", "attackers"]
 
+    @property
+    def needs_honest(self) -> bool:
+        """Whether it is their changes that attackers know."""
+        return self.known == "honest"
+
 
 class ALIE(Attack):
     """Delta' = mean - z std of every number, z = z_max of this round's participants. Source: Baruch et al. 2019, Algorithm 3.

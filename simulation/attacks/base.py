@@ -36,10 +36,18 @@ class Attackers:
         """Return the attackers, ascending. Raises ``UserError`` for one that does not exist."""
         if self.nodes is None:
             order = generator(seed, "attackers").permutation(num_nodes)
-            return tuple(sorted(order[: round(self.fraction * num_nodes)].tolist()))
+            count = round(self.fraction * num_nodes)
+            if self.fraction and not count:
+                raise UserError(f"attack.fraction={self.fraction:g} of num_nodes={num_nodes} makes no attacker")
+            return tuple(sorted(order[:count].tolist()))
         if wrong := [node for node in self.nodes if not 0 <= node < num_nodes]:
             raise UserError(f"attack.nodes: node {wrong[0]} is not in 0..{num_nodes - 1} (num_nodes={num_nodes})")
         return tuple(sorted(set(self.nodes)))
+
+    @property
+    def needs_honest(self) -> bool:
+        """Whether attackers send something made of what honest nodes send."""
+        return False
 
 
 class Attack:

@@ -15,6 +15,11 @@ class Config(Attackers):
 
     epsilon: Annotated[float, Range(gt=0)]
 
+    @property
+    def needs_honest(self) -> bool:
+        """It is their mean that is turned round."""
+        return True
+
 
 class IPM(Attack):
     """Delta' = -epsilon mean of the honest participants' Delta. Source: Xie et al. 2020, Equation 2; prototypes likewise.

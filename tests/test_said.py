@@ -1,0 +1,44 @@
+"""What a run says of itself beside its numbers, and attacks that would do nothing."""
+
+import pytest
+from rig import config_of
+
+from contrafed.said import said_of_attackers, said_of_delta
+from contrafed.settings import resolve
+from core.errors import UserError
+
+
+def resolved(*overrides):
+    return resolve(config_of("strategy=fedavg", *overrides))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ((), ""),
+        (("attack=ipm", "num_nodes=10"), "2 of 10 nodes attack: attack=ipm"),
+        (("attack=label_flip", "attack.nodes=[0,3,4]", "num_nodes=10"), "3 of 10 nodes attack: attack=label_flip"),
+        (("attack=ipm", "attack.fraction=0"), ""),
+    ],
+)
+def test_how_many_attack(asked, said):
+    assert said_of_attackers(resolved(*asked)) == said
+
+
+def test_a_share_that_is_nobody_is_refused():
+    with pytest.raises(UserError, match=r"^attack.fraction=0.04 of num_nodes=10 makes no attacker$"):
+        resolved("attack=ipm", "attack.fraction=0.04", "num_nodes=10")
+
+
+@pytest.mark.parametrize("attack", ["ipm", "alie"])
+def test_attackers_that_go_by_honest_nodes_need_some(attack):
+    with pytest.raises(UserError, match=f"^attack={attack}: all 4 nodes attack, and use the changes of those that do not$"):
+        resolved(f"attack={attack}", "attack.fraction=1", "num_nodes=4")
+    resolved("attack=alie", "attack.fraction=1", "attack.known=attackers", "num_nodes=4")
+    resolved("attack=sign_flip", "attack.fraction=1", "num_nodes=4")
+
+
+@pytest.mark.parametrize(("delta", "loose"), [("0.00001", False), ("0.24", False), ("0.25", True), ("0.9", True)])
+def test_a_delta_that_lets_a_node_be_told_apart_is_said(delta, loose):
+    line = said_of_delta(resolved("privacy=central", f"privacy.delta={delta}", "num_nodes=4"))
+    assert line.startswith(f"privacy.delta={delta} is not below 1/num_nodes=0.25: ") if loose else line == ""
