@@ -37,8 +37,8 @@ CHANNELS, SIDE, CLASSES = 3, 32, 10
 def check_messages(node: NodeRun, server: Choice, participation: Choice) -> FederatedStrategy:
     """Return the rule, as made for data of a common kind; raises ``UserError`` where it does not send what nodes expect.
 
-    And for a node half that sends neither its model nor the change, for a pattern whose ``presence`` has another shape, and
-    where the author's own code fails, with the line.
+    And for a node half that sends neither its model nor the change, for a pattern whose ``presence`` or ``available`` has
+    another shape, and where the author's own code fails, with the line.
     """
     half, rule_class, config = client_class_of(node.strategy), strategy_class_of(server), node.strategy.config
     chosen = f"strategy={node.strategy.name}: {half.__name__}", f"strategy.server={server.name}: {rule_class.__name__}"
@@ -55,6 +55,7 @@ def check_messages(node: NodeRun, server: Choice, participation: Choice) -> Fede
         with registry.blamed(f"participation={participation.name}", inspect.getfile(pattern_class_of(participation))):
             pattern = make_participation(participation, lambda: shares, node.num_nodes, node.seed)
             pattern.probability()
+            pattern.participants(1)
         with registry.blamed(f"{chosen[1]}.setup", inspect.getfile(rule_class)):
             rule = rule_class(
                 server.config,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
@@ -15,7 +16,7 @@ from core import registry
 from core.config import Range, build
 from core.errors import UserError, unknown
 from core.metrics import beside_accuracy
-from core.run import Choice, NodeRun, choice_of, choose, half, node_run
+from core.run import PACKAGES, Choice, NodeRun, choice_of, choose, half, node_run
 
 # What `log` may list; `contrafed/logged.py` says what each writes.
 LOG_CHOICES = ("deviation", "features", "nodes_train", "probability", "weights")
@@ -107,8 +108,8 @@ def resolve(composed: Mapping[str, Any]) -> Run:
 
     config = for_evaluation(composed)
     top = check_top(config)
+    _check_keys(config["strategy"])
     node, server = node_run(config), server_of(config["strategy"])
-    _check_keys(config["strategy"], node.strategy.module.Config, server.module.Config)
     chosen: dict[str, Any] = {group: choose(group, config[group]) for group in SERVER_GROUPS}
     participation = chosen["participation"]
     partitions.images.check(node.dataset)
@@ -194,16 +195,23 @@ def check_log(names: Sequence[str], node: Choice, server: Choice, participation:
 
 
 def server_of(strategy: Mapping[str, Any]) -> Choice:
-    """Return the server rule of a composed ``strategy`` group. Raises ``UserError``.
+    """Return the server rule of a composed ``strategy`` group. Raises ``UserError``."""
+    module = _rule_of(strategy)
+    return replace(choice_of(module, "strategy", half(module, strategy)), name=str(strategy.get("server") or strategy["name"]))
 
-    From the file that ``strategy.server`` names, or ``strategies/NAME.py`` of a method that has a rule of its own.
-    """
-    named = strategy.get("server")
-    if named is not None:
-        module = registry.find("strategies", "strategy/server", {"name": named})
-    else:
-        module = registry.find("strategies", "strategy", strategy)
-    return replace(choice_of(module, "strategy", half(module, strategy)), name=str(named or strategy["name"]))
+
+def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
+    """Return the file that ``strategy.server`` names, or ``strategies/NAME.py`` of a method that has a rule of its own."""
+    from strategies.base import FederatedStrategy
+
+    if (named := strategy.get("server")) is not None:
+        return registry.find("strategies", "strategy/server", {"name": named})
+    module = registry.find("strategies", "strategy", strategy)
+    rules = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, FederatedStrategy)]
+    if not any(rule.__module__ == module.__name__ for rule in rules):
+        wanted = "its YAML's defaults may name another's, such as server: fedavg"
+        raise UserError(f"strategy={strategy['name']}: {module.__name__} has no server rule (a FederatedStrategy); {wanted}")
+    return module
 
 
 def _check_plain_sgd(strategy: Choice) -> None:
@@ -229,9 +237,10 @@ def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
     return attackers if isinstance(attack.config, label_flip.Config) else ()
 
 
-def _check_keys(strategy: Mapping[str, Any], *halves: Any) -> None:
+def _check_keys(strategy: Mapping[str, Any]) -> None:
     """Raise ``UserError`` for a key of the ``strategy`` group that neither half has settings for."""
-    known = {name for config in halves for name in config.__dataclass_fields__}
+    halves = registry.find(PACKAGES["strategy"], "strategy", strategy), _rule_of(strategy)
+    known = {name for module in halves for name in module.Config.__dataclass_fields__}
     for key in strategy:
         if key not in known and key not in (*registry.COMMON_KEYS, "server"):
             raise unknown("strategy key", str(key), known)

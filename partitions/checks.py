@@ -21,7 +21,8 @@ def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
         raise UserError(f"{said} a list of {draw.num_nodes} index arrays, one a node; got {got}")
     for node, part in enumerate(parts):
         if not isinstance(part, np.ndarray) or part.ndim != 1 or (len(part) and not np.issubdtype(part.dtype, np.integer)):
-            raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {np.asarray(part).dtype} {np.shape(part)}")
+            got = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"
+            raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {got}")
         if len(part) and (part.min() < 0 or part.max() >= len(draw.y)):
             raise UserError(f"{said} positions in draw.y, 0..{len(draw.y) - 1}; node {node} has {part.min()}..{part.max()}")
     parts = [part.astype(np.int64) for part in parts]

@@ -169,6 +169,25 @@ def resolved(home, *overrides):
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("weights: samples", "wieghts: samples", "unknown strategy key 'wieghts', did you mean 'weights'? choices: local, "),
+        (
+            "server: my_package.my_rule\n",
+            "",
+            "strategy=mine: my_package.my_method has no server rule (a FederatedStrategy); its YAML's defaults may",
+        ),
+    ],
+)
+def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
+    path = home / "yamls" / "strategy" / "mine.yaml"
+    write(path, path.read_text().replace(old, new))
+    with pytest.raises(UserError) as error:
+        resolved(home)
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
     ("file", "text", "message"),
     [
         (

@@ -187,6 +187,7 @@ def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, g
         ("partition", r"cuts\[:-1\]", "cuts[:-2]", "split must return a list of 4 index arrays, one a node; got 3 parts"),
         ("partition", r"return np.split.*?\n", "return order\n", "a list of 4 index arrays, one a node; got ndarray"),
         ("partition", r"return np.split\(order,", "return np.split(order / 2,", "whole numbers; node 0 has float64 ("),
+        ("partition", r"return np.split.*?\n", "return [[0], [1], [2], [3]]\n", "whole numbers; node 0 has a list"),
         ("partition", r"return np.split\(order,", "return np.split(order + 9999,", "positions in draw.y, 0.."),
         (
             "partition",
@@ -222,9 +223,8 @@ def test_what_code_returns_is_looked_at_when_data_are_loaded(home, group, old, n
 )
 def test_a_pattern_that_returns_no_marks_is_one_line(home, old, new, got):
     changed(home, "participation", old, new)
-    pattern = make_participation(resolved(home, "participation").participation, None, 4, seed=0)
     with pytest.raises(UserError) as found:
-        pattern.participants(1)
+        resolved(home, "participation")
     assert said(found) == f"Shifts.available must return (4,) bool, {got}"
 
 
