@@ -40,7 +40,7 @@ def parser() -> Parser:
     out.add_argument("--out", type=Path, metavar="FOLDER", help="where to write instead of DIR/report")
     out.add_argument("--name", help="with --results: what results/ calls the runs; by default the folder's name")
     out.add_argument("--title", help="of tables and figures; by default the folder's name")
-    target = "accuracy to count rounds and MiB to; by default FedAvg's last in the same setting"
+    target = "accuracy to count rounds and MiB to; by default the runs' target_accuracy, or FedAvg's last in the same setting"
     out.add_argument("--target", type=float, metavar="PERCENT", help=target)
     out.add_argument("--unfinished", action="store_true", help="take runs that did not end as well")
     out.add_argument("--as", metavar="EXPERIMENT", help="the runs that are jobs of it, whatever ran them")

@@ -213,9 +213,9 @@ def check_logs(checkpoint: Checkpoint) -> None:
 
 
 def pack(value: Any, place: str, tensors: Tensors) -> Any:
-    """Return ``value`` (tensors, arrays and scalars in dictionaries, lists and tuples) as JSON; arrays go to ``tensors``.
+    """Return ``value`` as JSON, its arrays in ``tensors[place]``: tensors, arrays, numbers, text, and containers of these.
 
-    There by their ``place``. Everything comes back as what it was, of its own type; keys of dictionaries are text or whole
+    Dictionaries, lists and tuples. All comes back as what it was, of its own type; keys of dictionaries are text or whole
     numbers, such as partition ids. Raises ``TypeError`` for anything else.
     """
     if isinstance(value, str):  # NumPy's text too

@@ -3,6 +3,7 @@
 No data are needed for it: the names of what travels depend on the model alone, whatever the images.
 """
 
+import contextlib
 import inspect
 import json
 from collections.abc import Mapping
@@ -34,29 +35,30 @@ from strategies.replies import OTHER
 CHANNELS, SIDE, CLASSES = 3, 32, 10
 
 
-def check_messages(node: NodeRun, server: Choice, participation: Choice) -> FederatedStrategy:
+def check_messages(node: NodeRun, server: Choice, participation: Choice, num_trained: int) -> FederatedStrategy:
     """Return the rule, as made for data of a common kind; raises ``UserError`` where it does not send what nodes expect.
 
-    And for a node half that sends neither its model nor the change, for a pattern whose ``presence`` or ``available`` has
-    another shape, and where the author's own code fails, with the line.
+    And for a node half that declares no shapes, or sends neither its model nor the change, for a rule without ``aggregate`` or
+    that has half a model scored, for a pattern over the ``num_trained`` nodes whose ``presence`` or ``available`` has another
+    shape, and where the author's own code fails, with the line.
     """
     half, rule_class, config = client_class_of(node.strategy), strategy_class_of(server), node.strategy.config
     chosen = f"strategy={node.strategy.name}: {half.__name__}", f"strategy.server={server.name}: {rule_class.__name__}"
     if half.upload not in tuple(OTHER):
         raise UserError(f"{chosen[0]}: {unknown('upload', half.upload, OTHER)}")
     model = _outline(json.dumps(dict(node.model.values), sort_keys=True))
-    with registry.blamed(f"{chosen[0]}.messages", inspect.getfile(half)):
+    with _code_of(f"{chosen[0]}.messages", half):
         if fault := _declared_fault(half, model, config):
             raise UserError(f"{chosen[0]}.messages {fault}")
     if rule_class.aggregate is FederatedStrategy.aggregate and rule_class.next_model is FederatedStrategy.next_model:
         raise UserError(f"{chosen[1]} must define aggregate(self, model, replies), which returns the next global model")
-    shares = np.broadcast_to(1 / CLASSES, (node.num_nodes, CLASSES))
+    shares = np.broadcast_to(1 / CLASSES, (num_trained, CLASSES))
     try:
-        with registry.blamed(f"participation={participation.name}", inspect.getfile(pattern_class_of(participation))):
-            pattern = make_participation(participation, lambda: shares, node.num_nodes, node.seed)
+        with _code_of(f"participation={participation.name}", pattern_class_of(participation)):
+            pattern = make_participation(participation, lambda: shares, num_trained, node.seed)
             pattern.probability()
             pattern.participants(1)
-        with registry.blamed(f"{chosen[1]}.setup", inspect.getfile(rule_class)):
+        with _code_of(f"{chosen[1]}.setup", rule_class):
             rule = rule_class(
                 server.config,
                 client_class=half,
@@ -71,16 +73,21 @@ def check_messages(node: NodeRun, server: Choice, participation: Choice) -> Fede
     except MemoryError as error:
         raise UserError(f"num_nodes={node.num_nodes} or the model is too large for this machine's memory") from error
     initial = {name: torch.zeros(()).expand(value.shape) for name, value in model.named_parameters()}
-    with registry.blamed(f"{chosen[1]}.broadcast", inspect.getfile(rule_class)):
+    with _code_of(f"{chosen[1]}.broadcast", rule_class):
         shared = rule.broadcast(initial)
-    with registry.blamed(f"{chosen[1]}.download", inspect.getfile(rule_class)):
+    with _code_of(f"{chosen[1]}.download", rule_class):
         own = rule.download(initial, 0, False)
     if fault := sent_fault(rule, shared, {} if own is None else own):
         raise UserError(fault)
-    with registry.blamed(f"{chosen[1]}.judged", inspect.getfile(rule_class)):
-        if fault := judged_fault(rule, initial):
+    with _code_of(f"{chosen[1]}.judged", rule_class):
+        if fault := judged_fault(rule, initial, rule.judged(initial)):
             raise UserError(fault)
     return rule
+
+
+def _code_of(what: str, author: type) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which what goes wrong is the fault of an author's class."""
+    return registry.blamed(what, inspect.getfile(author))
 
 
 def _declared_fault(half: type[Client], model: SplitModel, config: Any) -> str:
@@ -89,7 +96,7 @@ def _declared_fault(half: type[Client], model: SplitModel, config: Any) -> str:
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(shapes, Mapping) for shapes in found):
         return f"must return two dictionaries, what a node receives and what it sends, got {type(found).__name__}"
     for name, shape in (item for shapes in found for item in shapes.items()):
-        if not isinstance(shape, tuple) or not all(isinstance(side, int) and side >= 0 for side in shape):
+        if not isinstance(shape, tuple) or not all(isinstance(side, int | np.integer) and side >= 0 for side in shape):
             return f"must return shapes, tuples of whole numbers such as (10, 64), got {shape!r} for {name}"
     shared = half.shared_parts(config)
     for name, value in model.named_parameters():
@@ -148,13 +155,21 @@ def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
         raise UserError(f"aggregation={aggregation.name} stands in for a mean of the participants, which {what} does not take")
 
 
-def check_attack(attack: Choice, rule: FederatedStrategy, node: NodeRun) -> None:
-    """Raise ``UserError`` for attackers that change what they send where nodes send nothing; label_flip changes labels."""
+def check_attack(attack: Choice, rule: FederatedStrategy, node: NodeRun, num_trained: int) -> None:
+    """Raise ``UserError`` for attackers that change what they send where nodes send nothing; label_flip changes labels.
+
+    And for attackers none of whom is among the ``num_trained`` nodes that train, or who need honest ones and leave none.
+    """
     if attack.name not in ("none", "label_flip") and not rule.up:
         raise UserError(f"attack={attack.name}: strategy={node.strategy.name} sends nothing that attackers could change")
-    config = attack.config
-    if isinstance(config, Attackers) and config.needs_honest and len(config.among(node.num_nodes, node.seed)) == node.num_nodes:
-        raise UserError(f"attack={attack.name}: all {node.num_nodes} nodes attack, and use the changes of those that do not")
+    if not isinstance(attack.config, Attackers):
+        return
+    attackers = attack.config.among(node.num_nodes, node.seed)
+    training = [attacker for attacker in attackers if attacker < num_trained]
+    if attackers and not training:
+        raise UserError(f"attack={attack.name}: its {len(attackers)} nodes are held out, and never train")
+    if attack.config.needs_honest and len(training) == num_trained:
+        raise UserError(f"attack={attack.name}: all {num_trained} nodes attack, and use the changes of those that do not")
 
 
 @lru_cache(maxsize=1)

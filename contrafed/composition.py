@@ -128,11 +128,11 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
 
 
 def _score_alike(config: DictConfig, asked: set[str]) -> None:
-    """Have an evaluation of saved models score what their run did, but for the keys that were ``asked`` for."""
+    """Have an evaluation of saved models score all that their run did, but for the keys that were ``asked`` for."""
     folder = Path(str(config.evaluate_only)).expanduser()
     stored = read_config(folder) if (folder / "config.yaml").is_file() else {}
     for key in set(SCORING_KEYS) - asked:
-        if key in stored:
+        if stored.get(key):  # not a "no": then nothing might be scored
             OmegaConf.update(config, key, stored[key])
 
 

@@ -28,7 +28,8 @@ def said_of_attackers(run: Run) -> str:
     """Return a line about how many nodes attack, empty where none does."""
     config = run.attack.config
     attackers = config.among(run.num_nodes, run.seed) if isinstance(config, Attackers) else ()
-    return f"{len(attackers)} of {run.num_nodes} nodes attack: attack={run.attack.name}" if attackers else ""
+    count = sum(attacker < run.num_trained for attacker in attackers)
+    return f"{count} of {run.num_trained} nodes attack: attack={run.attack.name}" if count else ""
 
 
 def said_of_delta(run: Run) -> str:

@@ -28,10 +28,12 @@ from core import codec
 from core.errors import RunStopped, UserError
 from core.metrics import beside_accuracy
 from core.privacy import central, gaussian
+from core.tensors import Tensors
 from partitions.participation.base import make_participation
 from simulation.attacks.base import attacked
 from simulation.grid import RunGrid
 from simulation.members import Members
+from strategies import checks
 from strategies.accountant import Budget
 from strategies.aggregation.base import make_aggregation
 from strategies.base import FederatedStrategy, Population, Round, strategy_class_of
@@ -156,7 +158,7 @@ class Session:
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Score the global model, where it is time to."""
-        model, federation = self.strategy.judged(codec.from_record(arrays)), self.members.federation
+        model, federation = checks.judged(self.strategy, codec.from_record(arrays)), self.members.federation
         return evaluate(self.workspace, federation, self.run, server_round, model, self.strategy.whole)
 
     def _ends(self, done: Round) -> bool:
@@ -208,14 +210,22 @@ class Session:
                 closing.callback(self.checkpoints.close)
             closing.callback(self.tracker.close, status)
             closing.callback(self.recorder.close)
-            self.logged.finish(self.recorder, self.strategy.judged(self.model), status)
-            self.recorder.save_model(self.strategy.judged(self.model), about)
+            left = self._left()
+            self.logged.finish(self.recorder, left, status)
+            self.recorder.save_model(left, about)
             seconds = time.perf_counter() - self.began
             spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
             told = {**facts(run, self.workspace), **self._traffic(), **spent, **self.grid.about(), **self._ending()}
             if (mean := self.strategy.participation.realised_mean) is not None:
                 told["probability_mean"] = mean
             return self.recorder.finish(status, {**told, "seconds": seconds})
+
+    def _left(self) -> Tensors:
+        """Return the global model that the run leaves: what its rule has scored, or, where that fails, the nodes'."""
+        try:
+            return checks.judged(self.strategy, self.model)
+        except Exception:  # it ended the run, and was said then
+            return self.model
 
     def _places(self) -> dict[str, str]:
         """Return what nodes are told of where to save and load their personal models, "" for not at all."""
@@ -227,7 +237,8 @@ class Session:
 
     def _go_on(self, resumed: checkpoint.Checkpoint) -> None:
         """Put server, nodes and figures back to where a checkpoint left them."""
-        self.model, state = resumed.server()
+        found, state = resumed.server()
+        self.model = {name: found[name] for name in self.model}  # older files have another order
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()

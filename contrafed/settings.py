@@ -119,14 +119,15 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     participation.config.count(top.num_nodes - top.held_out_nodes)
     pattern_class_of(participation)
     trackers.check(chosen["tracker"])
-    _check_plain_sgd(node.strategy)
+    _check_recipe(node.strategy)
     rule_class = strategy_class_of(server)
     with registry.blamed(f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)):
         rule_class.check(server.config, node.strategy, participation)
-    rule = check_messages(node, server, participation)
+    trained = top.num_nodes - top.held_out_nodes
+    rule = check_messages(node, server, participation, trained)
     check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
-    check_attack(chosen["attack"], rule, node)
+    check_attack(chosen["attack"], rule, node, trained)
     check_log(top.log, node.strategy, server, participation, chosen["privacy"])
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
     if top.save_personal and not personal:
@@ -214,7 +215,7 @@ def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
     return module
 
 
-def _check_plain_sgd(strategy: Choice) -> None:
+def _check_recipe(strategy: Choice) -> None:
     """Raise ``UserError`` for a momentum or Adam beside a method that needs plain SGD, or for a method without a recipe."""
     from clients.training.work import LocalWork
     from clients.training.workspace import client_class_of
@@ -260,8 +261,8 @@ EVALUATION_KEYS = (
 def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with which ``evaluate_only=PATH`` scores what the run in PATH saved.
 
-    It is the run's own, but for ``EVALUATION_KEYS`` and for keys that there were none of when it ran. Without
-    ``evaluate_only`` it is ``config`` itself. Raises ``UserError``.
+    It is the run's own, but for ``EVALUATION_KEYS``, of which composing has taken ``SCORING_KEYS`` from the run, and for keys
+    that there were none of when it ran. Without ``evaluate_only`` it is ``config`` itself. Raises ``UserError``.
     """
     if config.get("evaluate_only") is None:
         return dict(config)

@@ -1,6 +1,7 @@
 """What partitions are asked to do and what their code returns, checked: every fault is one line that names the partition."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,74 @@ from core.run import Choice
 
 def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
     """Return K index arrays as the partition splits them. Raises ``UserError`` where what it returns is none."""
-    said, module = said_of(choice, "split"), choice.module
-    with registry.blamed(f"partition={choice.name}: {module.__name__}.split", str(module.__file__)):
-        parts: list[np.ndarray] = module.split(choice.config, draw)
-    if not isinstance(parts, list) or len(parts) != draw.num_nodes:
-        got = f"{len(parts)} parts" if isinstance(parts, list) else type(parts).__name__
-        raise UserError(f"{said} a list of {draw.num_nodes} index arrays, one a node; got {got}")
-    for node, part in enumerate(parts):
-        if not isinstance(part, np.ndarray) or part.ndim != 1 or (len(part) and not np.issubdtype(part.dtype, np.integer)):
-            got = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"
-            raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {got}")
-        if len(part) and (part.min() < 0 or part.max() >= len(draw.y)):
-            raise UserError(f"{said} positions in draw.y, 0..{len(draw.y) - 1}; node {node} has {part.min()}..{part.max()}")
-    parts = [part.astype(np.int64) for part in parts]
+    with own_code(choice, "split"):
+        found = choice.module.split(choice.config, draw)
+    said = said_of(choice, "split")
+    parts = _parts(found, draw.num_nodes, len(draw.y), said, "draw.y")
     check_distinct(parts, said)
     return parts
+
+
+def explicit_of(choice: Choice, test: np.ndarray, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+    """Return each node's training part and its test part, if any, as the partition has them. Raises ``UserError`` for others.
+
+    ``test`` (N,) bool marks the central test split, which nobody trains on.
+    """
+    with own_code(choice, "explicit"):
+        found = choice.module.explicit(choice.config, test, num_nodes)
+    said = said_of(choice, "explicit")
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise UserError(f"{said} training parts and test parts, or None for these, as a pair; got {type(found).__name__}")
+    train = _parts(found[0], num_nodes, len(test), said, "all images")
+    own = None if found[1] is None else _parts(found[1], num_nodes, len(test), said, "all images")
+    check_distinct(train if own is None else [np.concatenate(both) for both in zip(train, own, strict=True)], said)
+    _check_trained(dict(enumerate(train)), test, said)
+    return train, own
+
+
+def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
+    """Raise ``UserError`` where the first or the last node holds images of the test split, ``test`` (N,) bool, to train on.
+
+    Or what are no positions. Not every node is looked at: there may be a million of them, drawn when they are asked for.
+    """
+    said = said_of(choice, "lazy")
+    for node in sorted({0, partition.num_nodes - 1}):
+        with own_code(choice, "lazy"):
+            found = partition.train(node), partition.test(node)
+        train, own = (_part(part, len(test), said, node, "y") for part in found)
+        _check_trained({node: train}, test, said)
+        if len(both := np.intersect1d(train, own)):
+            raise UserError(f"{said} test parts apart from training parts; node {node} has {len(both)} images in both")
+
+
+def own_code(choice: Choice, function: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which what goes wrong is the fault of a partition's function."""
+    return registry.blamed(f"partition={choice.name}: {choice.module.__name__}.{function}", str(choice.module.__file__))
+
+
+def _parts(found: Any, num_nodes: int, size: int, said: str, of: str) -> list[np.ndarray]:
+    """Return K index arrays into the ``size`` elements ``of`` something. Raises ``UserError`` for what are none."""
+    if not isinstance(found, list) or len(found) != num_nodes:
+        got = f"{len(found)} parts" if isinstance(found, list) else type(found).__name__
+        raise UserError(f"{said} a list of {num_nodes} index arrays, one a node; got {got}")
+    return [_part(part, size, said, node, of) for node, part in enumerate(found)]
+
+
+def _part(part: Any, size: int, said: str, node: int, of: str) -> np.ndarray:
+    """Return a node's index array (n,), int64."""
+    if not isinstance(part, np.ndarray) or part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
+        got = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"
+        raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {got}")
+    if len(part) and not 0 <= part.min() <= part.max() < size:
+        raise UserError(f"{said} positions in {of}, 0..{size - 1}; node {node} has {part.min()}..{part.max()}")
+    return part.astype(np.int64)
+
+
+def _check_trained(parts: Mapping[int, np.ndarray], test: np.ndarray, said: str) -> None:
+    """Raise ``UserError`` for a node that trains on images of the central test split."""
+    for node, part in parts.items():
+        if count := int(test[part].sum()):
+            raise UserError(f"{said} training parts without test images; node {node} has {count} of the test split")
 
 
 def said_of(choice: Choice, function: str) -> str:
@@ -80,25 +134,3 @@ def check_common(choice: Choice, num_nodes: int) -> None:
     if common.deal_test and (hasattr(module, "explicit") or common.test_fraction is not None):
         other = "partition=file" if hasattr(module, "explicit") else "partition.test_fraction"
         raise UserError(f"partition.deal_test and {other} both say what a node's test part is: set one of them")
-
-
-def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
-    """Raise ``UserError`` where the first or the last node holds images of the test split, ``test`` (n,) bool, to train on.
-
-    Or what are no positions. Not every node is looked at: there may be a million of them, drawn when they are asked for.
-    """
-    said, module = said_of(choice, "lazy"), choice.module
-    for node in sorted({0, partition.num_nodes - 1}):
-        with registry.blamed(f"partition={choice.name}: {module.__name__}.lazy, node {node}", str(module.__file__)):
-            train, own_test = np.asarray(partition.train(node)), np.asarray(partition.test(node))
-        for part in (train, own_test):
-            if part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
-                raise UserError(f"{said} parts (n,) of whole numbers; node {node} has {part.dtype} {part.shape}")
-            if len(part) and not 0 <= part.min() <= part.max() < len(test):
-                raise UserError(f"{said} positions in y, 0..{len(test) - 1}; node {node} has {part.min()}..{part.max()}")
-        if test[train].any():
-            raise UserError(
-                f"{said} training parts within `pool`; node {node} has {test[train].sum()} images of the test split"
-            )
-        if len(both := np.intersect1d(train, own_test)):
-            raise UserError(f"{said} test parts apart from training parts; node {node} has {len(both)} images in both")

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from core import registry
 from core.config import Range
 from core.errors import UserError
 from core.randomness import generator
@@ -96,8 +95,9 @@ class Partition:
 
 def _packed(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-    values = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-    if len(values) and values.dtype.kind not in "iu":
+    filled = [np.asarray(part) for part in parts if len(part)]  # an empty list counts as floating-point numbers
+    values = np.concatenate(filled) if filled else np.zeros(0, dtype=np.int64)
+    if values.dtype.kind not in "iu":
         raise TypeError(f"a node's part is an array of whole numbers, got {values.dtype}")
     return values.astype(np.int64), ends
 
@@ -135,7 +135,7 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
     if hasattr(module, "lazy"):
         if merged:
             raise UserError(f"partition={choice.name} has no test parts of its own; set dataset.merge_splits=false")
-        with registry.blamed(f"partition={choice.name}: {module.__name__}.lazy", str(module.__file__)):
+        with checks.own_code(choice, "lazy"):
             lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
         if not isinstance(lazy, Partition) or lazy.num_nodes != num_nodes:
             got = f"one of {lazy.num_nodes}" if isinstance(lazy, Partition) else type(lazy).__name__
@@ -144,10 +144,7 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
         checks.check_lazy(choice, lazy, data.test.numpy())
         return lazy
     if hasattr(module, "explicit"):
-        with registry.blamed(f"partition={choice.name}: {module.__name__}.explicit", str(module.__file__)):
-            found = module.explicit(config, data.test.numpy(), num_nodes)
-        whole = found[0] if found[1] is None else [np.concatenate(both) for both in zip(*found, strict=True)]
-        checks.check_distinct(whole, checks.said_of(choice, "explicit"))
+        found = checks.explicit_of(choice, data.test.numpy(), num_nodes)
         return _from_file(config, found, data, seed, held_out_fraction(config, merged))
     if num_nodes > len(pool):
         raise UserError(

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from core import registry
-from core.errors import RunStopped, nearest
+from core.errors import RunStopped, UserError, nearest
 from core.tensors import TYPES, Tensors, format_of, storable
 from strategies.privacy import aggregate_privately
 from strategies.replies import AbsentError, Replies, norm
@@ -59,13 +59,21 @@ def sent_fault(rule: Any, *parts: Any) -> str:
 
 
 def costs(rule: Any, nodes: np.ndarray) -> dict[int, int]:
-    """Return how many steps each of these nodes takes, by the node half's ``work_of``. Raises ``RunStopped`` for no number."""
-    half = rule.client_class.__name__
-    with registry.blamed(f"{half}.work_of", inspect.getfile(rule.client_class)):
-        found = {node: rule.work_of(int(rule.population.sizes[node])) for node in nodes.tolist()}
-    for node, cost in found.items():
-        if not isinstance(cost, int | np.integer) or isinstance(cost, bool):
-            raise RunStopped(f"{half}.work_of must return a whole number of steps, got {_kind(cost)} for node {node}")
+    """Return how many steps each of these nodes takes, by the node half's ``work_of``.
+
+    Raises what ends a run where it fails or returns no number: ``UserError`` before the first round's work, later
+    ``RunStopped``.
+    """
+    half = rule.client_class
+    try:
+        with registry.blamed(f"{half.__name__}.work_of", inspect.getfile(half)):
+            found = {node: rule.work_of(int(rule.population.sizes[node])) for node in nodes.tolist()}
+        for node, cost in found.items():
+            if not isinstance(cost, int | np.integer) or isinstance(cost, bool):
+                wanted = f"{half.__name__}.work_of must return a whole number of steps"
+                raise UserError(f"{wanted}, got {_kind(cost)} for node {node}")
+    except UserError as error:
+        raise error if rule.round.server_round < 2 else stopped(rule, str(error)) from error
     return {node: int(cost) for node, cost in found.items()}
 
 
@@ -79,13 +87,20 @@ def weights_of(rule: Any) -> np.ndarray | None:
     return weights
 
 
-def judged_fault(rule: Any, model: Tensors) -> str:
-    """Return what is wrong with the model that a rule would have scored in place of ``model``; empty for nothing."""
-    made = rule.judged(model)
+def judged_fault(rule: Any, model: Tensors, made: Any) -> str:
+    """Return what is wrong with what a rule has scored in place of ``model``; empty for nothing."""
     fault = _model_fault(model, made)
     if not fault and (missing := model.keys() - made.keys()):
         fault = f"{min(missing)} is missing"
     return fault and f"{type(rule).__name__}.judged must return the whole model, tensors by name: {fault}"
+
+
+def judged(rule: Any, model: Tensors) -> Tensors:
+    """Return the model that a rule has scored in place of ``model``. Raises ``RunStopped`` where it is none."""
+    made: Tensors = rule.judged(model)
+    if fault := judged_fault(rule, model, made):
+        raise stopped(rule, fault)
+    return made
 
 
 def state_fault(rule: Any) -> str:
@@ -147,6 +162,8 @@ def _metrics_fault(rule: Any) -> str:
             return f"{name}: self.round.metrics['{metric}'] must be a finite number, such as float(x), or NaN, got {got}"
     for metric, pair in done.node_metrics.items():
         shapes = [np.shape(part) for part in pair] if isinstance(pair, tuple | list) else []
+        if shapes and any(isinstance(part, Tensor) for part in pair):
+            return f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), arrays or lists, got a Tensor"
         if len(shapes) != 2 or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
             got = f"shapes {', '.join(map(str, shapes))}" if shapes else _kind(pair)
             return f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), a value for each node, got {got}"
@@ -166,8 +183,8 @@ def _unkept(items: Iterable[tuple[Any, Any]], place: str) -> str:
         where = f"{place}[{key!r}]"
         if isinstance(key, bool) or not isinstance(key, str | int | np.integer):
             return f"{where} has a {type(key).__name__} for its name"
-        if isinstance(value, Mapping) or type(value) in (list, tuple):
-            if found := _unkept(value.items() if isinstance(value, Mapping) else enumerate(value), where):
+        if type(value) in (dict, list, tuple):
+            if found := _unkept(value.items() if isinstance(value, dict) else enumerate(value), where):
                 return found
         elif isinstance(value, Tensor):
             if not storable(value):

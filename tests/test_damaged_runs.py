@@ -32,6 +32,7 @@ DAMAGES = [
     ("summary.json", lambda text: "{}", "is no run's summary"),
     ("metrics.csv", lambda text: "".join(text.splitlines(True)[:5]), "it ends with round 10, and the run with round 30"),
     ("metrics.csv", lambda text: "round\n", "it has no column scope"),
+    ("nodes.csv", lambda text: "round,value\n", "it has no column node"),
 ]
 
 
@@ -55,6 +56,24 @@ def test_where_there_is_no_other_run_it_is_a_mistake(pair, capsys, name, damage,
     assert said in capsys.readouterr().err
     with pytest.raises(UserError, match=said):
         find([pair])
+
+
+def test_a_file_of_nodes_that_ends_before_they_were_last_scored_is_no_whole_one(tmp_path):
+    nodes = [(t, node, "accuracy", 0.5) for t in (0, 10, 20, 30) for node in range(4)]
+    folder = write_run(tmp_path / "a", scope=("personal", "test"), nodes=nodes)
+    assert len(find([folder])) == 1
+    rewrite(folder / "nodes.csv", lambda text: "".join(text.splitlines(True)[:10]) + "30,0,accur")
+    with pytest.raises(UserError, match="nodes.csv: it ends with round 20, and nodes were scored in round 30$"):
+        find([folder])
+
+
+def test_a_job_without_metrics_costs_a_sweep_no_table(pair, capsys):
+    (pair / "empty").mkdir()
+    (pair / "empty" / "config.yaml").write_text("x: 1\n")
+    leave(pair, [pair / name for name in ("whole", "other", "empty")])
+    said = capsys.readouterr().out
+    assert "left out: there are no runs in" in said
+    assert "a table and a figure of 2 runs" in said
 
 
 def test_a_sweeps_table_leaves_it_out_too(pair, capsys):

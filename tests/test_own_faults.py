@@ -12,7 +12,7 @@ from torch import nn
 
 from clients.fedavg import FedAvgClient
 from contrafed.experiment import run
-from contrafed.settings import _check_plain_sgd, resolve
+from contrafed.settings import _check_recipe, resolve
 from core.errors import RunStopped, UserError
 from core.run import choose
 from models import mlp
@@ -69,6 +69,10 @@ def test_what_a_rule_says_of_its_round_is_not_replaced_by_the_nodes_means():
         (
             {"node_metrics": {"x": ([0.0, 1.0], [1, 2])}},
             "node_metrics['x'] must be (nodes, values), numbers both, got float64, int64",
+        ),
+        (
+            {"node_metrics": {"x": ([0], torch.ones(1))}},
+            "node_metrics['x'] must be (nodes, values), arrays or lists, got a Tensor",
         ),
         ({"node_metrics": {1: ([0], [1])}}, "metrics of self.round have text for their names, got 1"),
         ({"metrics": {1: 0.5}}, "metrics of self.round have text for their names, got 1"),
@@ -166,7 +170,7 @@ def test_a_node_half_has_a_recipe_of_local_training(monkeypatch):
     choice = resolve(config_of("strategy=fedavg")).node.strategy
     bare = make_dataclass("Config", ["rho"], frozen=True)(0.5)
     with pytest.raises(UserError, match=r"Config of clients.fedavg must have `local: LocalWork` of clients.training.work"):
-        _check_plain_sgd(replace(choice, config=bare))
+        _check_recipe(replace(choice, config=bare))
 
 
 @pytest.mark.parametrize("steps", [lambda self, examples: None, lambda self, examples: 1.5, lambda self, examples: self.n])
@@ -306,9 +310,9 @@ def test_a_pattern_with_an_init_of_its_own_calls_the_other(monkeypatch):
     ("train", "test", "said"),
     [
         ([0, 1], [1], "test parts apart from training parts; node 0 has 1 images in both"),
-        ([0, 9], [], "training parts within `pool`; node 0 has 1 images of the test split"),
-        ([[0]], [], "parts (n,) of whole numbers; node 0 has int64 (1, 1)"),
-        ([0.5], [], "parts (n,) of whole numbers; node 0 has float64 (1,)"),
+        ([0, 9], [], "training parts without test images; node 0 has 1 of the test split"),
+        ([[0]], [], "arrays (n,) of whole numbers; node 0 has int64 (1, 1)"),
+        ([0.5], [], "arrays (n,) of whole numbers; node 0 has float64 (1,)"),
         ([10], [], "positions in y, 0..9; node 0 has 10..10"),
         ([], [-1], "positions in y, 0..9; node 0 has -1..-1"),
     ],
@@ -342,3 +346,44 @@ def test_a_partition_that_goes_wrong_is_one_line(monkeypatch):
     assert str(found.value).startswith(
         "partition=iid: partitions.partitioners.iid.split: TypeError: 'NoneType' object is not sub"
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "must return training parts and test parts, or None for these, as a pair; got NoneType"),
+        (([np.arange(3)], None), "must return a list of 2 index arrays, one a node; got 1 parts"),
+        (([np.arange(3), np.array([1.5])], None), "must return arrays (n,) of whole numbers; node 1 has float64 (1,)"),
+        (([np.arange(3), np.array([99999])], None), "must return positions in all images, 0..1796; node 1 has 99999..99999"),
+        (
+            ([np.arange(3), np.array([2])], None),
+            "must return no position twice; nodes 0 and 1 share 1; define lazy where nodes are",
+        ),
+        (
+            ([np.arange(3), np.arange(3, 1797)], None),
+            "must return training parts without test images; node 0 has 2 of the test split",
+        ),
+    ],
+)
+def test_what_explicit_returns_is_a_partition(monkeypatch, found, said):
+    monkeypatch.setattr(iid, "explicit", lambda config, test, num_nodes: found, raising=False)
+    with pytest.raises(UserError) as error:
+        load_federation(resolve(config_of("partition=iid", "num_nodes=2")).node)
+    assert str(error.value).startswith(f"partition=iid: partitions.partitioners.iid.explicit {said}")
+
+
+def test_an_empty_part_has_no_type():
+    parts = [np.array([0, 1]), np.array([])]
+    assert Partition(parts, [[], []], np.zeros(4, dtype=np.int64), 2).sizes.tolist() == [2, 0]
+
+
+def test_a_rule_that_has_half_a_model_scored_later_ends_the_run_and_leaves_what_there_is(monkeypatch, tmp_path):
+    def judged(self, model):
+        return model if self.round.server_round < 1 else {}
+
+    monkeypatch.setattr(FedAvg, "judged", judged)
+    quick = ("strategy=fedavg", "engine=local", "num_nodes=2", "num_rounds=2", "participation=full", "model=mlp")
+    with pytest.raises(RunStopped, match=r"^round 1: FedAvg.judged must return the whole model, tensors by name: "):
+        run(config_of(*quick, f"output_dir={tmp_path}/run"))
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "run" / "model.safetensors").exists()

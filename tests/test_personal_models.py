@@ -105,5 +105,8 @@ def test_models_are_scored_as_their_run_scored_unless_the_command_line_says_othe
     (tmp_path / "config.yaml").write_text("eval_train: true\nmetrics: [accuracy, macro_f1]\nnum_nodes: 3\n")
     config = config_of(f"evaluate_only={tmp_path}")
     assert (config["eval_train"], config["metrics"], config["eval_nodes"]) == (True, ["accuracy", "macro_f1"], None)
+    (tmp_path / "no").mkdir()
+    (tmp_path / "no" / "config.yaml").write_text("eval_nodes: false\n")  # and save_personal=true
+    assert config_of(f"evaluate_only={tmp_path}/no")["eval_nodes"] is None
     config = config_of(f"evaluate_only={tmp_path}", "eval_train=false", "metrics=[accuracy]")
     assert (config["eval_train"], config["metrics"]) == (False, ["accuracy"])

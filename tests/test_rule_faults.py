@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 
 import numpy as np
 import pytest
@@ -210,6 +210,7 @@ KEPT = "but a checkpoint holds tensors, arrays, numbers and text, in lists, tupl
         ({"f": torch.ones(1, dtype=torch.complex64)}, "self.state['f'] is a tensor of complex64"),
         ({"f": torch.eye(2).to_sparse()}, "self.state['f'] is a tensor of sparse_coo float32"),
         ({"f": Pair(1, 2)}, "self.state['f'] is a Pair"),
+        ({"f": defaultdict(int)}, "self.state['f'] is a defaultdict"),
     ],
 )
 def test_what_no_checkpoint_holds_is_refused_before_the_run_and_in_the_round_that_brings_it(state, said):

@@ -38,6 +38,15 @@ def test_attackers_that_go_by_honest_nodes_need_some(attack):
     resolved("attack=sign_flip", "attack.fraction=1", "num_nodes=4")
 
 
+def test_attackers_that_are_held_out_are_none():
+    few = ("num_nodes=10", "held_out_nodes=2", "attack=ipm")
+    with pytest.raises(UserError, match="^attack=ipm: its 2 nodes are held out, and never train$"):
+        resolved(*few, "attack.nodes=[8,9]")
+    with pytest.raises(UserError, match="^attack=ipm: all 8 nodes attack"):
+        resolved(*few, "attack.nodes=[0,1,2,3,4,5,6,7]")
+    assert said_of_attackers(resolved(*few, "attack.nodes=[3,9]")) == "1 of 8 nodes attack: attack=ipm"
+
+
 @pytest.mark.parametrize(("delta", "loose"), [("0.00001", False), ("0.24", False), ("0.25", True), ("0.9", True)])
 def test_a_delta_that_lets_a_node_be_told_apart_is_said(delta, loose):
     line = said_of_delta(resolved("privacy=central", f"privacy.delta={delta}", "num_nodes=4"))

@@ -23,7 +23,8 @@ row's own setting; rounds and MiB to it are of the seeds that reach it (how many
 def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float | None = None) -> list[Path]:
     """Write every table (Markdown, CSV, LaTeX) and figure (PNG, PDF) of these runs; returns the files.
 
-    ``target``: the accuracy, a fraction, to which rounds and MiB are counted; without it FedAvg's last in a row's setting.
+    ``target``: the accuracy, a fraction, to which rounds and MiB are counted; without it the runs' own ``target_accuracy``, or
+    FedAvg's last in a row's setting.
     Raises ``UserError`` where the folder cannot be written.
     """
     found: dict[str, tuple[Table, str, str]] = {}
@@ -53,8 +54,13 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
     Nothing for a single run, which has its own. What stands in the way is said in a line: the sweep itself is done.
     """
     try:
-        damaged: list[str] = []
-        found, aside = usable(find(runs, damaged) if runs else [])
+        damaged, whole = list[str](), list[FinishedRun]()
+        for path in runs:
+            try:
+                whole += find([path])
+            except UserError as error:
+                damaged.append(str(error))
+        found, aside = usable(whole)
         if aside := damaged + aside:
             print(f"{'no' if len(found) < 2 else 'from the'} table of the sweep, left out: {'; '.join(aside)}", flush=True)
         if len(found) < 2:

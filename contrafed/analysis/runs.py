@@ -28,6 +28,8 @@ NODES = {"round": "int64", "node": "int64", "metric": "str", "value": "float64"}
 # Scope and split under which ``results`` keeps the mean over nodes of a metric of ``nodes.csv``.
 MEAN_OF_NODES = ("nodes", "mean")
 
+LONGEST_LINE = 4096  # bytes, of a log
+
 # Keys that do not tell experiments apart: where and how it ran, what it kept, and what is said of it.
 ASIDE = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", "published", "changed"})
 
@@ -155,6 +157,8 @@ def read(folder: Path, name: str) -> FinishedRun:
     last = int(metrics["round"].max()) if len(metrics) else 0
     if summary["status"] == "finished" and last < (done := summary.get("rounds", 0)):
         raise UserError(f"cannot read {folder / 'metrics.csv'}: it ends with round {last}, and the run with round {done}")
+    if path.exists():
+        _check_nodes(path, metrics)
     return FinishedRun(
         name, config, complete(summary, config, metrics), metrics,
         lambda: read_table(path, NODES) if path.exists() else pd.DataFrame(columns=list(NODES)), folder,
@@ -185,6 +189,21 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
         return table[list(columns)].astype(dict(columns))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+
+
+def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
+    """Raise ``UserError`` for a ``nodes.csv`` without its columns, or that ends before the nodes were last scored."""
+    with path.open("rb") as file:
+        heads = file.readline().decode(errors="replace").strip().split(",")
+        if missing := [name for name in NODES if name not in heads]:
+            raise UserError(f"cannot read {path}: it has no column {missing[0]}")
+        start = file.tell()
+        file.seek(max(start, path.stat().st_size - LONGEST_LINE))
+        lines = file.read().split(b"\n")[:-1]
+    scored = metrics[(metrics["scope"] == "personal") | (metrics["split"] == "nodes")]["round"]
+    last = lines[-1].split(b",")[heads.index("round")] if lines else b"0"
+    if len(scored) and last.isdigit() and int(last) < scored.max():
+        raise UserError(f"cannot read {path}: it ends with round {int(last)}, and nodes were scored in round {scored.max()}")
 
 
 def _whole_lines(path: Path) -> io.BytesIO:
