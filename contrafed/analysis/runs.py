@@ -154,11 +154,12 @@ def read(folder: Path, name: str) -> FinishedRun:
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
     metrics = read_table(folder / "metrics.csv", METRICS)
     path, summary = folder / "nodes.csv", _read_summary(folder)
-    last = int(metrics["round"].max()) if len(metrics) else 0
-    if summary["status"] == "finished" and last < (done := summary.get("rounds", 0)):
-        raise UserError(f"cannot read {folder / 'metrics.csv'}: it ends with round {last}, and the run with round {done}")
-    if path.exists():
-        _check_nodes(path, metrics)
+    if summary["status"] == "finished":
+        last, done = int(metrics["round"].max()) if len(metrics) else 0, summary.get("rounds", 0)
+        if last < done:
+            raise UserError(f"cannot read {folder / 'metrics.csv'}: it ends with round {last}, and the run with round {done}")
+        if path.exists():
+            _check_nodes(path, metrics)
     return FinishedRun(
         name, config, complete(summary, config, metrics), metrics,
         lambda: read_table(path, NODES) if path.exists() else pd.DataFrame(columns=list(NODES)), folder,
