@@ -331,7 +331,7 @@ def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, 
     assert rows_of(metrics, "failures") == {1: 0, 2: 0, 3: 1}
     spread = rows_of(metrics, "accuracy_std")
     assert spread[2] == 0 < spread[1]  # one node is left
-    assert "node 1, evaluation: malformed content" in (said := capsys.readouterr().out)
+    assert "node 1, evaluation: a score that is not finite (loss)" in (said := capsys.readouterr().out)
     assert "round 3: 1 reply did not count; the first: node 0, evaluation: " in said
 
 

@@ -360,7 +360,7 @@ def test_a_sweep_leaves_a_table_and_a_figure(sweep, capsys):
 def test_a_sweep_of_one_or_of_nothing_leaves_nothing(sweep, capsys):
     leave(sweep, [sweep / "moon-full-0"])
     leave(sweep, [sweep / "nowhere"])
-    assert "no table of the sweep: there is no folder" in capsys.readouterr().out
+    assert "no table of the sweep, left out: there is no folder" in capsys.readouterr().out
     assert not list(sweep.glob("sweep.*"))
 
 

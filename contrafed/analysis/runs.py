@@ -202,7 +202,7 @@ def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
         file.seek(max(start, path.stat().st_size - LONGEST_LINE))
         lines = file.read().split(b"\n")[:-1]
     scored = metrics[(metrics["scope"] == "personal") | (metrics["split"] == "nodes")]["round"]
-    last = lines[-1].split(b",")[heads.index("round")] if lines else b"0"
+    last = lines[-1].split(b",")[heads.index("round")] if lines else b""  # none was kept
     if len(scored) and last.isdigit() and int(last) < scored.max():
         raise UserError(f"cannot read {path}: it ends with round {int(last)}, and nodes were scored in round {scored.max()}")
 
