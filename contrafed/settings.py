@@ -70,6 +70,11 @@ class Top:
     output_dir: str
     verbose: bool
 
+    @property
+    def num_trained(self) -> int:
+        """How many nodes may train: the first ones, all but those that are held out."""
+        return self.num_nodes - self.held_out_nodes
+
 
 @dataclass(frozen=True)
 class Run(Top):
@@ -85,11 +90,6 @@ class Run(Top):
     aggregation: Choice
     composed: Mapping[str, Any]  # the configuration that this is made of, as ``config.yaml`` has it
     folder: Path | None = None  # the run's own, once it has one; ``resume`` is then the path of a checkpoint or None
-
-    @property
-    def num_trained(self) -> int:
-        """How many nodes may train: the first ones, all but those that are held out."""
-        return self.num_nodes - self.held_out_nodes
 
     @property
     def text(self) -> str:
@@ -116,18 +116,17 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     partitions.checks.check(node.partition, node.num_nodes)
     if top.held_out_nodes and node.partition.config.scarce_nodes:
         raise UserError("partition.scarce_nodes and held_out_nodes are both the last nodes: the scarce ones would never train")
-    participation.config.count(top.num_nodes - top.held_out_nodes)
+    participation.config.count(top.num_trained)
     pattern_class_of(participation)
     trackers.check(chosen["tracker"])
     _check_recipe(node.strategy)
     rule_class = strategy_class_of(server)
     with registry.blamed(f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)):
         rule_class.check(server.config, node.strategy, participation)
-    trained = top.num_nodes - top.held_out_nodes
-    rule = check_messages(node, server, participation, trained)
+    rule = check_messages(node, server, participation, top.num_trained)
     check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
-    check_attack(chosen["attack"], rule, node, trained)
+    check_attack(chosen["attack"], rule, node, top.num_trained)
     check_log(top.log, node.strategy, server, participation, chosen["privacy"])
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
     if top.save_personal and not personal:
@@ -208,8 +207,7 @@ def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
     if (named := strategy.get("server")) is not None:
         return registry.find("strategies", "strategy/server", {"name": named})
     module = registry.find("strategies", "strategy", strategy)
-    rules = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, FederatedStrategy)]
-    if not any(rule.__module__ == module.__name__ for rule in rules):
+    if not registry.own_subclasses(module, FederatedStrategy):
         wanted = "its YAML's defaults may name another's, such as server: fedavg"
         raise UserError(f"strategy={strategy['name']}: {module.__name__} has no server rule (a FederatedStrategy); {wanted}")
     return module

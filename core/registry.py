@@ -130,11 +130,13 @@ def only_subclass(module: ModuleType, base: type[T]) -> type[T]:
 
     Raises ``UserError`` for none or several.
     """
-    own = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
-    ]
+    own = own_subclasses(module, base)
     if len(own) != 1:
         raise UserError(f"{module.__name__} must define exactly one {base.__name__}, found {len(own)}")
     return own[0]
+
+
+def own_subclasses(module: ModuleType, base: type[T]) -> list[type[T]]:
+    """Return the subclasses of ``base`` that ``module`` itself defines, not those that it imports."""
+    classes = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, base))
+    return [found for found in classes if found.__module__ == module.__name__]

@@ -1,7 +1,7 @@
 """What partitions are asked to do and what their code returns, checked: every fault is one line that names the partition."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def explicit_of(choice: Choice, test: np.ndarray, num_nodes: int) -> tuple[list[
     train = _parts(found[0], num_nodes, len(test), said, "all images")
     own = None if found[1] is None else _parts(found[1], num_nodes, len(test), said, "all images")
     check_distinct(train if own is None else [np.concatenate(both) for both in zip(train, own, strict=True)], said)
-    _check_trained(dict(enumerate(train)), test, said)
+    for node, part in enumerate(train):
+        _check_trained(part, test, said, node)
     return train, own
 
 
@@ -49,7 +50,7 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
         with own_code(choice, "lazy"):
             found = partition.train(node), partition.test(node)
         train, own = (_part(part, len(test), said, node, "y") for part in found)
-        _check_trained({node: train}, test, said)
+        _check_trained(train, test, said, node)
         if len(both := np.intersect1d(train, own)):
             raise UserError(f"{said} test parts apart from training parts; node {node} has {len(both)} images in both")
 
@@ -77,11 +78,10 @@ def _part(part: Any, size: int, said: str, node: int, of: str) -> np.ndarray:
     return part.astype(np.int64)
 
 
-def _check_trained(parts: Mapping[int, np.ndarray], test: np.ndarray, said: str) -> None:
-    """Raise ``UserError`` for a node that trains on images of the central test split."""
-    for node, part in parts.items():
-        if count := int(test[part].sum()):
-            raise UserError(f"{said} training parts without test images; node {node} has {count} of the test split")
+def _check_trained(part: np.ndarray, test: np.ndarray, said: str, node: int) -> None:
+    """Raise ``UserError`` where a node trains on images of the central test split."""
+    if count := int(test[part].sum()):
+        raise UserError(f"{said} training parts without test images; node {node} has {count} of the test split")
 
 
 def said_of(choice: Choice, function: str) -> str:

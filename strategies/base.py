@@ -316,8 +316,7 @@ class FederatedStrategy(Strategy):
         for node, config in configs.items():
             own = self.download(model, node, kind == MessageType.EVALUATE)
             if fault := common if own is None else checks.sent_fault(self, shared, own):
-                # Nothing is lost before the first round's work.
-                raise UserError(fault) if server_round < 2 else checks.stopped(self, fault)
+                raise checks.refused(self, server_round, fault)
             self._received[node] = shared if own is None else shared | own
             arrays = record if own is None else codec.to_record(self._received[node])
             content = RecordDict({codec.ARRAYS: arrays, codec.CONFIG: config})

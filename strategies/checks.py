@@ -73,7 +73,7 @@ def costs(rule: Any, nodes: np.ndarray) -> dict[int, int]:
                 wanted = f"{half.__name__}.work_of must return a whole number of steps"
                 raise UserError(f"{wanted}, got {_kind(cost)} for node {node}")
     except UserError as error:
-        raise error if rule.round.server_round < 2 else stopped(rule, str(error)) from error
+        raise refused(rule, rule.round.server_round, str(error)) from error
     return {node: int(cost) for node, cost in found.items()}
 
 
@@ -129,6 +129,11 @@ def next_model(rule: Any, replies: Replies) -> Tensors:
     if fault := _metrics_fault(rule) or state_fault(rule):
         raise stopped(rule, fault)
     return new
+
+
+def refused(rule: Any, server_round: int, fault: str) -> UserError | RunStopped:
+    """Return what ends a run for a fault in what is asked of nodes: a mistake where no round's work is lost by it."""
+    return UserError(fault) if server_round < 2 else stopped(rule, fault)
 
 
 def stopped(rule: Any, fault: str, status: str = "failed") -> RunStopped:

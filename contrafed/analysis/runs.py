@@ -184,20 +184,22 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     try:
         kinds = {name: kind for name, kind in columns.items() if kind == "str"}
         table = pd.read_csv(_whole_lines(path), dtype=kinds, keep_default_na=False)
-        missing = [name for name in columns if name not in table]
-        if missing:
-            raise UserError(f"cannot read {path}: it has no column {missing[0]}")
+        _check_columns(path, table.columns, columns)
         return table[list(columns)].astype(dict(columns))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+
+
+def _check_columns(path: Path, heads: Iterable[str], columns: Mapping[str, str]) -> None:
+    if missing := [name for name in columns if name not in heads]:
+        raise UserError(f"cannot read {path}: it has no column {missing[0]}")
 
 
 def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
     """Raise ``UserError`` for a ``nodes.csv`` without its columns, or that ends before the nodes were last scored."""
     with path.open("rb") as file:
         heads = file.readline().decode(errors="replace").strip().split(",")
-        if missing := [name for name in NODES if name not in heads]:
-            raise UserError(f"cannot read {path}: it has no column {missing[0]}")
+        _check_columns(path, heads, NODES)
         start = file.tell()
         file.seek(max(start, path.stat().st_size - LONGEST_LINE))
         lines = file.read().split(b"\n")[:-1]
