@@ -295,11 +295,13 @@ def test_a_paper_s_table_with_one_number_of_ours_is_one_line(tmp_path, monkeypat
     for name, changed in (("pmfl", []), ("fedau", []), ("mifa", ["strategy.server_lr=2"])):
         write_run(tmp_path / "runs" / name, **method(name, published={**row, "method": name}, changed=changed))
     results.keep(find([tmp_path / "runs"]), tmp_path / "results", "tried")
+    results.keep([read(write_run(tmp_path / "own", (0.1, 0.5)), "own")], tmp_path / "results", "own")
     pages.results_page(tmp_path)
     page = Path("docs/RESULTS.md").read_text()
     assert "### PMFL, Table I\n" in page
     assert "\n* PMFL, Table I (strategy.server_lr=2), mifa: 70.00 (" in page
     assert "### PMFL, Table I (strategy" not in page
+    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## tried", "## own"]
 
 
 def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, monkeypatch):

@@ -86,11 +86,12 @@ def name_of(folder: Path) -> str:
 def results_page(home: Path) -> list[Path]:
     """Write ``docs/RESULTS.md`` and ``docs/figures`` below ``home`` from its ``results/``; returns the files.
 
-    ``README.md`` there says what holds for all of it; a text without a CSV is a section of its own, after the others.
+    ``README.md`` there says what holds for all of it. Sections of papers' tables and figures come first, then those of runs of
+    our own; a text without a CSV is a section of its own, after the others.
     Raises ``UserError`` where there are no CSVs, or one cannot be read.
     """
     folder = home / "results"
-    stored, common = sorted(folder.glob("*.csv"), key=lambda path: path.stem), folder / "README.md"
+    stored, common = {path: results.load(path) for path in folder.glob("*.csv")}, folder / "README.md"
     if not stored:
         raise UserError(f"there are no results in {folder}: python report.py --results DIR keeps a folder's runs there")
     alone = sorted({*folder.glob("*.md")} - {common, *(path.with_suffix(".md") for path in stored)})
@@ -100,8 +101,8 @@ def results_page(home: Path) -> list[Path]:
         drawn.mkdir(parents=True, exist_ok=True)
         if common.exists():
             parts.append(_words(common)[1])
-        for path in stored:
-            text, pictures = _section(path, drawn)
+        for path, runs in sorted(stored.items(), key=lambda item: (not _of_a_paper(item[1]), item[0].stem)):
+            text, pictures = _section(path, runs, drawn)
             parts.append(text)
             files += pictures
         parts += ["## {}\n\n{}".format(*_words(path)) for path in alone]
@@ -117,8 +118,12 @@ def _words(path: Path) -> tuple[str, str]:
     return title, rest.strip() + "\n"
 
 
-def _section(path: Path, drawn: Path) -> tuple[str, list[Path]]:
-    runs, aside = usable(results.load(path), unfinished=True)
+def _of_a_paper(runs: Sequence[FinishedRun]) -> bool:
+    return any((run.config.get("published") or {}).get("paper") for run in runs)
+
+
+def _section(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple[str, list[Path]]:
+    runs, aside = usable(stored, unfinished=True)
     words = path.with_suffix(".md")
     title, prose = _words(words) if words.exists() else (path.stem, "")
     parts = [f"## {title}\n", prose.strip() and prose, facts(runs) + "\n"]
