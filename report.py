@@ -20,6 +20,7 @@ except ImportError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
 
+from contrafed.reporting.console import counted
 from core.arguments import Parser, program
 from core.errors import UserError
 
@@ -91,7 +92,7 @@ def _report(asked: argparse.Namespace) -> None:
         title = asked.title or ", ".join(dict.fromkeys(map(pages.name_of, asked.folders)))
         files = pages.write(runs, folder, title, None if asked.target is None else round(asked.target / 100, 12))
         print((folder / "runs.md").read_text(encoding="utf-8"))
-        print(f"{len(files)} files of {len(runs)} runs are in {folder}: {', '.join(path.name for path in files)}")
+        print(f"{len(files)} files of {counted(len(runs), 'run')} are in {folder}: {', '.join(path.name for path in files)}")
 
 
 def _refuse_unused(asked: argparse.Namespace) -> None:
@@ -113,7 +114,8 @@ def _results(asked: argparse.Namespace) -> None:
         raise UserError("--name goes with one folder")
     for folder in asked.folders:
         runs = _usable([folder], asked)
-        print(f"{len(runs)} runs of {folder} are in {results.keep(runs, Path('results'), asked.name or pages.name_of(folder))}")
+        kept = results.keep(runs, Path("results"), asked.name or pages.name_of(folder))
+        print(f"wrote {counted(len(runs), 'run')} of {folder} to {kept}")
     files = pages.results_page(Path())
     print(f"wrote {files[0]} and {len(files) - 1} figures")
 
@@ -134,7 +136,7 @@ def _usable(folders: list[Path], asked: argparse.Namespace) -> list:
     _left_out(damaged + aside)
     if not runs:
         more = "; --unfinished takes those that did not end" if not all(run.finished for run in found) else ""
-        raise UserError(f"none of the {len(found)} runs can be reported" + ("" if asked.unfinished else more))
+        raise UserError(f"none of {counted(len(found), 'run')} can be reported" + ("" if asked.unfinished else more))
     return placed(runs, experiment, asked.config_dir) if (experiment := getattr(asked, "as")) else runs
 
 

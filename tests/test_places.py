@@ -28,7 +28,7 @@ def test_a_run_of_one_table_is_a_cell_of_another(tmp_path, capsys):
     run_of(tmp_path / "runs" / "whole", *PMFL, "eval_every=100")
     run_of(tmp_path / "runs" / "fedau", *PMFL[:3], "strategy=fedau", "eval_every=100")
     assert report.main(["--as", "pmfl/table5", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
-    assert "of 1 runs are in" in capsys.readouterr().out
+    assert "of 1 run are in" in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "out" / "pmfl-tablev-eval_every=100.csv").dropna(subset=["ours"])
     assert table[["setting", "method", "paper", "ours"]].to_numpy().tolist() == [
         ["bernoulli alpha=0.1 beta=0.1", "pmfl", 78.48, 80.0]
@@ -51,7 +51,7 @@ def test_seeds_and_where_it_ran_make_no_other_cell_and_all_else_does(tmp_path):
     assert found[rounds]["changed"] == ["num_rounds=9"]
     assert found[small]["scale"] == "small"
     assert found[same]["seed"] == 3
-    with pytest.raises(UserError, match="none of the 1 runs is a job of experiment=pmfl/table5"):
+    with pytest.raises(UserError, match="none of 1 run is a job of experiment=pmfl/table5"):
         placed(find([other]), "pmfl/table5")
 
 
@@ -69,7 +69,7 @@ def test_an_experiment_of_ones_own(tmp_path, capsys):
     run_of(tmp_path / "runs" / "any", "strategy=fedavg", "num_rounds=7")
     run_of(tmp_path / "runs" / "longer", "strategy=fedavg", "num_rounds=9", "dataset=cifar10")
     assert report.main([*asked, "--config-dir", str(yamls)]) == 0
-    assert "of 1 runs are in" in capsys.readouterr().out
+    assert "of 1 run are in" in capsys.readouterr().out
     assert report.main(asked) == 2
     assert "unknown experiment 'short'" in capsys.readouterr().err
     assert report.main([*asked, "--config-dir", str(tmp_path / "elsewhere")]) == 2

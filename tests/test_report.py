@@ -157,7 +157,7 @@ def test_two_runs_side_by_side(sweep, capsys):
         (["--results"], "there are no results in results"),
         (["--results", "--list"], "not allowed with"),
         (["sweep", "--out", "file"], "cannot write to file"),
-        (["killed"], "none of the 1 runs can be reported; --unfinished takes those that did not end"),
+        (["killed"], "none of 1 run can be reported; --unfinished takes those that did not end"),
         (["torn"], "cannot read torn/metrics.csv"),
         (["headless"], "cannot read headless/metrics.csv: it has no column value"),
         (["foreign"], "foreign/config.yaml is no run's configuration"),
@@ -254,7 +254,7 @@ def test_results_alone_give_the_same_tables(sweep, monkeypatch, capsys):
     monkeypatch.chdir(sweep.parent)
     status, out, _ = answer(capsys, "--results", "sweep")
     assert status == 0
-    assert "6 runs of sweep are in results/sweep.csv" in out
+    assert "wrote 6 runs of sweep to results/sweep.csv" in out
     first = {path: path.read_bytes() for path in [*Path("results").rglob("*.csv"), *Path("docs").rglob("*.*")]}
     assert {str(path) for path in first} >= {"results/sweep.csv", "results/curves/sweep.csv", "docs/RESULTS.md"}
     stored, runs = results.load(Path("results/sweep.csv")), find([sweep])

@@ -8,6 +8,7 @@ from contrafed.analysis import figures, plots, published, results, tables
 from contrafed.analysis.groups import groups, usable
 from contrafed.analysis.runs import FinishedRun, accuracy_of, find
 from contrafed.analysis.tables import Table
+from contrafed.reporting.console import counted
 from core.errors import UserError
 
 HEAD = """# Results
@@ -154,7 +155,7 @@ def facts(runs: Sequence[FinishedRun]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
 
     seeds = distinct(sorted(run.summary["seed"] for run in runs))
-    said = [f"{len(runs)} runs", f"seed {seeds}"]
+    said = [counted(len(runs), "run"), f"seed {seeds}"]
     for key, word in (
         ("scale", "scale="),
         ("stand_in", "stand-in: "),

@@ -9,6 +9,7 @@ from typing import Any
 
 from contrafed.analysis.runs import FinishedRun, flat
 from contrafed.composition import compose_yaml, grid_of, own_folder, plain, use_plain_sgd
+from contrafed.reporting.console import counted
 from contrafed.sweep import expand
 from core import registry
 from core.errors import UserError, unknown
@@ -30,7 +31,7 @@ def placed(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None
         jobs = _jobs(experiment, str(run.config["strategy"]["name"]), run.config.get("scale"), changed, own)
         found += [replace(run, config={**run.config, **origin}) for origin in jobs.get(_setting(run.config), [])]
     if not found:
-        raise UserError(f"none of the {len(runs)} runs is a job of experiment={experiment}")
+        raise UserError(f"none of {counted(len(runs), 'run')} is a job of experiment={experiment}")
     return found
 
 
