@@ -167,7 +167,7 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
     """
     found: dict[tuple, list[FinishedRun]] = {}
     for run in runs:
-        published = run.config.get("published") or {}
+        published = run.published
         if run.finished and published.get("figure") and published.get("plot"):
             key = (str(published["paper"]), str(published["figure"]), str(run.config.get("scale") or ""), run.changed)
             found.setdefault(key, []).append(run)

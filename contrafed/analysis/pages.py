@@ -102,7 +102,7 @@ def results_page(home: Path) -> list[Path]:
         drawn.mkdir(parents=True, exist_ok=True)
         if common.exists():
             parts.append(_words(common)[1])
-        for path, runs in sorted(stored.items(), key=lambda item: (not _of_a_paper(item[1]), item[0].stem)):
+        for path, runs in sorted(stored.items(), key=lambda item: (not any(run.published for run in item[1]), item[0].stem)):
             text, pictures = _section(path, runs, drawn)
             parts.append(text)
             files += pictures
@@ -117,10 +117,6 @@ def _words(path: Path) -> tuple[str, str]:
     """Return the title of a text of ``results/``, and what it says below."""
     title, _, rest = path.read_text(encoding="utf-8").strip().removeprefix("# ").partition("\n")
     return title, rest.strip() + "\n"
-
-
-def _of_a_paper(runs: Sequence[FinishedRun]) -> bool:
-    return any((run.config.get("published") or {}).get("paper") for run in runs)
 
 
 def _section(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple[str, list[Path]]:

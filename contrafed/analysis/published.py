@@ -135,7 +135,7 @@ def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
     """
     found: dict[tuple[str, str, str, tuple[str, ...]], list[FinishedRun]] = {}
     for run in runs:
-        published = run.config.get("published") or {}
+        published = run.published
         if run.finished and published.get("table") and published.get("cells"):
             key = (str(published["paper"]), str(published["table"]), str(run.config.get("scale") or ""), run.changed)
             found.setdefault(key, []).append(run)

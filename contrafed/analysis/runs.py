@@ -64,10 +64,15 @@ class FinishedRun:
         return tuple(sorted(map(str, placeless(self.config.get("changed") or []))))
 
     @property
+    def published(self) -> Mapping[str, Any]:
+        """What of a paper it stands beside (``published`` in ``conf/experiment``), empty for a run of one's own."""
+        return self.config.get("published") or {}
+
+    @property
     def method(self) -> str:
         """The method as the papers' tables name it: fedrcl, fedrcl+fedadam, pmfl/no_mct."""
-        strategy, published = self.config["strategy"], self.config.get("published") or {}
-        named, server = str(published.get("method") or strategy["name"]), strategy.get("server")
+        strategy = self.config["strategy"]
+        named, server = str(self.published.get("method") or strategy["name"]), strategy.get("server")
         # A table that names methods by their node half alone says nothing of the rule.
         said = composition(strategy) == strategy["name"] or named == server or named.endswith(f"+{server}")
         return named if said else f"{named}+{server}"
