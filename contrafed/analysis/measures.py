@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
 def plot_of(run: FinishedRun) -> Mapping[str, Any]:
     """Return the figure that a run's configuration describes: ``published.plot``."""
-    plot: Mapping[str, Any] = run.config["published"]["plot"]
+    plot: Mapping[str, Any] = run.published["plot"]
     return plot
 
 
@@ -87,7 +87,7 @@ def said_of(metric: str) -> str:
 
 def place_of(run: FinishedRun, plot: Mapping[str, Any]) -> Place:
     """Return a run's place in a figure, by the dotted keys that ``plot`` has for panel, line and x; - for a key it lacks."""
-    keys = {**flat(run.config), **{f"published.{key}": value for key, value in run.config["published"].items()}}
+    keys = {**flat(run.config), **{f"published.{key}": value for key, value in run.published.items()}}
     panel = ", ".join(shown(keys.get(key)) for key in plot.get("panel") or ())
     line = shown(keys.get(plot["line"])) if plot.get("line") else composition(run.config["strategy"])
     return Place(panel, line, shown(keys.get(str(plot.get("x")))), bool(plot.get("line")))

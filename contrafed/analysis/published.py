@@ -9,7 +9,7 @@ method, metric, value, std, note. Accuracies and ``std`` (FedCRL's and FedCoSR's
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -145,7 +145,7 @@ def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
 def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Return the cells of one table: the paper's, and those that only we have."""
     # One run a cell and seed: one of before a key was new may stand beside its repetition.
-    runs = list({(json.dumps(run.config["published"], default=str), run.config.get("seed")): run for run in runs}.values())
+    runs = list({(json.dumps(run.published, default=str), run.config.get("seed")): run for run in runs}.values())
     rows = [row for run in runs for row in _rows(run, runs)]
     ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std"])
     never = ours["metric"].map(NEVER)
@@ -181,7 +181,7 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
 
 def _rows(run: FinishedRun, runs: Sequence[FinishedRun]) -> list[list[Any]]:
     """Return what one run says of the cells that it fills, in the papers' units."""
-    published, rows = run.config["published"], []
+    published, rows = run.published, []
     for cell in published["cells"]:
         key = str(cell["value"])
         value = TO_TARGET[key](run, _beside(run, runs)) if key in TO_TARGET else 100 * run.number(key)
@@ -195,10 +195,10 @@ def _beside(run: FinishedRun, runs: Sequence[FinishedRun]) -> FinishedRun | None
     """Return FedAvg's run in the same column of the table, with the same seed; None where there is none."""
 
     def place(other: FinishedRun) -> tuple[Any, ...]:
-        published: Mapping[str, Any] = other.config["published"]
+        published = other.published
         return published["dataset"], published["setting"], other.config.get("seed")
 
-    return next((o for o in runs if o.config["published"]["method"] == "fedavg" and place(o) == place(run)), None)
+    return next((o for o in runs if o.published["method"] == "fedavg" and place(o) == place(run)), None)
 
 
 def rounds_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
