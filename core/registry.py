@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, TypeVar
 
 from core.errors import UserError, nearest, unknown
@@ -129,30 +129,24 @@ def _takes(function: Any, arguments: list[str]) -> bool:
 def only_subclass(module: ModuleType, base: type[T]) -> type[T]:
     """Return the one subclass of ``base`` that ``module`` itself defines; a method's file needs no registration.
 
-    Raises ``UserError`` for none or several, and for a function that a slip of the pen keeps from being called.
+    Raises ``UserError`` for none or several, and for a name that a slip of the pen keeps from being used.
     """
     own = own_subclasses(module, base)
     if len(own) != 1:
         raise UserError(f"{module.__name__} must define exactly one {base.__name__}, found {len(own)}")
     if slip := _slip(own[0], module):
-        raise UserError(f"nothing in {module.__name__} calls {own[0].__name__}.{slip}")
+        raise UserError(f"nothing in {module.__name__} uses {own[0].__name__}.{slip}")
     return own[0]
 
 
 def _slip(found: type, module: ModuleType) -> str:
-    """Return the name of a function that its module never uses, and the inherited one it resembles; empty for none."""
-    inherited = {name for parent in found.__mro__[1:] for name in _functions(parent)}
-    for name in (own for own in _functions(found) if own not in inherited):
-        near = nearest(name, inherited, cutoff=0.8)
+    """Return a name that a class defines and its module never uses, and the inherited one it resembles; empty for none."""
+    inherited = {name for parent in found.__mro__[1:] for name in vars(parent) if not name.startswith("_")}
+    for name in (own for own in vars(found) if own not in inherited):
+        near = "" if name.startswith("_") else nearest(name, inherited, cutoff=0.8)
         if near and not re.search(rf"\.{name}\b", inspect.getsource(module)):
             return name + near
     return ""
-
-
-def _functions(owner: type) -> list[str]:
-    """Return the names of the public functions that a class itself defines."""
-    kinds = FunctionType, classmethod, staticmethod
-    return [name for name, value in vars(owner).items() if isinstance(value, kinds) and not name.startswith("_")]
 
 
 def own_subclasses(module: ModuleType, base: type[T]) -> list[type[T]]:

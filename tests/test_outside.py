@@ -224,17 +224,23 @@ def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file,
             "my_method.py",
             "def loss(",
             "def losses(",
-            "nothing in my_package.my_method calls MyClient.losses, did you mean 'loss'?",
+            "nothing in my_package.my_method uses MyClient.losses, did you mean 'loss'?",
         ),
         (
             "my_rule.py",
             "def aggregate(",
             "def agregate(",
-            "nothing in my_package.my_rule calls MyRule.agregate, did you mean 'aggregate'?",
+            "nothing in my_package.my_rule uses MyRule.agregate, did you mean 'aggregate'?",
+        ),
+        (
+            "my_rule.py",
+            "    def aggregate(",
+            "    average = True\n\n    def aggregate(",
+            "nothing in my_package.my_rule uses MyRule.average, did you mean 'averages'?",
         ),
     ],
 )
-def test_a_function_that_a_slip_keeps_from_being_called_is_named(home, file, right, wrong, said):
+def test_a_name_that_a_slip_keeps_from_being_used_is_said(home, file, right, wrong, said):
     path = home / "my_package" / file
     write(path, path.read_text().replace(right, wrong))
     with pytest.raises(UserError) as error:
