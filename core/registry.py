@@ -142,8 +142,9 @@ def only_subclass(module: ModuleType, base: type[T]) -> type[T]:
 def _slip(found: type, module: ModuleType) -> str:
     """Return a name that a class defines and its module never uses, and the inherited one it resembles; empty for none."""
     inherited = {name for parent in found.__mro__[1:] for name in vars(parent) if not name.startswith("_")}
-    for name in (own for own in vars(found) if own not in inherited):
-        near = "" if name.startswith("_") else nearest(name, inherited, cutoff=0.8)
+    own = [name for name in vars(found) if not name.startswith("_") and name not in inherited]
+    for name in own:
+        near = nearest(name, inherited, cutoff=0.8)
         if near and not re.search(rf"\.{name}\b", inspect.getsource(module)):
             return name + near
     return ""
