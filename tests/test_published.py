@@ -61,7 +61,7 @@ def test_a_column_by_hand(tmp_path):
     assert math.isnan(cells.loc["fedvarp", "ours"])
     missing = tables.missing_line(comparison)
     no_run, silent = missing.split("3 have a run without this number: ")
-    assert no_run.startswith("Of the paper's 144 cells 138 have no run: ")
+    assert no_run.startswith("Of the paper's 144 cells 138 have no run here: ")
     assert "SVHN bernoulli test_accuracy (fedvarp, fedhyper, fedppo)" in no_run
     assert "CIFAR10 cyclic test_accuracy (all)" in no_run
     assert silent == "SVHN bernoulli train_accuracy (pmfl, mifa, fedau)."
@@ -198,7 +198,7 @@ def test_what_no_run_measures_is_no_missing_run(tmp_path):
     (comparison,) = published.compare(find([tmp_path]))
     assert set(comparison.cells["metric"]) == {"personal_accuracy"}
     said = tables.missing_line(comparison)
-    assert said.startswith("Of the paper's 6 cells 5 have no run: gradient leakage personal_accuracy (gaussian_1e-4, ")
+    assert said.startswith("Of the paper's 6 cells 5 have no run here: gradient leakage personal_accuracy (gaussian_1e-4, ")
     assert said.endswith(". What `defended` says is measured by `python -m contrafed.analysis.leakage`.")
 
 

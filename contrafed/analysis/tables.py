@@ -359,7 +359,7 @@ def missing_line(comparison: Comparison) -> str:
     """Name the paper's cells without a run, and those whose runs do not have the number, a whole column in one word."""
     theirs = comparison.cells.dropna(subset=["paper"])
     whole, said = theirs.groupby(COLUMN).size(), []
-    for what, cells in (("no run", comparison.missing), ("a run without this number", comparison.silent)):
+    for what, cells in (("no run here", comparison.missing), ("a run without this number", comparison.silent)):
         named = []
         for key, part in cells.groupby(COLUMN, sort=False):
             methods = "all" if len(part) == whole[key] else ", ".join(part["method"])
