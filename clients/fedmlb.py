@@ -27,7 +27,8 @@ class FedMLBClient(Client):
 
     Hybrid path h_l: the node's stages up to l, then the received model's from there on, frozen but passed by the gradient.
     Source: Kim et al. 2022 (multi-level branched regularization), Equations 3-7. As in the authors' code neither side of
-    the KL is detached and there is no factor T^2. A stage hands on what follows its last activation; ours are the model's.
+    the KL is detached and there is no factor T^2. A stage hands on what follows its last activation; ours are the model's, and
+    each of them is a level: five on a ResNet-18, other numbers on other networks.
     """
 
     def local_work(self, stack: Stack) -> Tensors:
