@@ -66,8 +66,9 @@ def main() -> int:
             show()
             return 0
         named = any(o.startswith("output_dir=") for o in overrides)
+        ours = asked.multirun and any(o.startswith("experiment=") for o in overrides)  # a sweep in the experiment's own folder
+        check_latest(runs[0], named or ours)
         if not asked.multirun:
-            check_latest(runs[0], named)
             if (several := len(expand(overrides, own))) > 1:
                 print(f"this is one of the {several} jobs of its experiment; -m runs them all", flush=True)
             return run_one(runs[0], unique=not named)

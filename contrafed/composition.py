@@ -360,7 +360,10 @@ def _merge_methods(config: DictConfig, methods: Any, parsed: list[Override]) -> 
 
 
 def _is_set(key: str, parsed: list[Override]) -> bool:
-    return any(f"{key}.".startswith(f"{o.key_or_group}.") for o in parsed if o.key_or_group not in CHOICE_GROUPS)
+    asked = [o for o in parsed if o.key_or_group not in CHOICE_GROUPS]
+    # A mapping is merged: it sets the keys that it has.
+    named = [name for o in asked for name in (dotted({o.key_or_group: o.value()}) or (o.key_or_group,))]
+    return any(f"{key}.".startswith(f"{name}.") for name in named)
 
 
 def use_plain_sgd(job: Composed) -> str | None:
@@ -372,7 +375,9 @@ def use_plain_sgd(job: Composed) -> str | None:
     experiment = next((o.value() for o in job.overrides if o.key_or_group == "experiment"), None)
     strategy = job.config.get("strategy")
     local = strategy.get("local") if isinstance(strategy, DictConfig) else None
-    if experiment is None or local is None or (local.optimizer == "sgd" and not local.momentum):
+    if experiment is None or not isinstance(local, DictConfig) or not {"optimizer", "momentum", "lr"} <= set(local):
+        return None
+    if local.optimizer == "sgd" and not local.momentum:
         return None
     from clients.training.workspace import client_class_of
     from core.run import node_half

@@ -136,7 +136,7 @@ class DeviceGrid:
                 message.metadata.ttl = timeout
         ends = None if timeout is None else time.monotonic() + timeout
         pushed = self.grid.push_messages(messages) if messages else []
-        waiting = {taken: message for taken, message in zip(pushed, messages, strict=False) if taken is not None}
+        waiting = {taken: message for taken, message in zip(pushed, messages, strict=False) if taken}
         replies: list[Message] = [
             _failed(message, "Flower did not take the message: the node is not registered, or the message too large")
             for message in messages

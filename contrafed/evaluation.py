@@ -48,7 +48,7 @@ def initial_model(drawn: Mapping[str, Tensor], path: str | None) -> Tensors:
         if not loaded[name].is_floating_point() or not bool(loaded[name].isfinite().all()):
             kind = str(loaded[name].dtype).removeprefix("torch.")
             raise UserError(f"{path} does not fit: {name} must be finite floating-point numbers, found {kind}")
-    return {name: loaded[name] for name in drawn}
+    return {name: loaded[name].to(value.dtype) for name, value in drawn.items()}
 
 
 def evaluate(

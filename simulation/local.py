@@ -1,5 +1,6 @@
 """engine=local: everything in this process; imports no Ray."""
 
+import os
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -31,6 +32,8 @@ class Config:
         """Raise ``UserError`` for a device that is not there or lacks what a run needs."""
         if fault := fault_of(self.device):
             raise UserError(f"engine.device={self.device} cannot be used ({fault})")
+        if self.memory_folder is not None and not os.access(os.path.expanduser(self.memory_folder), os.W_OK | os.X_OK):
+            raise UserError(f"engine.memory_folder: {self.memory_folder} is no folder that can be written in")
 
 
 def run(config: Config, job: Job) -> None:
@@ -47,7 +50,7 @@ def run(config: Config, job: Job) -> None:
         memory = NodeMemory(
             on_device if config.memory_device_bytes is None else config.memory_device_bytes,
             in_ram if config.memory_host_bytes is None else config.memory_host_bytes,
-            config.memory_folder,
+            None if config.memory_folder is None else os.path.expanduser(config.memory_folder),
         )
         grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes), memory)
         job.serve(grid)

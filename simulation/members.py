@@ -200,7 +200,9 @@ class Registry:
         replies = list(self.grid.send_and_receive(messages, timeout=timeout))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         for reply in replies:
-            node_id = asked.pop(reply.metadata.reply_to_message_id)
+            node_id = asked.pop(reply.metadata.reply_to_message_id, None)
+            if node_id is None:
+                continue
             if not reply.has_error():
                 classes = self.federation.data.num_classes
                 try:

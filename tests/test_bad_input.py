@@ -142,9 +142,19 @@ def claiming(shape):
     return file.getvalue()
 
 
+def without_arrays():
+    """An npz file whose members are text."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("x", "y"):
+            archive.writestr(name, b"hello")
+    return file.getvalue()
+
+
 IMAGES = np.zeros((60, 8, 8))
 BAD_NPZ = {
-    "empty": b"", "text": b"hello", "pickle": pickle.dumps({"x": 1}), "cut": arrays()[:700], "huge": claiming((10**15,)),
+    "empty": b"", "text": b"hello", "no arrays": without_arrays(), "times": arrays(y=np.zeros(60, dtype="m8[s]")),
+    "pickle": pickle.dumps({"x": 1}), "cut": arrays()[:700], "huge": claiming((10**15,)),
     "overflow": claiming((2**62, 2**62)), "no y": arrays(y=None), "objects": arrays(x=np.array([{}] * 60, dtype=object)),
     "complex": arrays(x=IMAGES.astype(complex)), "negative": arrays(x=IMAGES - 1), "nan": arrays(x=IMAGES * np.nan),
     "text pixels": arrays(x=np.full((60, 8, 8), "a")), "one dimension": arrays(x=np.zeros(60, dtype=np.uint8)),

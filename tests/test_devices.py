@@ -276,6 +276,7 @@ def test_a_node_that_is_offline_when_a_round_begins_is_an_absent_node(tmp_path):
     model, metrics, *_ = run_devices(tmp_path / "devices", wire, "strategy=fedavg")
     assert same(model, expected_without(2))
     assert rows_of(metrics, "failures") == {1: 0, 2: 1, 3: 0}
+    assert rows_of(metrics, "replies_rejected") == {1: 0, 2: 0, 3: 0}
 
 
 def test_a_message_is_not_delivered_after_its_rounds_time_is_up(tmp_path):

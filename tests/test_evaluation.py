@@ -10,10 +10,12 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from rig import given, sized_workspace
+from safetensors.torch import save_file
 
 from clients.base import DeadlineError
 from clients.training import stack as stack_module
 from clients.training.workspace import install, uninstall
+from contrafed.evaluation import initial_model
 from core import codec, registry
 from simulation.grid import LocalGrid
 from simulation.worker import FIRST_NODE_ID
@@ -30,6 +32,13 @@ def trained(name):
     received = [given(workspace)] * len(SIZES)
     updates = workspace.client_class(workspace, range(len(SIZES))).update(received, 1)
     return workspace, received, [update.memory for update in updates]
+
+
+def test_a_run_begun_from_a_half_precision_file_has_the_models_own(tmp_path):
+    drawn = {"w": torch.zeros(3)}
+    save_file({"w": torch.tensor([0.5, 1.0, 2.0], dtype=torch.bfloat16)}, tmp_path / "half.safetensors")
+    found = initial_model(drawn, str(tmp_path / "half.safetensors"))["w"]
+    assert (found.dtype, found.tolist()) == (torch.float32, [0.5, 1.0, 2.0])
 
 
 @pytest.mark.parametrize("name", registry.choices("strategy"))

@@ -45,6 +45,11 @@ def client_of(run):
     return client_class_of(run.node.strategy)
 
 
+def test_a_mapping_on_the_command_line_sets_the_keys_that_it_has():
+    local = config_of("experiment=fedcrl/base", "strategy=pfedme", "strategy.local={lr:0.05}")["strategy"]["local"]
+    assert (local["lr"], local["weight_decay"], local["optimizer"]) == (0.05, 0.001, "sgd")
+
+
 def test_without_an_experiment_a_method_keeps_its_own_defaults():
     assert config_of("strategy=fedcrl")["strategy"]["local"]["optimizer"] == "adam"
     assert config_of("strategy=fedrcl")["strategy"]["local"]["epochs"] == 5

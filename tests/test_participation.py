@@ -321,6 +321,7 @@ def test_faulty_parquet_is_one_line(tmp_path):
         ("node,round,available\n0,0,1\n", "at least 1, found 0"),
         ("node,round,available\n0,1,2\n", "must be 0 or 1"),
         ("node,round,available\n", "no rows"),
+        ("node,round,available\n0,0,1,1\n1,1,2,1\n", "cannot read .*Length of header or names does not match"),
         ("node,round,available\n0,1,1\n0,2,\n", "'available' has empty cells, the first in row 2"),
         ("node,round,available\n0,1,yes\n", "available must be whole numbers, found yes"),
         ("node,round,available\na,1,1\n", "node must be whole numbers, found a"),

@@ -60,6 +60,12 @@ def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
         (["seed=0,1"], "seed=0,1 lists several values: add -m to run them all"),
         (["-m", "seed=0,1,"], "seed=0,1, ends with a comma: leave it out"),
         (["resume=latest"], "resume=latest goes on in the folder that output_dir names: set output_dir=FOLDER beside it"),
+        (["-m", "resume=latest", "seed=0,1"], "resume=latest goes on in the folder that output_dir names"),
+        (["experiment=fedcrl/base", "strategy=fedavg", "strategy.local=3"], "strategy.local"),
+        (
+            ["engine=local", "engine.memory_folder=/no/such"],
+            "engine.memory_folder: /no/such is no folder that can be written in",
+        ),
     ],
 )
 def test_what_no_run_can_take_is_one_line(called, asked, said):

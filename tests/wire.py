@@ -58,7 +58,7 @@ class Wire:
             self.log.append((k, message.metadata.message_type, message.metadata.ttl))
             received = over_the_wire(message)
             if k in self.offline:
-                ids.append(None)
+                ids.append("")  # as Flower 1.41 has it
                 continue
             ids.append(message.object_id)
             try:
@@ -69,6 +69,7 @@ class Wire:
         return ids
 
     def pull_messages(self, ids):
+        assert all(ids), "a message that was not taken is waited for"
         found = [self.replies.pop(i)() for i in list(ids) if i in self.replies]
         return [over_the_wire(reply, self._runtime_client.PullObject) for reply in found if reply is not None]
 

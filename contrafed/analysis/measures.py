@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from contrafed.analysis.gains import gaining, gains
-from contrafed.analysis.groups import shown
+from contrafed.analysis.groups import number_of, shown
 from contrafed.analysis.runs import FinishedRun, Points, composition, flat
 from contrafed.analysis.weights import expected_weight
 from core.errors import UserError
@@ -124,7 +124,8 @@ def add(into: dict[Any, Any], shape: str, metric: str, run: FinishedRun, runs: S
     if math.isnan(value):
         return
     if shape == "lines":
-        into.setdefault(place.line, {}).setdefault(float(place.x), []).append(value)
+        if math.isfinite(x := number_of(place.x)):
+            into.setdefault(place.line, {}).setdefault(x, []).append(value)
     elif shape == "heatmap":
         into.setdefault((place.line, place.x), []).append(value)
     else:

@@ -48,7 +48,9 @@ def load(config: Config, name: str) -> ImageData:
         raise
     except Exception as error:  # zip, zlib and NumPy raise whatever a damaged file brings about
         raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+    if other := [name for name, found in (("x", x), ("y", y), ("split", split)) if isinstance(found, bytes)]:
+        raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
+    if y.ndim != 1 or y.dtype.kind not in "iu":
         raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
     if config.num_classes is None and len(y) and int(y.max()) > 10 * len(np.unique(y)) + 1000:
         raise UserError(

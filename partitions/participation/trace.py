@@ -1,5 +1,6 @@
 """trace: availability as recorded, from a CSV or parquet file."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,11 @@ def _read(path: Path) -> dict[str, Any]:
     import pandas as pd
 
     try:
-        table = pd.read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else pd.read_csv(path)
-    except (OSError, ValueError, ImportError) as error:  # pandas' and pyarrow's parse errors are ValueErrors
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # of more cells in the rows than the header has names
+            csv = path.suffix.lower() not in (".parquet", ".pq")
+            table = pd.read_csv(path, index_col=False) if csv else pd.read_parquet(path)
+    except (OSError, ValueError, ImportError, pd.errors.ParserWarning) as error:  # their parse errors are ValueErrors
         raise UserError(f"participation.path: cannot read {path} ({' '.join(str(error).split())})") from error
     for name in COLUMNS:
         if name not in table:

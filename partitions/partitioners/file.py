@@ -56,9 +56,12 @@ def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.
 def _lists(found: Any, path: Path, num_nodes: int) -> list[np.ndarray]:
     if isinstance(found, dict):
         try:
-            found = [found[key] for key in sorted(found, key=int)]
+            nodes = {int(key): part for key, part in found.items()}
         except (TypeError, ValueError) as error:
             raise UserError(f"{path}: the keys of the dictionary must be node numbers") from error
+        if len(nodes) != len(found) or set(nodes) != set(range(len(found))):
+            raise UserError(f"{path}: the keys of the dictionary must be the node numbers 0 to {len(found) - 1}, each once")
+        found = [nodes[node] for node in range(len(found))]
     if not isinstance(found, list) or not all(isinstance(part, list | tuple) for part in found):
         raise UserError(f"{path} must hold a list of index lists, one per node")
     if len(found) != num_nodes:
