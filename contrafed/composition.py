@@ -360,10 +360,9 @@ def _merge_methods(config: DictConfig, methods: Any, parsed: list[Override]) -> 
 
 
 def _is_set(key: str, parsed: list[Override]) -> bool:
-    asked = [o for o in parsed if o.key_or_group not in CHOICE_GROUPS]
-    # A mapping is merged: it sets the keys that it has.
-    named = [name for o in asked for name in (dotted({o.key_or_group: o.value()}) or (o.key_or_group,))]
-    return any(f"{key}.".startswith(f"{name}.") for name in named)
+    """Whether the command line sets a key, or a group that it is in; a mapping, which is merged, sets the keys that it has."""
+    asked = {o.key_or_group: o.value() for o in parsed if o.key_or_group not in CHOICE_GROUPS}
+    return any(f"{key}.".startswith(f"{name}.") for name in (*dotted(asked), *(name for name in asked if asked[name] == {})))
 
 
 def use_plain_sgd(job: Composed) -> str | None:
@@ -383,8 +382,7 @@ def use_plain_sgd(job: Composed) -> str | None:
     from core.run import node_half
 
     values: Any = OmegaConf.to_container(strategy, resolve=True)
-    reason = client_class_of(node_half(values)).plain_sgd
-    if not reason:
+    if not (reason := client_class_of(node_half(values)).plain_sgd):
         return None
     dropped = []
     if local.momentum and not job.is_set("strategy.local.momentum"):
@@ -397,7 +395,5 @@ def use_plain_sgd(job: Composed) -> str | None:
             local.lr = composed([f"strategy={strategy.name}"], job.own).strategy.local.lr
     if not dropped:
         return None
-    return (
-        f"strategy={strategy.name} needs plain SGD ({reason}): without the {' and '.join(dropped)} of "
-        f"experiment={experiment}, at a learning rate of {local.lr:g}"
-    )
+    without = f"without the {' and '.join(dropped)} of experiment={experiment}, at a learning rate of {local.lr:g}"
+    return f"strategy={strategy.name} needs plain SGD ({reason}): {without}"
