@@ -189,6 +189,7 @@ def test_partition_from_a_file(tmp_path, text):
         ("{[1]: [2]}", "neither JSON nor a Python dictionary"),
         ("hello", "neither JSON nor a Python dictionary"),
         ('{"a": [1]}', "keys of the dictionary must be node numbers"),
+        ('{"0": [0], "00": [1]}', "keys of the dictionary must be the node numbers 0 to 1, each once"),
         ('{"0": [0], "7": [1]}', "keys of the dictionary must be the node numbers 0 to 1, each once"),
         ("3", "must hold a list of index lists"),
     ],

@@ -66,12 +66,12 @@ def _read(path: Path) -> dict[str, Any]:
     """Return the three columns of the file as pandas series."""
     import pandas as pd
 
-    try:
+    try:  # pandas' and pyarrow's parse errors are ValueErrors
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of more cells in the rows than the header has names
             csv = path.suffix.lower() not in (".parquet", ".pq")
             table = pd.read_csv(path, index_col=False) if csv else pd.read_parquet(path)
-    except (OSError, ValueError, ImportError, pd.errors.ParserWarning) as error:  # their parse errors are ValueErrors
+    except (OSError, ValueError, ImportError, pd.errors.ParserWarning) as error:
         raise UserError(f"participation.path: cannot read {path} ({' '.join(str(error).split())})") from error
     for name in COLUMNS:
         if name not in table:

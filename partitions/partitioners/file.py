@@ -59,7 +59,7 @@ def _lists(found: Any, path: Path, num_nodes: int) -> list[np.ndarray]:
             nodes = {int(key): part for key, part in found.items()}
         except (TypeError, ValueError) as error:
             raise UserError(f"{path}: the keys of the dictionary must be node numbers") from error
-        if len(nodes) != len(found) or set(nodes) != set(range(len(found))):
+        if set(nodes) != set(range(len(found))):
             raise UserError(f"{path}: the keys of the dictionary must be the node numbers 0 to {len(found) - 1}, each once")
         found = [nodes[node] for node in range(len(found))]
     if not isinstance(found, list) or not all(isinstance(part, list | tuple) for part in found):
