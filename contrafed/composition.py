@@ -362,7 +362,7 @@ def _merge_methods(config: DictConfig, methods: Any, parsed: list[Override]) -> 
 def _is_set(key: str, parsed: list[Override]) -> bool:
     """Whether the command line sets a key, or a group that it is in; a mapping, which is merged, sets the keys that it has."""
     asked = {o.key_or_group: o.value() for o in parsed if o.key_or_group not in CHOICE_GROUPS}
-    return any(f"{key}.".startswith(f"{name}.") for name in (*dotted(asked), *(name for name in asked if asked[name] == {})))
+    return any(f"{key}.".startswith(f"{name}.") for name in dotted(asked))
 
 
 def use_plain_sgd(job: Composed) -> str | None:

@@ -66,14 +66,14 @@ class Session:
         self.model = initial_model(self.workspace.initial, initial_file(run))
         self.budget = budget_of(run, self.strategy)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
+        # Before the recorder: where it cannot begin, the folder is as it was.
+        self.tracker = Followed(run.tracker, Tracked(self.folder, run.composed, self.resumed is not None))
         self.recorder = open_recorder(run, self.folder, self.resumed)
         self.recorder.partition(self.members.class_counts)
         self.recorder.note = said_of_scale(run, self.workspace)
         if self.resumed is not None:
             self._go_on(self.resumed)
         self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round
-        tracked = Tracked(self.folder, run.composed, self.resumed is not None)
-        self.tracker = Followed(run.tracker, tracked)
         self.checkpoints = None
         if run.checkpoint_every:
             self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed)

@@ -148,6 +148,12 @@ def check_top(config: Mapping[str, Any]) -> Top:
     beside_accuracy(top.metrics)
     if not top.output_dir.strip():
         raise UserError("output_dir is empty")
+    try:
+        os.stat(top.output_dir)
+    except FileNotFoundError:  # it is made later
+        pass
+    except OSError as error:
+        raise UserError(f"output_dir: cannot write to {top.output_dir} ({error.strerror})") from None
     if top.min_replies > top.num_nodes:
         raise UserError(f"min_replies={top.min_replies} is more than num_nodes={top.num_nodes}")
     if top.held_out_nodes >= top.num_nodes:

@@ -91,6 +91,7 @@ def command(*arguments, timeout=900):
         (["strategy.local.batch_size=0"], "strategy.local.batch_size must be >= 1, got 0"),
         (["metrics=macro_f1"], "metrics must be a list, got 'macro_f1': write metrics=[macro_f1]"),
         (["output_dir="], "output_dir is empty"),
+        (["output_dir=" + 300 * "a"], "aaa (File name too long)"),
         (["strategy=local", "attack=alie"], "attack=alie: strategy=local sends nothing that attackers could change"),
     ],
 )

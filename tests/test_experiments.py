@@ -48,6 +48,8 @@ def client_of(run):
 def test_a_mapping_on_the_command_line_sets_the_keys_that_it_has():
     local = config_of("experiment=fedcrl/base", "strategy=pfedme", "strategy.local={lr:0.05}")["strategy"]["local"]
     assert (local["lr"], local["weight_decay"], local["optimizer"]) == (0.05, 0.001, "sgd")
+    nothing, plain = (("experiment=fedcrl/base", "strategy=pfedme", *more) for more in (["strategy.local={}"], []))
+    assert config_of(*nothing)["strategy"] == config_of(*plain)["strategy"]
 
 
 def test_without_an_experiment_a_method_keeps_its_own_defaults():

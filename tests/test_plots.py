@@ -64,6 +64,15 @@ def test_curves_show_mean_and_band():
     assert drawn(figure, 1).get_title() == "cyclic"
 
 
+def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path):
+    name = r"cost $\frac{1}$"
+    for figure in (
+        plots.draw("curves", {name: {"pmfl": [[(10, 60.0), (20, 70.0)]]}}, name, "round", "accuracy (%)"),
+        plots.node_bars({"pmfl": {0: 1.0}}, name, "accuracy (%)"),
+    ):
+        assert all(path.stat().st_size for path in plots.save(figure, tmp_path / "figure"))
+
+
 def test_long_curves_are_smoothed_and_say_so():
     """All curves of a figure alike, also one that has not come so far."""
     long, short = ([[(t, float(t % 2)) for t in range(1, end)]] for end in (201, 41))

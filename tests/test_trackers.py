@@ -17,6 +17,7 @@ from contrafed import trackers
 from contrafed.experiment import run
 from contrafed.settings import resolve
 from contrafed.trackers import Followed, Tracked, Tracker
+from contrafed.trackers.tensorboard import TensorBoard
 from core.errors import UserError
 from core.run import Choice
 
@@ -84,6 +85,24 @@ def test_a_tracker_that_cannot_begin_is_a_line(tmp_path):
 
     with pytest.raises(UserError, match="tracker=mine cannot begin: ValueError: no key"):
         Followed(choice_of(Closed), Tracked(tmp_path, {}, False))
+
+
+def test_a_tracker_that_cannot_begin_leaves_no_folder_and_a_finished_run_as_it_is(tmp_path, monkeypatch):
+    def closed(self, config, run):
+        raise ValueError("no key")
+
+    config = config_of(*SMALL, f"output_dir={tmp_path / 'run'}", "checkpoint_every=1")
+    with monkeypatch.context() as change:
+        change.setattr(TensorBoard, "__init__", closed)
+        with pytest.raises(UserError, match="tracker=tensorboard cannot begin"):
+            run(config)
+    assert not (tmp_path / "run").exists()
+    run(config)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    monkeypatch.setattr(TensorBoard, "__init__", closed)
+    with pytest.raises(UserError, match="tracker=tensorboard cannot begin"):
+        run({**config, "resume": "latest"}, unique=False)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from contrafed.analysis.measures import place_of, plot_of
-from contrafed.analysis.plots import head
+from contrafed.analysis.plots import as_written, head
 from contrafed.analysis.runs import FinishedRun, read_table
 from contrafed.reporting.figures import show_participation, show_partition
 from contrafed.reporting.series import shown_nodes
@@ -60,7 +60,7 @@ def draw(kind: str, runs: Sequence[FinishedRun], title: str) -> Figure | None:
     parts = figure.subfigures(len(rows), across, squeeze=False)
     for line, row in zip(parts, rows, strict=True):
         for part, panel in zip(line, row, strict=False):
-            part.suptitle(panel, fontsize=10)
+            part.suptitle(as_written(panel), fontsize=10)
             show(part, found[panel])
     named = {name: dots for axes in figure.axes for dots, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if named:

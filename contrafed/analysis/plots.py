@@ -95,7 +95,12 @@ def head(figure: Figure, title: str) -> None:
 
 def _lines(text: str, width: float) -> str:
     """Return a title in lines that fit into so many inches."""
-    return "\n".join(textwrap.wrap(text, int(LETTERS * width), break_long_words=False, break_on_hyphens=False))
+    return as_written("\n".join(textwrap.wrap(text, int(LETTERS * width), break_long_words=False, break_on_hyphens=False)))
+
+
+def as_written(text: str) -> str:
+    """Return a text in whose drawing $ is a letter, as in the name of a folder, and begins no formula."""
+    return text.replace("$", r"\$")
 
 
 def _size(kind: str, labels: Sequence[str], panels: Panels) -> tuple[float, float]:
