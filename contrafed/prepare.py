@@ -1,6 +1,5 @@
 """From what was asked for to a ``Run`` that may begin: checked, with its folder, and with where it goes on from."""
 
-import difflib
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ from contrafed.composition import compose_job, plain
 from contrafed.reporting import claim_folder, quiet_libraries
 from contrafed.reporting.folder import finished
 from contrafed.settings import Run, read_config, resolve
-from core.errors import UserError
+from core.errors import UserError, nearest
 
 LATEST = "latest"
 
@@ -92,8 +91,7 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
             raise UserError(f"resume: what nodes remember at {found.path} is {kept}; go on from it with {how}")
         return str(found.path)
     if not latest:
-        hint = ", did you mean resume=latest?" if difflib.get_close_matches(wanted.resume, [LATEST]) else ""
-        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{hint}")
+        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{nearest(wanted.resume, [LATEST])}")
     folder = Path(wanted.output_dir)
     if there := checkpoint.numbered(folder / checkpoint.FOLDER):
         raise UserError(f"resume: {there[-1]} and {len(there) - 1} before it cannot be read; delete the folder to begin anew")

@@ -8,6 +8,7 @@ when the store is full, and any worker can take a node over.
 """
 
 import logging
+import os
 import pickle
 import signal
 import sys
@@ -85,7 +86,8 @@ def run(config: Config, job: Job) -> None:
         device = "cpu" if config.gpus_per_worker == 0 else default_device()  # where the nodes are
         workspace = Workspace(job.node, device=device, federation=job.federation)
         install(job.node.to_json(), workspace)
-        start_ray(config.address, job.verbose, config.memory_host_bytes, config.memory_folder)
+        folder = None if config.memory_folder is None else os.path.expanduser(config.memory_folder)
+        start_ray(config.address, job.verbose, config.memory_host_bytes, folder)
         grid = RayGrid(config, workspace)
         job.serve(grid)
     finally:

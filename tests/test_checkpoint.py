@@ -288,7 +288,7 @@ def test_model_and_memory_come_back_in_their_order(stopped, monkeypatch):
 
 
 def test_where_there_is_no_checkpoint(tmp_path, capsys):
-    with pytest.raises(UserError, match="there is no whole checkpoint in lastest, did you mean resume=latest"):
+    with pytest.raises(UserError, match="there is no whole checkpoint in lastest, did you mean 'latest'"):
         run(config_of(*SMALL, "resume=lastest", f"output_dir={tmp_path}/run"))
     with pytest.raises(UserError, match="there is no whole checkpoint in .*nowhere$"):
         run(config_of(*SMALL, "resume=nowhere", f"output_dir={tmp_path}/run"))
