@@ -51,8 +51,12 @@ def test_the_distance_of_models_is_a_mean_over_parameters(tmp_path):
 
 
 def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
-    """Two nodes that trained alone, at 0 and at 2 from the global model in one of two parameters; and what runs leave."""
-    for name, value in (("model", 1.0), ("personal/0", 1.0), ("personal/1", 3.0)):
+    """Two nodes that trained alone, at 0 and at 2 from the global model in one of two parameters; and what runs leave.
+
+    A third was held out.
+    """
+    (tmp_path / "config.yaml").write_text("num_nodes: 3\nheld_out_nodes: 1\n")
+    for name, value in (("model", 1.0), ("personal/0", 1.0), ("personal/1", 3.0), ("personal/2", 9.0)):
         prefix = "" if name == "model" else "model/"
         path = tmp_path / f"{name}.safetensors"
         path.parent.mkdir(exist_ok=True)

@@ -142,9 +142,11 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
     assert (tmp_path / "leakage.png").stat().st_size > 1000
     assert (tmp_path / "leakage.pdf").read_bytes().startswith(b"%PDF")
     two = [*arguments, "--images", "2", "--batch", "2", "--cases", "all_shared"]
+    assert leakage.main([*two, "--first", "3"]) == leakage.main([*two, "--first", "4"]) - 2 == 0  # of 3 and 4, then of 4 and 5
+    assert "has some of images 4 to 5 in other batches" in capsys.readouterr().err
     assert leakage.main(two) == leakage.main(two) == 0  # two pictures behind one gradient are another case, once
     rows, _ = leakage.read(tmp_path)
-    assert [(row["case"], row["image"]) for row in rows[3:]] == [("all_shared/batch2", "0"), ("all_shared/batch2", "1")]
+    assert [(row["case"], row["image"]) for row in rows[3:]] == [("all_shared/batch2", image) for image in "3401"]
     capsys.readouterr()
     for wrong, said in (
         ("--cases=all_shard", "did you mean 'all_shared'"),

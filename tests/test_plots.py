@@ -50,6 +50,8 @@ def test_labels_of_one_method_share_its_colour():
     look = styles(["fedavg", "fedavg lr=0.1", "fedper"])  # black both
     assert look["fedper"] == style_of("fedper")
     assert len(set(look.values())) == 3
+    many = styles([f"moon lr={lr}" for lr in range(16)])
+    assert len(set(many.values())) == 16
     assert method_of("mpfedcon/mu=0.5 classes=2") == "mpfedcon"
 
 
@@ -95,6 +97,8 @@ def test_other_kinds_show_what_they_are_given():
     map_ = drawn(plots.draw("heatmap", {"": cells}, "", "x", "y"))
     assert sorted(text.get_text() for text in map_.texts) == ["50.0", "60.0", "70.0"]  # the missing cell is empty
     assert math.isnan(map_.images[0].get_array().filled(np.nan)[1, 1])
+    stopped = drawn(plots.draw("heatmap", {"": {("0.1", "1"): 1.0, ("0.1", "10"): 2.0, ("0.2", "5"): 3.0}}, "", "x", "y"))
+    assert [tick.get_text() for tick in stopped.get_xticklabels()] == ["1", "5", "10"]
     two = plots.draw("heatmap", {"a": cells, "b": {("2", "0.2"): 90.0}}, "", "x", "y")
     assert [axes.images[0].get_clim() for axes in two.axes] == [(50, 90), (50, 90)]
     assert [tick.get_text() for tick in drawn(two, 1).get_yticklabels()] == ["1", "2"]
@@ -111,6 +115,14 @@ def test_a_value_far_below_all_others_keeps_its_number():
     figure = plots.dots({**table, "fedawe": {"a": [9.7], "b": [10.3], "": [97.0]}}, "", "accuracy")
     assert [text.get_text() for text in drawn(figure).texts] == ["9.7, 10.3"]
     assert drawn(figure).get_xlim()[0] > 60
+
+
+def test_dots_of_many_settings_are_told_apart():
+    figure = plots.dots({"moon": {f"alpha={n}": [float(n)] for n in range(15)}}, "", "accuracy")
+    lines = [line for line in drawn(figure).lines if line.get_label() == "_nolegend_"]
+    looks = [(line.get_marker(), line.get_markerfacecolor()) for line in lines]
+    handles = [(line.get_marker(), line.get_markerfacecolor()) for line in figure.legends[0].legend_handles]
+    assert len(set(looks)) == len(set(handles)) == 15
 
 
 def test_png_and_pdf(tmp_path):
@@ -177,6 +189,9 @@ def test_a_papers_figure_is_drawn_as_it_says(tmp_path, plot, panel, shown):
         assert drawn(figure).lines[0].get_ydata().tolist() == pytest.approx(shown)
     write_run(tmp_path / "b", nodes=rows, published=published, scale="small", changed=["num_rounds=4"])
     assert set(figures.of_papers(find([tmp_path]))) == {f"pmfl-figure8-scale=small-num_rounds={n}" for n in (3, 4)}
+    long = [f"strategy.local.of_a_long_name_{i}=1" for i in range(10)]
+    write_run(tmp_path / "c", nodes=rows, published=published, scale="small", changed=long)
+    assert max(map(len, figures.of_papers(find([tmp_path])))) < 200
 
 
 def test_bars_of_nodes_and_a_metric_of_each_method(tmp_path):
@@ -187,6 +202,13 @@ def test_bars_of_nodes_and_a_metric_of_each_method(tmp_path):
         write_run(tmp_path / "bars" / name, nodes=rows, **method(name, published={**published, "method": name}))
     (figure,) = figures.of_papers(find([tmp_path / "bars"])).values()
     assert [[bar.get_height() for bar in axes.patches] for axes in figure.axes] == [[50, 25], [75, 50]]
+    apart = {**published, "plot": {**plot, "panel": ["partition.alpha"]}}
+    for alpha in (1, 2):
+        rows = [(30, node, "accuracy", alpha / 4) for node in range(2)]
+        settings = {"published": {**apart, "method": "fedavg"}, "partition": {"name": "iid", "alpha": alpha}}
+        write_run(tmp_path / "panels" / str(alpha), nodes=rows, **method("fedavg", **settings))
+    (figure,) = figures.of_papers(find([tmp_path / "panels"])).values()
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["fedavg, 1, mean 25", "fedavg, 2, mean 50"]
     for name, scope in (("fedcrl", ("personal", "test")), ("fedavg", ("global", "nodes"))):
         own = {"kind": "curves", "metric": "/".join([*scope, "accuracy"]), "line": "strategy.name", "panel": []}
         write_run(tmp_path / "curves" / name, scope=scope, **method(name, published={**published, "method": name, "plot": own}))

@@ -60,6 +60,14 @@ def test_what_is_kept_is_replaced_by_the_same_run_alone(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_nodes_loss_that_is_no_number_is_kept_as_that(tmp_path):
+    run = read(write_run(tmp_path / "a", nodes=[(30, 0, "train_loss", "nan"), (30, 1, "train_loss", 0.5)]), "a")
+    for _ in range(2):  # what is there is read before it is replaced
+        results.keep([run], tmp_path / "results", "a")
+    (stored,) = results.load(tmp_path / "results" / "a.csv")
+    assert stored.last_of_nodes("train_loss") == pytest.approx({0: math.nan, 1: 0.5}, nan_ok=True)
+
+
 def test_a_number_that_not_all_seeds_have_says_how_many_do(tmp_path):
     write_run(tmp_path / "a", (0.1, 0.8), seed=0)
     write_run(tmp_path / "b", (0.1, math.nan), seed=1)

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from contrafed.settings import read_config
 from core.combine import combine, squared_distance
 from core.errors import UserError
 from core.tensors import Tensors, flat, group
@@ -39,14 +40,17 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def distance_of_runs(solo: str | Path, shared: str | Path) -> float:
-    """Return ``distance`` between the personal models that one run saved and the global model that another left, over nodes.
+    """Return ``distance`` between the personal models that one run saved and the global model that another left.
 
-    MpFedcon, Figure 3: SOLO (``strategy=local save_personal=true``) and FedAvg. Raises ``UserError`` where a file is missing.
+    Its mean over the nodes that train. MpFedcon, Figure 3: SOLO (``strategy=local save_personal=true``) and FedAvg. Raises
+    ``UserError`` where a file is missing.
     """
     folder, file = Path(place_in(Path(solo))), Path(shared) / "model.safetensors"
     if not file.is_file():
         raise UserError(f"there is no {file}; give the folder of a finished run")
-    places = sorted(folder.glob("*.safetensors"))
+    config = read_config(Path(solo))
+    trained = config["num_nodes"] - config.get("held_out_nodes", 0)
+    places = sorted(place for place in folder.glob("*.safetensors") if int(place.stem) < trained)
     if not places:
         raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")
     model = load_file(file)

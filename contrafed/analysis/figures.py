@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from contrafed.analysis import pictures, plots
 from contrafed.analysis.groups import NOTHING, Group, groups, number_of, short
 from contrafed.analysis.measures import NODES, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
-from contrafed.analysis.published import load
+from contrafed.analysis.published import load, shortened
 from contrafed.analysis.runs import FinishedRun, Points, accuracy_of
 from contrafed.analysis.statistics import over_seeds
 from contrafed.reporting.figures import WINDOW
@@ -181,7 +181,8 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
         for which, metric in enumerate(named):
             if (drawn := planned(members, which, title)) is not None:
                 words = [word_of(metric)] if len(named) > 1 else []
-                out["-".join([paper, f"figure{number}", *words, *small, *apart]).replace("/", "_")] = drawn
+                name = "-".join([paper, f"figure{number}", *words, *small, *apart]).replace("/", "_")
+                out[shortened(name)] = drawn
     return out
 
 
@@ -216,7 +217,8 @@ def planned(runs: Sequence[FinishedRun], which: int, title: str) -> Figure | Non
     metric = metrics_of(having[0])[which]
     said, x_said = said_of(metric), short(str(plot.get("x") or ""))
     if metric.startswith(NODES):
-        return plots.node_bars(next(iter(panels.values())), title, said)
+        rows = {", ".join(filter(None, (line, panel))): nodes for panel, data in panels.items() for line, nodes in data.items()}
+        return plots.node_bars(rows, title, said)
     if shape == "heatmap":
         means = {panel: {place: over_seeds(values)[0] for place, values in data.items()} for panel, data in panels.items()}
         return plots.draw("heatmap", means, f"{title}: {said}", x_said, short(str(plot["line"])))

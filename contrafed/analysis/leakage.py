@@ -135,8 +135,11 @@ def run(options: argparse.Namespace) -> None:
     for case in (*options.cases, *(f"method:{method}" for method in options.methods)):
         for start in range(0, len(x), options.batch):
             first = options.first + start
-            if (case, first, options.batch) in done:
+            there = [(case, image, options.batch) in done for image in range(first, first + options.batch)]
+            if all(there):
                 continue
+            if any(there):
+                raise UserError(f"--out={options.out} has some of images {first} to {first + len(there) - 1} in other batches")
             part, truth = x[start : start + options.batch], labels[start : start + options.batch]
             for named, note, tried in tries(case, part, truth, classes, how, first):
                 label = named + together

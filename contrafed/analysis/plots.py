@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from scipy import stats
 
+from contrafed.analysis.groups import number_of
 from contrafed.analysis.statistics import band, over_seeds
 from contrafed.analysis.style import Style, styles
 from contrafed.reporting.figures import MANY_POINTS
@@ -174,12 +175,12 @@ def lines(axes: Any, series: Mapping[str, Mapping[float, Sequence[float]]], look
 def heat_map(
     axes: Any, cells: Mapping[tuple[str, str], float], look: Look, cells_of_all: Iterable[Mapping[tuple[str, str], float]] = ()
 ) -> None:
-    """Draw {(row, column): value} with each number in its cell; a missing cell stays white.
+    """Draw {(row, column): value} with each number in its cell; a missing cell stays white, numbers ascend along the axes.
 
     ``cells_of_all`` panels: they share rows, columns and colours.
     """
     every = [*cells_of_all] or [cells]
-    rows, columns = (list(dict.fromkeys(key[axis] for table in every for key in table)) for axis in (0, 1))
+    rows, columns = (sorted({key[axis]: 0 for table in every for key in table}, key=number_of) for axis in (0, 1))
     known = [value for table in every for value in table.values() if not math.isnan(value)] or [0.0]
     low, high, middle = min(known), max(known), (min(known) + max(known)) / 2
     values = np.array([[cells.get((row, column), math.nan) for column in columns] for row in rows])
@@ -273,8 +274,7 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
             mean, deviation = over_seeds(numbers)
             axes.errorbar(
                 max(mean, edge), row, xerr=None if math.isnan(deviation) else deviation, color=look[label].colour, capsize=2,
-                marker=MARKERS[settings.index(setting) % len(MARKERS)], markersize=6, markeredgecolor="white",
-                markeredgewidth=0.5, linestyle="",
+                linestyle="", **_marker(settings.index(setting), look[label].colour),
             )  # fmt: skip
     axes.set_yticks(range(len(values)), list(values), fontsize=9)
     axes.set_ylim(len(values) - 0.4, -0.6)
@@ -288,7 +288,7 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
     head(figure, title)
     if len(settings) > 1:
         for number, setting in enumerate(settings):
-            axes.plot([], [], linestyle="", marker=MARKERS[number % len(MARKERS)], color="#555555", label=setting)
+            axes.plot([], [], linestyle="", color="#555555", label=setting, **_marker(number, "#555555"))
         figure.legend(
             *axes.get_legend_handles_labels(),
             frameon=False,
@@ -297,6 +297,13 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
             ncols=min(4, len(settings)),
         )
     return figure
+
+
+def _marker(number: int, colour: str) -> dict[str, Any]:
+    """Return how the dots of a setting look: once there is no other marker, hollow."""
+    hollow = number >= len(MARKERS)
+    edge = {"markerfacecolor": "white", "markeredgecolor": colour} if hollow else {"markeredgecolor": "white"}
+    return {"marker": MARKERS[number % len(MARKERS)], "markersize": 6, "markeredgewidth": 1.2 if hollow else 0.5, **edge}
 
 
 def _edge(means: Sequence[float]) -> float:

@@ -43,6 +43,11 @@ def load(paper: str) -> pd.DataFrame:
     return table.assign(**{name: pd.to_numeric(table[name]) for name in ("value", "std")})
 
 
+def shortened(name: str) -> str:
+    """Return a file's name; of a long one its beginning and a checksum."""
+    return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{zlib.crc32(name.encode()):08x}"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One table of a paper with our runs: a row a cell that the paper or a run has.
@@ -73,10 +78,9 @@ class Comparison:
 
     @property
     def stem(self) -> str:
-        """What its files are called; of a long name its beginning and a checksum."""
+        """What its files are called."""
         parts = [self.paper, f"table{self.table}", *([self.scale] if self.scale else []), *self.changed]
-        name = "-".join("".join(c if c.isalnum() or c in ".=" else "_" for c in part) for part in parts).lower()
-        return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{zlib.crc32(name.encode()):08x}"
+        return shortened("-".join("".join(c if c.isalnum() or c in ".=" else "_" for c in part) for part in parts).lower())
 
     @property
     def both(self) -> pd.DataFrame:

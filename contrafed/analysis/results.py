@@ -53,8 +53,8 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
     try:
         for part in ("curves", "nodes"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        for part, tables in (("curves", map(_curves, every)), ("nodes", map(_nodes, every))):
-            _write(pd.concat(tables, ignore_index=True), folder / part / path.name, "%.6g")
+        for part, tables, nan in (("curves", map(_curves, every), ""), ("nodes", map(_nodes, every), "nan")):
+            _write(pd.concat(tables, ignore_index=True), folder / part / path.name, "%.6g", nan)
         _write(pd.DataFrame(rows, columns=columns), path)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror})") from error
@@ -67,11 +67,11 @@ def _same(one: FinishedRun, other: FinishedRun) -> bool:
     return all(placeless(a[key]) == placeless(b[key]) for key in a.keys() & b.keys())
 
 
-def _write(table: pd.DataFrame, path: Path, numbers: str | None = None) -> None:
-    """Write a CSV that is there entire or not at all; ``numbers``: how those with a point are written."""
+def _write(table: pd.DataFrame, path: Path, numbers: str | None = None, nan: str = "") -> None:
+    """Write a CSV that is there entire or not at all; ``numbers``: how those with a point are, ``nan``: what is none."""
     part = path.with_name(f".{path.name}.part")
     try:
-        table.to_csv(part, index=False, float_format=numbers, lineterminator="\n")
+        table.to_csv(part, index=False, float_format=numbers, na_rep=nan, lineterminator="\n")
         replace(part, path)
     finally:
         part.unlink(missing_ok=True)

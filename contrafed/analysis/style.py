@@ -59,7 +59,7 @@ def styles(labels: Sequence[str], methods: Sequence[str] | None = None) -> dict[
 
     ``methods``: the method behind each label; without them a label such as ``pmfl/no_mct``, ``fedrcl+fedadam`` or
     ``pmfl beta=0.1`` names it first. Several labels of one method share its colour and differ in line, marker
-    and hatch, also from other methods of that colour.
+    and hatch, also from other methods of that colour; the seventh of them begins with other colours.
     """
     methods = methods or [method_of(label) for label in labels]
     found: dict[str, Style] = {}
@@ -69,7 +69,8 @@ def styles(labels: Sequence[str], methods: Sequence[str] | None = None) -> dict[
         first, again = style_of(method), times.get(method, 0)
         times[method] = again + 1
         start = next((i for i, row in enumerate(ROWS) if row[0] == first.line), 0) + again
-        others = [Style(first.colour, *ROWS[(start + i) % len(ROWS)]) for i in range(len(ROWS))]
+        rows = [ROWS[(start + i) % len(ROWS)] for i in range(len(ROWS))]
+        others = [Style(colour, *row) for colour in (first.colour, *COLOURS) for row in rows]
         found[label] = next((look for look in others if look not in taken), others[0]) if again else first
         taken.add(found[label])
     return found
