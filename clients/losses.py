@@ -29,7 +29,9 @@ def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
 
 def squared_distance(params: Tensors, others: Tensors) -> Tensor:
-    """``|w - v|^2`` over the tensors of ``others``, v, by name."""
+    """``|w - v|^2`` over the tensors of ``others``, v, by name. Raises ``ValueError`` where these are none."""
+    if not others:
+        raise ValueError("squared_distance has nothing to compare with: what train() takes as constants or frozen is empty")
     return torch.stack([(params[name] - other).square().sum() for name, other in others.items()]).sum()
 
 

@@ -72,6 +72,8 @@ def check_messages(node: NodeRun, server: Choice, participation: Choice, num_tra
             )
     except MemoryError as error:
         raise UserError(f"num_nodes={node.num_nodes} or the model is too large for this machine's memory") from error
+    if not hasattr(rule, "state"):
+        raise UserError(f"{chosen[1]}.__init__ must call super().__init__ with all that it is given; or write setup() instead")
     initial = {name: torch.zeros(()).expand(value.shape) for name, value in model.named_parameters()}
     with _code_of(f"{chosen[1]}.broadcast", rule_class):
         shared = rule.broadcast(initial)

@@ -69,6 +69,8 @@ def with_folder(wanted: Run, unique: bool, devices: bool = False) -> Run:
     folder = Path(wanted.output_dir)
     if wanted.resume != LATEST or not (folder / "config.yaml").exists():
         folder = claim_folder(folder, unique=unique)
+        if folder.resolve() != Path(wanted.output_dir).resolve():
+            print(f"{wanted.output_dir} has a run already: this one's folder is {folder}", flush=True)
     return replace(wanted, resume=start, folder=folder)
 
 

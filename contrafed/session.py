@@ -304,6 +304,9 @@ class Session:
 def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:
     """Return the server half of a run of so many rounds. To it, nodes that are held out have nothing to train on."""
     sizes = np.where(np.arange(run.num_nodes) < run.num_trained, members.sizes, 0)
+    half = workspace.client_class(workspace, [])
+    if not hasattr(half, "memories"):
+        raise UserError(f"{type(half).__name__}.__init__ must call super().__init__ with all that it is given")
     return strategy_class_of(run.server)(
         run.server.config,
         client_class=workspace.client_class,
@@ -318,7 +321,7 @@ def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int)
         seed=run.seed,
         max_norm=run.engine.config.max_norm,
         min_replies=run.min_replies,
-        work_of=workspace.client_class(workspace, []).work_of,
+        work_of=half.work_of,
         post_train=run.judge == "post_train",
         privacy=run.privacy.config if isinstance(run.privacy.config, central.Config) else None,
         aggregation=make_aggregation(run.aggregation),

@@ -71,6 +71,8 @@ def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
         if "." in name:
             raise UserError(f"{choice}: {target} has no dataclass Config, which names its settings")
         raise unknown(group, str(settings.get("name")), choices(group))
+    if inspect.get_annotations(module.Config) and "__dataclass_fields__" not in vars(module.Config):
+        raise UserError(f"{choice}: {target}.Config only inherits from a dataclass: write @dataclass(frozen=True) above it")
     return module
 
 
@@ -133,10 +135,29 @@ def only_subclass(module: ModuleType, base: type[T]) -> type[T]:
     """
     own = own_subclasses(module, base)
     if len(own) != 1:
-        raise UserError(f"{module.__name__} must define exactly one {base.__name__}, found {len(own)}")
+        inheriting = f"class that inherits {base.__module__}.{base.__name__}"
+        raise UserError(f"{module.__name__} must define exactly one {inheriting}, found {len(own)}")
     if slip := _slip(own[0], module):
         raise UserError(f"nothing in {module.__name__} uses {own[0].__name__}.{slip}")
+    if wanted := _other_parameters(own[0], base):
+        raise UserError(f"{module.__name__}: {own[0].__name__}.{wanted}")
     return own[0]
+
+
+def _other_parameters(found: type, base: type) -> str:
+    """Return which function of ``base`` a class puts one in the place of that cannot be called so, and what it must take."""
+    for name, inherited in vars(base).items():
+        if not inspect.isfunction(getattr(base, name)) and not isinstance(inherited, classmethod):
+            continue
+        needed = [p for p in inspect.signature(getattr(base, name)).parameters.values() if p.default is p.empty]
+        positional = [p.name for p in needed if p.kind is p.POSITIONAL_OR_KEYWORD]
+        named = {p.name: None for p in needed if p.kind is p.KEYWORD_ONLY}
+        try:
+            inspect.signature(getattr(found, name)).bind(*positional, **named)
+        except (TypeError, ValueError):
+            must = f"{name} must take ({', '.join((*positional, *(['*'] if named else []), *named))})"
+            return f"{must}, as {base.__name__}.{name} does" + (", a classmethod" if isinstance(inherited, classmethod) else "")
+    return ""
 
 
 def _slip(found: type, module: ModuleType) -> str:

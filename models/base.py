@@ -33,8 +33,8 @@ class Features(NamedTuple):
 class Stages(nn.Module):
     """An encoder as a list of stages, each ending in its tail: ``tails[l](stages[l](x))`` is what stage l+1 takes.
 
-    Stage l maps its input to its level, which is then pooled globally: a pre-activation where FedRCL compares features before
-    the last ReLU of a stage. Its tail is an activation, a pool, a flattening, or nothing.
+    Stage l maps its input to its level, (b, D) or (b, C, H, W), which is then pooled globally: a pre-activation where FedRCL
+    compares features before the last ReLU of a stage. Its tail is an activation, a pool, a flattening, or nothing.
     """
 
     def __init__(self, stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> None:
@@ -85,11 +85,17 @@ class SplitModel(nn.Module):
         dropout: float = 0.0,
         dropped: tuple[str, ...] = ("classifier",),
     ) -> None:
-        """Raises ``TypeError`` for a classifier that is not linear."""
+        """Raises ``TypeError`` for a classifier or a projector of another kind, ``ValueError`` for ``dropped``."""
         super().__init__()
         if not isinstance(classifier, nn.Linear):
             got = type(classifier).__name__
             raise TypeError(f"a SplitModel's classifier is an nn.Linear, got {got}; layers before it are the projector")
+        if type(projector) not in (nn.Sequential, nn.Identity):  # a class of one's own may do more than its layers one by one
+            got = type(projector).__name__
+            raise TypeError(f"a SplitModel's projector is an nn.Sequential, or an nn.Identity for none, got {got}")
+        layers = ["classifier", *(f"projector.{number}" for number, _ in projector.named_children())]
+        if "classifier" not in dropped or not set(dropped) <= set(layers):
+            raise ValueError(f"dropped must name the classifier, and may name {', '.join(layers[1:]) or 'nothing else'}")
         self.encoder, self.projector, self.classifier = encoder, projector, classifier
         self.embedding_size = classifier.in_features  # D
         self.num_classes = classifier.out_features

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core import registry
 from core.config import Range
 from core.errors import UserError
 from core.randomness import generator
@@ -146,7 +147,8 @@ def load_images(dataset: Choice) -> ImageData:
     Raises ``UserError`` for data that are missing or damaged, or no ``ImageData``.
     """
     _check_path(dataset)
-    data: ImageData = dataset.module.load(dataset.config, dataset.name)
+    with registry.blamed(f"dataset={dataset.name}: {dataset.module.__name__}.load", str(dataset.module.__file__)):
+        data: ImageData = dataset.module.load(dataset.config, dataset.name)
     if not isinstance(data, ImageData):
         raise UserError(
             f"dataset={dataset.name}: {dataset.module.__name__}.load must return ImageData, got {type(data).__name__}"

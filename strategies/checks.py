@@ -43,7 +43,9 @@ def sent_fault(rule: Any, *parts: Any) -> str:
             return f"{name} must send tensors by name, in a dictionary, not {_kind(part)}"
         tensors |= part
     if missing := rule.down.keys() - tensors.keys():
-        return f"strategy.server: the nodes' half expects {min(missing)}, which {name} does not send"
+        bare = min(missing).removeprefix("model/")
+        hint = f': its {bare} goes out as named("model", ...), of core.tensors' if bare in tensors else ""
+        return f"strategy.server: the nodes' half expects {min(missing)}, which {name} does not send{hint}"
     for tensor, value in tensors.items():
         shape = rule.down.get(tensor)
         if not isinstance(value, Tensor):
@@ -105,6 +107,9 @@ def judged(rule: Any, model: Tensors) -> Tensors:
 
 def state_fault(rule: Any) -> str:
     """Return what a rule carries from round to round that no checkpoint holds; empty where there is no such thing."""
+    if new := vars(rule).keys() - getattr(rule, "_begun", vars(rule).keys()):
+        where = "what lasts goes into self.state, what does not is begun in setup()"
+        return f"{type(rule).__name__}: no checkpoint holds self.{min(new)}: {where}"
     place = _unkept(rule.state.items(), "self.state")
     kept = "tensors, arrays, numbers and text, in lists, tuples and dictionaries by text or whole numbers"
     return f"{type(rule).__name__}: {place}, but a checkpoint holds {kept}" if place else ""

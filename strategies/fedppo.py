@@ -58,6 +58,7 @@ class FedPPO(FedAvg):
         self.state["agent"], self.state["adam"] = fresh_agent(nodes, self.seed), {}
         self.state["accuracy"], self.state["loss"] = np.zeros(nodes), np.zeros(nodes)
         self.state["global_accuracy"], self.state["rollout"] = 0.0, []
+        self.drawn: dict[str, Any] = {}  # of this round
 
     @property
     def count(self) -> int:

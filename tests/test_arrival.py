@@ -50,6 +50,7 @@ def test_one_by_one_they_come_and_go():
         ({"joins": [[3]]}, r"participation.joins\[0\] must be \[ROUND, WHO\], such as \[100, 0.4\] or .*, got \[3\]"),
         ({"joins": [[0, 0.5]]}, r"joins\[0\] must be"),
         ({"joins": [[True, 0.5]]}, r"joins\[0\] must be"),
+        ({"joins": [[10**20, 0.5]]}, r"joins\[0\] must be"),
         ({"joins": 3}, "participation.joins must be a list, got 3"),
         ({"leaves": [[2, 0.5], [3, 1.5]]}, r"leaves\[1\]: who must be a share .* or a list, got 1.5"),
         ({"leaves": [[2, []]]}, "or a list, got "),

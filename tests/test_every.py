@@ -16,11 +16,12 @@ from clients.training.loop import part_of
 from clients.training.workspace import EVALUATION_BATCH
 from contrafed import checkpoint
 from contrafed.experiment import run
-from contrafed.settings import resolve
+from contrafed.settings import resolve, server_of
 from core import registry
 from core.config import convert
 from core.errors import UserError
 from core.tensors import on_host
+from strategies.base import FederatedStrategy, strategy_class_of
 
 METHODS = list(registry.choices("strategy"))
 
@@ -244,10 +245,12 @@ def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path):
 
 @cache
 def shape_of(method, problem):
-    """What a method's messages are made of: groups of tensors, and the parts of a model in them."""
-    workspace = workspace_of(settings_of(method, problem))
+    """What a method's messages are made of: groups of tensors, the parts of a model in them, and whether nodes' differ."""
+    settings = settings_of(method, problem)
+    workspace = workspace_of(settings)
     declared = workspace.client_class.messages(workspace.model, workspace.config)
-    return tuple(frozenset(name.partition(".")[0] for name in names) for names in declared)  # model/encoder, proto/mean
+    alone = strategy_class_of(server_of(settings["strategy"])).download is not FederatedStrategy.download
+    return *(frozenset(name.partition(".")[0] for name in names) for names in declared), alone  # model/encoder, proto/mean
 
 
 @pytest.mark.slow

@@ -50,6 +50,11 @@ def test_a_repository_is_read_by_its_columns_without_a_network(repository, monke
     assert data.owner.tolist() == [0, 1, 2] * 4 + [0, 1, 2, 0]
 
 
+def test_a_folder_in_the_home_folder_is_one(repository, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(loaded(*repository(), *COLUMNS, "dataset.repository=~/hub", "dataset.download=false").y) == 16
+
+
 def test_images_of_several_sizes_want_one(repository):
     named = (*repository(sizes=(9, 12)), *COLUMNS, "dataset.test_split=null", "dataset.test_fraction=0.5")
     with pytest.raises(UserError, match=r"has images of several sizes \(9x9, 12x12, ...\): set dataset.image_size"):

@@ -90,6 +90,19 @@ def test_a_loss_that_is_none_is_told_which_function_and_why(nodes, loss, wanted)
 
 
 @pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("kind", [torch.float16, torch.int64])
+def test_what_is_sent_is_in_single_or_double_precision(nodes, kind):
+    """The server takes no other, and would count no reply."""
+
+    def local_work(self, stack):
+        return {name: value.to(kind) for name, value in FedAvgClient.local_work(self, stack).items()}
+
+    function = "test_what_is_sent_is_in_single_or_double_precision.<locals>.local_work"
+    message = f"ReturnError: {function} must return model/encoder.stages.0.1.weight in float32 or float64, not {kind}"
+    refused(nodes, message, line_of(local_work), local_work=local_work)
+
+
+@pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize(("loss", "wanted"), LOSSES)
 def test_gradients_of_a_loss_that_is_none_are_refused_alike(nodes, loss, wanted):
     """Else a detached one has gradients of zero, and its author never learns it."""

@@ -203,7 +203,46 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         ),
         ("my_rule.py", "\n1 / 0", r"my_rule.py, line 2: ZeroDivisionError: division by zero"),
         ("my_method.py", "x = 1", "my_package.my_method has no dataclass Config"),
-        ("my_method.py", NODE.replace("(Client)", ""), "my_package.my_method must define exactly one NumPyClient, found 0"),
+        (
+            "my_rule.py",
+            RULE.replace("@dataclass(frozen=True)\n", ""),
+            r"my_package.my_rule.Config only inherits from a dataclass: write @dataclass\(frozen=True\) above it",
+        ),
+        (
+            "my_method.py",
+            NODE.replace("(Client)", "(NumPyClient)").replace("import Client", "import NumPyClient"),
+            "must define exactly one class that inherits clients.base.Client, found 0",
+        ),
+        (
+            "my_method.py",
+            NODE.replace("batch, constants", "batch"),
+            r"MyClient.loss must take \(self, params, batch, constants\), as Client.loss does",
+        ),
+        (
+            "my_rule.py",
+            RULE.replace("self, model, replies", "self, replies"),
+            r"MyRule.aggregate must take \(self, model, replies\), as FederatedStrategy.aggregate does",
+        ),
+        (
+            "my_method.py",
+            f"{NODE}\n    def messages(self, model, config):\n        return {{}}, {{}}",
+            r"MyClient.messages must take \(model, config\), as Client.messages does, a classmethod",
+        ),
+        (
+            "my_rule.py",
+            f"{RULE}\n    def __init__(self, config):\n        super().__init__(config)",
+            r"MyRule.__init__ must take \(self, config, \*, client_class, .*\), as FederatedStrategy.__init__ does",
+        ),
+        (
+            "my_rule.py",
+            f"{RULE}\n    def __init__(self, config, **more):\n        self.config = config",
+            r"MyRule.__init__ must call super\(\).__init__ with all that it is given; or write setup\(\) instead",
+        ),
+        (
+            "my_method.py",
+            NODE.replace("(Client)", ""),
+            "must define exactly one class that inherits clients.base.Client, found 0",
+        ),
         ("my_method.py", None, "there is no module my_package.my_method; is its package installed, or on PYTHONPATH"),
     ],
 )

@@ -126,6 +126,20 @@ def said(found):
         ),
         (
             "model",
+            r"nn.Identity\(\), nn.Linear\(config.width, num_classes\)",
+            "nn.Linear(config.width, config.width), nn.Linear(config.width, num_classes)",
+            "model=small cannot be built for images of 3x32x32: TypeError: a SplitModel's projector is an nn.Sequential, "
+            "or an nn.Identity for none, got Linear ({home}/parts/small.py, line 23)",
+        ),
+        (
+            "model",
+            r"config.width, num_classes\)\)",
+            'config.width, num_classes), 0.5, ("classifier", "projector.1"))',
+            "model=small cannot be built for images of 3x32x32: ValueError: dropped must name the classifier, and may name "
+            "nothing else ({home}/parts/small.py, line 23)",
+        ),
+        (
+            "model",
             r"first = nn",
             "first = None.parts",
             "model=small cannot be built for images of 3x32x32: AttributeError: 'NoneType' object has no attribute 'parts' "
@@ -159,7 +173,12 @@ def said(found):
             "",
             "participation=shifts: Config of parts.shifts must inherit Selection of partitions.participation.base",
         ),
-        ("participation", r"\(Participation\)", "", "parts.shifts must define exactly one Participation, found 0"),
+        (
+            "participation",
+            r"\(Participation\)",
+            "",
+            "parts.shifts must define exactly one class that inherits partitions.participation.base.Participation, found 0",
+        ),
         (
             "participation",
             r"    everyone = False\n",

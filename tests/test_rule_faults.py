@@ -90,6 +90,18 @@ def test_a_model_that_is_not_finite_ends_the_run_as_the_rules_fault(value):
     assert found.value.status == "diverged"
 
 
+def test_what_would_last_beside_the_state_is_refused():
+    """A run that goes on from a checkpoint would begin it anew, to other numbers."""
+
+    def aggregate(self, model, replies):
+        self.ema = self.mean(model, replies)
+        return self.ema
+
+    wanted = "what lasts goes into self.state, what does not is begun in setup()"
+    assert stopped(rule(aggregate=aggregate))[0] == f"round 1: Mine: no checkpoint holds self.ema: {wanted}"
+    digits_run("fedavg", 1, nodes=2, rule=rule(aggregate=aggregate, setup=lambda self: setattr(self, "ema", None)))
+
+
 def test_what_a_rule_leaves_out_stays_and_large_numbers_are_finite():
     made = rule(aggregate=lambda self, model, replies: {NAME: torch.full((10,), 1e30)})
     models, _ = digits_run("fedavg", 1, nodes=2, rule=made, dtype=torch.float32)
@@ -279,6 +291,10 @@ def test_what_one_node_alone_receives_is_looked_at(own, said):
             r"the nodes' half expects model/.* of shape .*, but Mine sends \(\)",
         ),
         (lambda sent: {n: v for n, v in sent.items() if NAME not in n}, f"half expects model/{NAME}, which Mine does not send"),
+        (
+            lambda sent: {n.removeprefix("model/"): v for n, v in sent.items()},
+            rf'which Mine does not send: its {NAME} goes out as named\("model", ...\), of core.tensors',
+        ),
         (lambda sent: sent | {"extra/x": 1}, "Mine must send tensors, but extra/x is a int"),
         (lambda sent: sent | {"modl/x": torch.ones(1)}, "Mine sends modl/x, which the nodes' half does not expect, did you .*"),
         (lambda sent: sent | {f"model/{NAME}": torch.arange(10)}, f"as floating-point numbers, but model/{NAME} is int64"),

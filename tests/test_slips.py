@@ -159,6 +159,14 @@ def test_a_run_in_which_no_reply_counts_says_so(tmp_path, capsys):
     assert "no reply counted in any round: the global model is the initial one" in capsys.readouterr().out.splitlines()
 
 
+def test_a_second_run_says_in_which_folder_it_is(tmp_path, capsys):
+    config = config_of(*QUICK, "strategy=fedavg", f"output_dir={tmp_path}/run")
+    first = run(config)
+    assert "has a run already" not in capsys.readouterr().out
+    assert (first["folder"], run(config)["folder"]) == (f"{tmp_path}/run", f"{tmp_path}/run-2")
+    assert f"{tmp_path}/run has a run already: this one's folder is {tmp_path}/run-2\n" in capsys.readouterr().out
+
+
 def test_one_job_of_a_table_is_said_to_be_one(tmp_path, called):
     asked = ("experiment=digits", *QUICK, "strategy=fedavg", "seed=0")
     one = called(*asked, "participation=uniform", f"output_dir={tmp_path}/one")

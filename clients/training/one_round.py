@@ -75,8 +75,8 @@ def _check_sent(client: Any, work: Tensors, nodes: int) -> None:
         found = tuple(work[name].shape) if name in work else "nothing"
         if found != (nodes, *shape):
             raise ReturnError(client.local_work, f"{name} of shape {(nodes, *shape)}, as messages declares it, not {found}")
-        if not work[name].is_floating_point():
-            raise ReturnError(client.local_work, f"{name} as floating-point numbers, not {work[name].dtype}")
+        if work[name].dtype not in (torch.float32, torch.float64):
+            raise ReturnError(client.local_work, f"{name} in float32 or float64, not {work[name].dtype}")
 
 
 def _check_remembered(client: Any, memory: Memory, rows: Sequence[Tensors]) -> None:

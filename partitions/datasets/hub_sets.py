@@ -1,6 +1,7 @@
 """Image sets of the Hugging Face hub through flwr-datasets: CINIC-10, FEMNIST, Tiny-ImageNet, and any other by its name."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +43,16 @@ def check(config: Config, name: str) -> None:
 
 
 def _at_hand(config: Config) -> bool:
-    assert config.repository is not None
-    if Path(config.repository).is_dir():
+    if Path(_place(config)).is_dir():
         return True
     # The library writes FashionMNIST as fashion_mnist; a download that failed leaves folders without a table.
-    plain = [path for path in _cache(config).glob("*") if _plain(path.name) == _plain(config.repository.replace("/", "___"))]
+    plain = [path for path in _cache(config).glob("*") if _plain(path.name) == _plain(_place(config).replace("/", "___"))]
     return any(any(path.rglob("*.arrow")) for path in plain)
+
+
+def _place(config: Config) -> str:
+    """Return the repository's name, or the folder that is in its place."""
+    return os.path.expanduser(str(config.repository))
 
 
 def _plain(name: str) -> str:
@@ -67,7 +72,7 @@ def load(config: Config, name: str) -> ImageData:
     except UserError:
         raise
     except Exception as error:  # the libraries have no one exception for "not cached"
-        if Path(str(config.repository)).is_dir():
+        if Path(_place(config)).is_dir():
             raise UserError(f"dataset.repository: the folder {config.repository} cannot be read: {_said(error)}") from error
         if not config.download:
             raise _absent(config, name, "not found, and dataset.download is false") from error
@@ -144,7 +149,7 @@ def _splits(config: Config, offline: bool) -> list[Any]:
     with _library(offline):
         # One partition each: partitioning is our own, so that every method and engine draws the same.
         source = FederatedDataset(
-            dataset=str(config.repository),
+            dataset=_place(config),
             subset=config.subset,
             partitioners=dict.fromkeys(names, 1),
             shuffle=False,

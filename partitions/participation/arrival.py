@@ -25,7 +25,7 @@ class Config(Selection):
         for key, pairs in (("joins", self.joins), ("leaves", self.leaves)):
             for i, pair in enumerate(pairs):
                 where = f"participation.{key}[{i}]"
-                if not isinstance(pair, list | tuple) or len(pair) != 2 or not _is_whole(pair[0]) or pair[0] < 1:
+                if not isinstance(pair, list | tuple) or len(pair) != 2 or not _is_whole(pair[0]) or not 1 <= pair[0] < NEVER:
                     raise UserError(f"{where} must be [ROUND, WHO], such as [100, 0.4] or [100, [3, 7]], got {pair!r}")
                 who = pair[1]
                 listed = isinstance(who, list | tuple) and len(who) > 0 and all(_is_whole(node) for node in who)

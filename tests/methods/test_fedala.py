@@ -48,6 +48,23 @@ def test_the_first_blend_takes_eleven_passes_or_more(monkeypatch, settled, passe
     assert taken == [f"blend {number}" for number in range(passes)] + [None]
 
 
+def test_a_blend_is_learned_on_a_share_of_the_examples_drawn_anew_each_round(monkeypatch):
+    given, train = [], FedALAClient.train
+    monkeypatch.setattr(FedALAClient, "train", lambda self, *a, **k: given.append(k.get("examples")) or train(self, *a, **k))
+    config = config_of("strategy=fedala", "strategy.share=0.8", "num_nodes=8", "model=mlp")
+    workspace = workspace_of(config, dtype=torch.float64)
+    own = set(workspace.federation.partition.train(0).tolist())
+    sent = {f"model/{name}": value for name, value in workspace.initial.items()}
+    for server_round in (2, 3):
+        client = workspace.client_class(workspace, [0])
+        client.memories = [client.fresh_memory(sent) | {"rounds": torch.tensor(2.0, dtype=torch.float64)}]
+        client.update([sent], server_round)
+    first, second = ([*some[0].tolist()] for some in given if some is not None)
+    assert len(first) == len(set(first)) == len(second) == round(0.8 * len(own)) < len(own)
+    assert set(first) | set(second) <= own
+    assert set(first) != set(second)
+
+
 def test_where_own_and_received_are_one_a_gets_no_gradient():
     client = scalar_node("fedala", 1, local={"iterations": 0})
     client.memories = [memory(2.0, blend=0.3)]

@@ -201,6 +201,17 @@ def test_the_mixed_head_is_taken_where_there_is_one_and_judged():
     assert not torch.equal(after.model["classifier.weight"], mixed["head/classifier.weight"])  # it was trained on
 
 
+def test_the_head_phase_has_a_rate_of_its_own():
+    """One node, whose mixture is its own head, without a body phase."""
+
+    def head(rate, head_lr):
+        _, rule = digits_run("fedpac", schedule=[[0]], num_rounds=1, local={"epochs": 0, "lr": rate}, head_lr=head_lr)
+        return rule.state["heads"][0]["classifier.bias"]
+
+    assert torch.equal(head(0.01, 0.1), head(0.5, 0.1))
+    assert not torch.equal(head(0.01, 0.1), head(0.01, 0.2))
+
+
 def test_stacked_equals_alone_and_heads_stay_where_a_node_is_away():
     alone, rule = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT)
     stacked, other = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT, stack_size=4)

@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from rig import close, digits_run, same
+from hand import rule_of
+from rig import close, config_of, digits_run, same, workspace_of
 
 from core.randomness import torch_generator
+from core.tensors import group
+from strategies.base import Replies, Reply, Round
 from strategies.fedppo import rewards_of
 from strategies.ppo import Learning, draw, fresh_agent, learn, output, returns_of, steps_of
 
@@ -31,6 +34,49 @@ def test_rewards_by_hand():
     half = np.array([0.5, 0.5])
     assert rewards_of(half, 0.4, np.array([2.0, 5.0]), np.array([1.0, 2.0])).tolist() == pytest.approx([0.6, 0.8])
     assert rewards_of(half, 0.4, np.zeros(2), np.array([1.0, 9.0])).tolist() == pytest.approx([0.7, 0.7])
+
+
+def test_who_is_rewarded_for_what_by_hand():
+    """Nodes of 3 and 1 examples: acc 0.5 and 0.7, of the received model 0.4 and 0.8, so acc_G = 0.5; falls 1 and 3."""
+    rule = rule_of("fedppo", (3, 1), update_every=2)
+    rule.state["loss"][:], rule.drawn = [2.0, 5.0], {"chosen": torch.tensor([1, 0])}
+    rule.round = Round(1, np.array([0, 1]))
+    reports = [(0.5, 0.4, 1.0, 3), (0.7, 0.8, 2.0, 1)]
+    replies = [
+        Reply(
+            node,
+            {
+                "model/w": torch.ones(1),
+                "report/accuracy": torch.tensor(accuracy),
+                "report/received_accuracy": torch.tensor(received),
+            },
+            size,
+            {"loss": loss},
+        )
+        for node, (accuracy, received, loss, size) in enumerate(reports)
+    ]
+    rule.aggregate({"w": torch.zeros(1)}, Replies(replies))
+    nodes, rewards = rule.round.node_metrics["reward"]
+    assert nodes.tolist() == [0, 1]
+    assert rewards.tolist() == pytest.approx([0.5 + 0.5 / 4, 0.7 + 0.5 * 3 / 4])
+    assert rule.state["global_accuracy"] == pytest.approx(0.5)
+    assert rule.state["accuracy"].tolist() == pytest.approx([0.5, 0.7])
+    assert rule.state["loss"].tolist() == [1.0, 2.0]
+    assert rule.state["rollout"][0]["rewarded"].tolist() == [1, 0]  # their places in the draw
+
+
+def test_a_node_reports_the_accuracy_of_the_received_and_of_the_trained_model():
+    workspace = workspace_of(config_of("strategy=fedppo", "num_nodes=8", "model=mlp"), dtype=torch.float64)
+    (update,) = workspace.client_class(workspace, [0]).update([{f"model/{n}": v for n, v in workspace.initial.items()}], 1)
+    index = torch.from_numpy(workspace.federation.partition.train(0))
+    found = []
+    for params in (workspace.initial, group(update.tensors, "model")):
+        with workspace.model.holding(params) as model:
+            right = model(workspace.images(index)).logits.argmax(1) == workspace.y[index]
+        found.append(right.double().mean().item())
+    assert found[0] < found[1]
+    reported = [update.tensors[f"report/{which}"].item() for which in ("received_accuracy", "accuracy")]
+    assert reported == pytest.approx(found)
 
 
 def test_returns_by_hand():
