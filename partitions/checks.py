@@ -1,6 +1,7 @@
 """What partitions are asked to do and what their code returns, checked: every fault is one line that names the partition."""
 
 import contextlib
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,15 @@ from core.run import Choice
 
 
 def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
-    """Return K index arrays as the partition splits them. Raises ``UserError`` where what it returns is none."""
+    """Return K index arrays as the partition splits them. Raises ``UserError`` where what it returns is none.
+
+    And where it draws from a generator that all code shares: another job, or a run that goes on, would have other nodes.
+    """
+    said, before = said_of(choice, "split"), _shared_generators()
     with own_code(choice, "split"):
         found = choice.module.split(choice.config, draw)
-    said = said_of(choice, "split")
+    if moved := [name for name, state in _shared_generators().items() if state != before[name]]:
+        raise UserError(f"{said} the same parts whenever it is asked: it draws from {moved[0]}, not from draw.rng")
     parts = _parts(found, draw.num_nodes, len(draw.y), said, "draw.y")
     check_distinct(parts, said)
     return parts
@@ -58,6 +64,12 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
 def own_code(choice: Choice, function: str) -> contextlib.AbstractContextManager[None]:
     """Return a context in which what goes wrong is the fault of a partition's function."""
     return registry.blamed(f"partition={choice.name}: {choice.module.__name__}.{function}", str(choice.module.__file__))
+
+
+def _shared_generators() -> dict[str, Any]:
+    """Return where the generators are that belong to nobody, by their names."""
+    _, keys, place, *_ = np.random.get_state()  # noqa: NPY002 -- to see whether others use it
+    return {"numpy.random": (np.asarray(keys).tobytes(), place), "random": random.getstate()}
 
 
 def _parts(found: Any, num_nodes: int, size: int, said: str, of: str) -> list[np.ndarray]:
