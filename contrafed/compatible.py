@@ -44,6 +44,7 @@ def check_messages(node: NodeRun, server: Choice, participation: Choice, num_tra
     """
     half, rule_class, config = client_class_of(node.strategy), strategy_class_of(server), node.strategy.config
     chosen = f"strategy={node.strategy.name}: {half.__name__}", f"strategy.server={server.name}: {rule_class.__name__}"
+    registry.check_overrides(half, Client)
     if half.upload not in tuple(OTHER):
         raise UserError(f"{chosen[0]}: {unknown('upload', half.upload, OTHER)}")
     model = _outline(json.dumps(dict(node.model.values), sort_keys=True))

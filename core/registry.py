@@ -128,24 +128,24 @@ def _takes(function: Any, arguments: list[str]) -> bool:
     return True
 
 
-def only_subclass(module: ModuleType, base: type[T]) -> type[T]:
+def only_subclass(module: ModuleType, base: type[T], wanted: str = "") -> type[T]:
     """Return the one subclass of ``base`` that ``module`` itself defines; a method's file needs no registration.
 
-    Raises ``UserError`` for none or several, and for a name that a slip of the pen keeps from being used.
+    ``wanted``: what authors inherit, where that is not ``base`` itself. Raises ``UserError`` for none or several, for a name
+    that a slip of the pen keeps from being used, and as ``check_overrides``.
     """
     own = own_subclasses(module, base)
     if len(own) != 1:
-        inheriting = f"class that inherits {base.__module__}.{base.__name__}"
+        inheriting = f"class that inherits {wanted or f'{base.__module__}.{base.__name__}'}"
         raise UserError(f"{module.__name__} must define exactly one {inheriting}, found {len(own)}")
     if slip := _slip(own[0], module):
         raise UserError(f"nothing in {module.__name__} uses {own[0].__name__}.{slip}")
-    if wanted := _other_parameters(own[0], base):
-        raise UserError(f"{module.__name__}: {own[0].__name__}.{wanted}")
+    check_overrides(own[0], base)
     return own[0]
 
 
-def _other_parameters(found: type, base: type) -> str:
-    """Return which function of ``base`` a class puts one in the place of that cannot be called so, and what it must take."""
+def check_overrides(found: type, base: type) -> None:
+    """Raise ``UserError`` for what a class puts in the place of a function of ``base``, but cannot be called as that one is."""
     for name, inherited in vars(base).items():
         if not inspect.isfunction(getattr(base, name)) and not isinstance(inherited, classmethod):
             continue
@@ -155,9 +155,9 @@ def _other_parameters(found: type, base: type) -> str:
         try:
             inspect.signature(getattr(found, name)).bind(*positional, **named)
         except (TypeError, ValueError):
-            must = f"{name} must take ({', '.join((*positional, *(['*'] if named else []), *named))})"
-            return f"{must}, as {base.__name__}.{name} does" + (", a classmethod" if isinstance(inherited, classmethod) else "")
-    return ""
+            must = f"{found.__name__}.{name} must take ({', '.join((*positional, *(['*'] if named else []), *named))})"
+            kind = ", a classmethod" if isinstance(inherited, classmethod) else ""
+            raise UserError(f"{found.__module__}: {must}, as {base.__name__}.{name} does{kind}") from None
 
 
 def _slip(found: type, module: ModuleType) -> str:

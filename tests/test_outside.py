@@ -210,8 +210,8 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         ),
         (
             "my_method.py",
-            NODE.replace("(Client)", "(NumPyClient)").replace("import Client", "import NumPyClient"),
-            "must define exactly one class that inherits clients.base.Client, found 0",
+            NODE.replace("(Client)", "(NumPyClient)").replace("import Client, ", "import NumPyClient, "),
+            "my_package.my_method: MyClient must inherit clients.base.Client",
         ),
         (
             "my_method.py",

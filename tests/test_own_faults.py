@@ -1,6 +1,5 @@
 """Slips in code of one's own that would pass without a word, or end in a traceback: each is one line."""
 
-import random
 from dataclasses import make_dataclass, replace
 
 import numpy as np
@@ -352,13 +351,6 @@ def test_a_partition_that_goes_wrong_is_one_line(monkeypatch):
     assert str(found.value).startswith(
         "partition=iid: partitions.partitioners.iid.split: TypeError: 'NoneType' object is not sub"
     )
-
-
-@pytest.mark.parametrize(("name", "draws"), [("numpy.random", lambda: np.random.rand()), ("random", random.random)])  # noqa: NPY002
-def test_a_partition_draws_from_its_own_generator(monkeypatch, name, draws):
-    monkeypatch.setattr(iid, "split", lambda config, draw: [np.array([int(9 * draws())]), np.array([10])])
-    with pytest.raises(UserError, match=f"must return the same parts whenever it is asked: it draws from {name}, not from"):
-        load_federation(resolve(config_of("partition=iid", "num_nodes=2")).node)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,18 @@
 """How each partition deals examples out: sizes, class limits and shares, by hand and with the same generator."""
 
+import random
+
 import numpy as np
 import pytest
 from parted import data_of, data_with_a_gap, make, settings_of
+from rig import config_of
 
+from contrafed.settings import resolve
 from core.errors import UserError
 from core.randomness import generator
+from partitions.federation import load_federation
 from partitions.partition import Draw
+from partitions.partitioners import iid
 from partitions.partitioners.balanced_dirichlet import split
 
 
@@ -149,3 +155,10 @@ def test_per_class_with_classes_that_have_no_example():
 def test_the_practical_partition_is_the_dirichlet_ones_scheme_by_class():
     practical, by_class = make("practical", alpha=0.3), make("dirichlet", alpha=0.3, scheme="per_class")
     assert all(np.array_equal(practical.train(k), by_class.train(k)) for k in range(20))
+
+
+@pytest.mark.parametrize(("name", "draws"), [("numpy.random", lambda: np.random.rand()), ("random", random.random)])  # noqa: NPY002
+def test_a_partition_draws_from_its_own_generator(monkeypatch, name, draws):
+    monkeypatch.setattr(iid, "split", lambda config, draw: [np.array([int(9 * draws())]), np.array([10])])
+    with pytest.raises(UserError, match=f"must return the same parts whenever it is asked: it draws from {name}, not from"):
+        load_federation(resolve(config_of("partition=iid", "num_nodes=2")).node)

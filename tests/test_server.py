@@ -97,6 +97,9 @@ class Watching:
 class Shifted(FedAvg):
     """Node k works from W + k + 1, and is judged by W + 10 k + 1; node 0 receives what all do."""
 
+    def setup(self):
+        self.models, self.deltas = [], []  # of the last round
+
     def download(self, model, node, judging):
         shift = (10 if judging else 1) * node + 1
         return {"model/classifier.w": model["classifier.w"] + shift} if node else None

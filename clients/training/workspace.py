@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from flwr.client import NumPyClient
 from torch import Tensor
 
 from clients.training.loop import PARTS, parts_fault
@@ -20,9 +21,9 @@ EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2*
 
 def client_class_of(strategy: Choice) -> Any:
     """Return the ``Client`` class of a node half. Raises ``UserError`` where it shares what is no part of a model."""
-    from clients.base import Client  # which imports this module
-
-    found: Any = registry.only_subclass(strategy.module, Client)
+    found: Any = registry.only_subclass(strategy.module, NumPyClient, "clients.base.Client")
+    if not hasattr(found, "shared_parts"):
+        raise UserError(f"{strategy.module.__name__}: {found.__name__} must inherit clients.base.Client")
     parts = found.shared_parts(strategy.config)
     where = f"strategy={strategy.name}: {found.__name__}.{'shared' if parts is found.shared else 'shared_parts'}"
     if fault := parts_fault(parts, PARTS):
