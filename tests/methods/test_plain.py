@@ -34,7 +34,7 @@ def test_what_is_remembered_must_be_in_the_memory_that_a_node_begins_with():
             {"model/classifier.bias": torch.ones(1, 3)},
             r"classifier.bias of shape \(1, 10\), as messages declares it, not \(1, 3\)",
         ),
-        ({"model/classifier.bias": torch.ones(1, 10).int()}, "classifier.bias as floating-point numbers, not torch.int32"),
+        ({"model/classifier.bias": torch.ones(1, 10).int()}, "classifier.bias in float32 or float64, not torch.int32"),
     ],
 )
 def test_what_is_sent_must_be_what_messages_declares(sent, said):
