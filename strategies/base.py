@@ -281,7 +281,7 @@ class FederatedStrategy(Strategy):
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result, arrays = Result(), initial_arrays
         result.arrays = arrays
-        self._begun = {"_begun", *vars(self)}
+        self._begun = {"_begun", *vars(self)}  # what it has before its first round
         for server_round in range(first_round, num_rounds + 1):
             began = time.perf_counter()
             if server_round > 0:
