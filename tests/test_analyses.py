@@ -50,6 +50,15 @@ def test_the_distance_of_models_is_a_mean_over_parameters(tmp_path):
         deviation.distance_of_runs(tmp_path, tmp_path)
 
 
+def test_a_run_is_looked_at_where_the_folders_that_it_wrote_in_are_not(tmp_path):
+    (tmp_path / "file").touch()
+    for place in (f"output_dir={tmp_path}/file/run", f"engine.memory_folder={tmp_path}/gone"):
+        config = config_of(*TINY, "engine=local", place)
+        with pytest.raises(UserError):
+            resolve(config)
+        assert resolve(embedding.on_cpu(config)).num_nodes == config["num_nodes"]
+
+
 def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
     """Two nodes that trained alone, at 0 and at 2 from the global model in one of two parameters; and what runs leave.
 

@@ -98,9 +98,10 @@ def of_run(
 
 
 def on_cpu(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration for a machine without its device."""
-    engine = config["engine"]
-    return {**config, "engine": {**engine, "device": "cpu"} if engine.get("device") else engine}
+    """Return a run's configuration for a machine without its device, and without the folders that it wrote in."""
+    here = {"device": "cpu", "memory_folder": None}
+    engine = {key: here[key] if value and key in here else value for key, value in config["engine"].items()}
+    return {**config, "engine": engine, "output_dir": "."}
 
 
 def stays(workspace: Workspace) -> str:
