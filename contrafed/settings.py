@@ -14,6 +14,7 @@ from yaml import YAMLError
 from contrafed import trackers
 from core import registry
 from core.config import Range, build
+from core.disk import expanded
 from core.errors import UserError, unknown
 from core.metrics import beside_accuracy
 from core.run import PACKAGES, Choice, NodeRun, choice_of, choose, half, node_run
@@ -138,9 +139,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
 def check_top(config: Mapping[str, Any]) -> Top:
     """Return the top-level keys, checked, and raise ``UserError`` for what can be seen without any group's code."""
     top = build(Top, config, "", ignore=frozenset((*GROUPS, *ORIGIN)))
-    # A shell leaves ~ behind = as it is.
-    init_from = None if top.init_from is None else os.path.expanduser(top.init_from)
-    top = replace(top, output_dir=os.path.expanduser(top.output_dir), init_from=init_from)
+    top = replace(top, output_dir=os.path.expanduser(top.output_dir), init_from=expanded(top.init_from))
     for group in GROUPS:
         settings = config.get(group)
         if not isinstance(settings, Mapping) or "name" not in settings:

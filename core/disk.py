@@ -22,6 +22,11 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def expanded(path: str | None) -> str | None:
+    """Return a path in which ~ is the home folder: a shell leaves it as it is behind =."""
+    return None if path is None else os.path.expanduser(path)
+
+
 def replace(whole: Path, target: Path) -> None:
     """Have ``whole`` take the place of ``target``, on the disk before this returns: after a crash either is there, entire."""
     sync(whole)

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -119,10 +119,10 @@ def check_functions(module: ModuleType, choice: str, wanted: Mapping[str, str]) 
             raise UserError(f"{choice}: {module.__name__} must define {name}({parameters})")
 
 
-def _takes(function: Any, arguments: list[str]) -> bool:
-    """Whether something can be called with so many arguments."""
+def _takes(function: Any, arguments: Sequence[str], named: Sequence[str] = ()) -> bool:
+    """Whether something can be called with so many arguments, and with others by these names."""
     try:
-        inspect.signature(function).bind(*arguments)
+        inspect.signature(function).bind(*arguments, **dict.fromkeys(named))
     except (TypeError, ValueError):
         return False
     return True
@@ -151,13 +151,11 @@ def check_overrides(found: type, base: type) -> None:
             continue
         needed = [p for p in inspect.signature(getattr(base, name)).parameters.values() if p.default is p.empty]
         positional = [p.name for p in needed if p.kind is p.POSITIONAL_OR_KEYWORD]
-        named = {p.name: None for p in needed if p.kind is p.KEYWORD_ONLY}
-        try:
-            inspect.signature(getattr(found, name)).bind(*positional, **named)
-        except (TypeError, ValueError):
+        named = [p.name for p in needed if p.kind is p.KEYWORD_ONLY]
+        if not _takes(getattr(found, name), positional, named):
             must = f"{found.__name__}.{name} must take ({', '.join((*positional, *(['*'] if named else []), *named))})"
             kind = ", a classmethod" if isinstance(inherited, classmethod) else ""
-            raise UserError(f"{found.__module__}: {must}, as {base.__name__}.{name} does{kind}") from None
+            raise UserError(f"{found.__module__}: {must}, as {base.__name__}.{name} does{kind}")
 
 
 def _slip(found: type, module: ModuleType) -> str:

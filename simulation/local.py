@@ -9,6 +9,7 @@ import torch
 from clients.training.faults import device_lost
 from clients.training.workspace import Workspace, default_device, fault_of, install, uninstall
 from core.config import Range
+from core.disk import expanded
 from core.errors import RunStopped, UserError
 from simulation.engine import Job, stack_size_for
 from simulation.grid import LocalGrid
@@ -32,7 +33,8 @@ class Config:
         """Raise ``UserError`` for a device that is not there or lacks what a run needs."""
         if fault := fault_of(self.device):
             raise UserError(f"engine.device={self.device} cannot be used ({fault})")
-        if self.memory_folder is not None and not os.access(os.path.expanduser(self.memory_folder), os.W_OK | os.X_OK):
+        folder = expanded(self.memory_folder)
+        if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"engine.memory_folder: {self.memory_folder} is no folder that can be written in")
 
 
@@ -50,7 +52,7 @@ def run(config: Config, job: Job) -> None:
         memory = NodeMemory(
             on_device if config.memory_device_bytes is None else config.memory_device_bytes,
             in_ram if config.memory_host_bytes is None else config.memory_host_bytes,
-            None if config.memory_folder is None else os.path.expanduser(config.memory_folder),
+            expanded(config.memory_folder),
         )
         grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes), memory)
         job.serve(grid)

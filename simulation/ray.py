@@ -8,7 +8,6 @@ when the store is full, and any worker can take a node over.
 """
 
 import logging
-import os
 import pickle
 import signal
 import sys
@@ -27,6 +26,7 @@ from clients.node.app import MEMORY
 from clients.training.workspace import Workspace, default_device, install, uninstall
 from core import codec
 from core.config import Range
+from core.disk import expanded
 from core.errors import UserError
 from core.tensors import size_of
 from simulation import shared
@@ -86,8 +86,7 @@ def run(config: Config, job: Job) -> None:
         device = "cpu" if config.gpus_per_worker == 0 else default_device()  # where the nodes are
         workspace = Workspace(job.node, device=device, federation=job.federation)
         install(job.node.to_json(), workspace)
-        folder = None if config.memory_folder is None else os.path.expanduser(config.memory_folder)
-        start_ray(config.address, job.verbose, config.memory_host_bytes, folder)
+        start_ray(config.address, job.verbose, config.memory_host_bytes, expanded(config.memory_folder))
         grid = RayGrid(config, workspace)
         job.serve(grid)
     finally:

@@ -180,7 +180,7 @@ def heat_map(
     ``cells_of_all`` panels: they share rows, columns and colours.
     """
     every = [*cells_of_all] or [cells]
-    rows, columns = (sorted({key[axis]: 0 for table in every for key in table}, key=number_of) for axis in (0, 1))
+    rows, columns = (sorted(dict.fromkeys(key[axis] for table in every for key in table), key=number_of) for axis in (0, 1))
     known = [value for table in every for value in table.values() if not math.isnan(value)] or [0.0]
     low, high, middle = min(known), max(known), (min(known) + max(known)) / 2
     values = np.array([[cells.get((row, column), math.nan) for column in columns] for row in rows])
