@@ -90,6 +90,14 @@ def test_the_order_of_what_is_changed_makes_no_other_table(tmp_path):
     assert comparison.title == "PMFL, Table I (model=mlp, num_rounds=50)"
 
 
+def test_of_two_runs_of_one_cell_and_seed_the_last_counts_and_the_other_is_named(tmp_path):
+    for name, accuracy in (("a", 0.5), ("b", 0.75)):
+        write_run(tmp_path / name, (0.1, accuracy), **pmfl("pmfl"))
+    (comparison,) = published.compare(find([tmp_path]))
+    assert comparison.cells.dropna(subset="ours")[["ours", "seeds"]].to_numpy().tolist() == [[75, 1]]
+    assert "Not counted: a: b is of the same cell and seed." in tables.comparison_text(comparison)
+
+
 def test_where_the_data_lie_makes_no_other_table(tmp_path):
     for seed, place in enumerate(("/here", "/there")):
         write_run(tmp_path / str(seed), **pmfl("pmfl") | {"changed": [f"dataset.path={place}/c.npz"], "seed": seed})

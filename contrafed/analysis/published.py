@@ -56,7 +56,7 @@ class Comparison:
     ours_node_std (mean over seeds of the deviation over nodes), seeds, runs, difference, rank, paper_rank. Of rounds, speed-up
     and traffic to a target ours is the mean over the ``seeds`` that reach it, and ``NEVER`` where no run does: "-" in tables,
     and the last rank, which they share (ours). What is ranked together says ``ranked``. Where runs deviate from the paper is
-    in ``changed`` and ``scale``.
+    in ``changed`` and ``scale``. Of several runs of one cell and seed the last counts; ``aside`` has a line on each other.
     """
 
     paper: str
@@ -64,6 +64,7 @@ class Comparison:
     scale: str
     changed: tuple[str, ...]
     cells: pd.DataFrame
+    aside: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -143,13 +144,20 @@ def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
         if run.finished and published.get("table") and published.get("cells"):
             key = (str(published["paper"]), str(published["table"]), str(run.config.get("scale") or ""), run.changed)
             found.setdefault(key, []).append(run)
-    return [Comparison(*key, _cells(key[0], key[1], members)) for key, members in found.items()]
+    return [_comparison(key, members) for key, members in found.items()]
+
+
+def _comparison(key: tuple[str, str, str, tuple[str, ...]], runs: Sequence[FinishedRun]) -> Comparison:
+    """Return one table with these runs, of which one a cell and seed counts."""
+    places = [(json.dumps(run.published, default=str), run.config.get("seed")) for run in runs]
+    last = dict(zip(places, runs, strict=True))
+    aside = [f"{run.name}: {last[place].name} is of the same cell and seed" for run, place in zip(runs, places, strict=True)
+             if run is not last[place]]  # fmt: skip
+    return Comparison(*key, _cells(key[0], key[1], list(last.values())), tuple(aside))
 
 
 def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Return the cells of one table: the paper's, and those that only we have."""
-    # One run a cell and seed: one of before a key was new may stand beside its repetition.
-    runs = list({(json.dumps(run.published, default=str), run.config.get("seed")): run for run in runs}.values())
     rows = [row for run in runs for row in _rows(run, runs)]
     ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std"])
     never = ours["metric"].map(NEVER)

@@ -356,7 +356,10 @@ def _rho(value: float) -> str:
 
 
 def missing_line(comparison: Comparison) -> str:
-    """Name the paper's cells without a run, and those whose runs do not have the number, a whole column in one word."""
+    """Name the paper's cells without a run, those whose runs do not have the number, and runs beside another of their cell.
+
+    A whole column is one word.
+    """
     theirs = comparison.cells.dropna(subset=["paper"])
     whole, said = theirs.groupby(COLUMN).size(), []
     for what, cells in (("no run here", comparison.missing), ("a run without this number", comparison.silent)):
@@ -367,4 +370,6 @@ def missing_line(comparison: Comparison) -> str:
         said += [f"{len(cells)} have {what}: {'; '.join(named)}."] if named else []
     of, every = f"Of the paper's {len(theirs)} cells", f"All {len(theirs)} cells of the paper's table have a run."
     line = f"{of} {' '.join(said)}" if said else every
-    return " ".join([line, *(f"What `{metric}` says is measured by `{ELSEWHERE[metric]}`." for metric in comparison.elsewhere)])
+    aside = [f"Not counted: {'; '.join(comparison.aside)}."] if comparison.aside else []
+    measured = [f"What `{metric}` says is measured by `{ELSEWHERE[metric]}`." for metric in comparison.elsewhere]
+    return " ".join([line, *aside, *measured])
