@@ -231,6 +231,15 @@ def test_parts_that_no_model_has_are_refused_before_a_run(monkeypatch, shared, s
     assert str(found.value).startswith(f"strategy=fedavg: FedAvgClient.shared_parts{said}")
 
 
+def test_shared_parts_that_is_no_class_method_is_refused_in_one_line(monkeypatch):
+    def shared_parts(cls, config):
+        return ("encoder",)
+
+    monkeypatch.setattr(FedAvgClient, "shared_parts", shared_parts)
+    with pytest.raises(UserError, match="^strategy=fedavg: FedAvgClient.shared_parts: TypeError: .* missing 1 required"):
+        resolve(config_of("strategy=fedavg"))
+
+
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize(
     ("parts", "said"),

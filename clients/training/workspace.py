@@ -1,5 +1,6 @@
 """What a process holds to run nodes of one experiment: the data, the model's shape, and the method's node half."""
 
+import inspect
 from functools import lru_cache
 from typing import Any
 
@@ -20,12 +21,14 @@ EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2*
 
 
 def client_class_of(strategy: Choice) -> Any:
-    """Return the ``Client`` class of a node half. Raises ``UserError`` where it shares what is no part of a model."""
+    """Return the ``Client`` class of a node half. Raises ``UserError`` where what it shares is no part of a model, or fails."""
     found: Any = registry.only_subclass(strategy.module, NumPyClient, "clients.base.Client")
     if not hasattr(found, "shared_parts"):
         raise UserError(f"{strategy.module.__name__}: {found.__name__} must inherit clients.base.Client")
-    parts = found.shared_parts(strategy.config)
-    where = f"strategy={strategy.name}: {found.__name__}.{'shared' if parts is found.shared else 'shared_parts'}"
+    half = f"strategy={strategy.name}: {found.__name__}"
+    with registry.blamed(f"{half}.shared_parts", inspect.getfile(found)):
+        parts = found.shared_parts(strategy.config)
+    where = f"{half}.{'shared' if parts is found.shared else 'shared_parts'}"
     if fault := parts_fault(parts, PARTS):
         raise UserError(where + fault)
     return found
