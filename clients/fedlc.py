@@ -24,8 +24,8 @@ class FedLCClient(Client):
 
     Source: Zhang et al. 2022, Equation 5. Deviations: the true class stays in the softmax's sum, without which the loss has
     no lower bound; a class that the node does not have is left out of the sum, where the printed shift would be infinite.
-    With tau = 0 both are FedAvg's. So a node of one class has a loss of 0 and sends back what it received. Nodes are judged by
-    the logits as they are.
+    With tau = 0 both are FedAvg's. So a node of one class has a loss of 0 and sends back what it received, less weight decay.
+    Nodes are judged by the logits as they are.
     """
 
     def local_work(self, stack: Stack) -> Tensors:
