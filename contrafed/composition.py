@@ -303,23 +303,24 @@ def _merge(
     """
     choices = {o.key_or_group: o.value() for o in asked if o.key_or_group in ("experiment", "scale")}
     with open_dict(config):
-        where, methods, axes = (config.pop(key, None) or {} for key in ("where", "methods", "grid"))
+        where, methods = (grid.cases(key, config.pop(key, None)) for key in ("where", "methods"))
+        axes = config.pop("grid", None) or {}
         if choices:
             config.experiment, config.scale = choices.get("experiment"), choices.get("scale")
             free = {choice_key(key) for key, axis in axes.items() if axis is not None}  # null: this file does without it
             config.changed = [o.input_line for o in asked if o.key_or_group not in free and counts(o.key_or_group, FREE)]
     known = registry.choices("strategy", own) if methods else {}
-    if stray := [str(method) for method in methods if method not in known]:
+    if stray := [method for method in methods if method not in known]:
         raise unknown("method in the experiment's methods", stray[0], known)
-    holding = {c: OmegaConf.to_container(v) for c, v in where.items() if grid.holds(c, config, own)}
+    holding = {condition: values for condition, values in where.items() if grid.holds(condition, config, own)}
     for condition, values in holding.items():
         if "scale=" not in condition:
             _put(config, values, parsed, f"key in the experiment's where '{condition}'")
     named = _merge_methods(config, methods, parsed)
     kept = {key: OmegaConf.select(config, key) for key in cases if _is_set(key, parsed)}
     _put(config, cases, [], "key in the experiment's grid")
-    if "published" in config:  # a small run, or one with a case's key set, stands beside the number of the full one
-        OmegaConf.update(config, "published", OmegaConf.to_container(config.published, resolve=True))
+    if config.get("published") is not None:  # a small run, and one with a case's key set, are beside the full one's number
+        OmegaConf.update(config, "published", grid.resolved("published", config.published))
     for key, value in kept.items():
         OmegaConf.update(config, key, value)
     for condition, values in holding.items():

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from core import registry
 from core.errors import UserError, unknown
@@ -39,11 +39,31 @@ def read(experiment: str, section: Any) -> Grid:
         raise UserError(f"experiment={experiment}: its grid must name axes, got {axes!r}")
     axes = {name: axis for name, axis in axes.items() if axis is not None}  # an axis that a file inherits and does without
     for name, axis in axes.items():
+        for case in axis if isinstance(axis, dict) else ():
+            if not isinstance(case, str):  # YAML's on, off, yes, no and numbers
+                raise UserError(f"experiment={experiment}: grid.{name} has a case {case!r} that is no text: put it in quotes")
         listed = isinstance(axis, list) and axis
         named = isinstance(axis, dict) and axis and all(isinstance(case, dict) for case in axis.values())
         if not listed and not named:
             raise UserError(f"experiment={experiment}: grid.{name} must be a list of values or of named cases, got {axis!r}")
     return {str(name): axis for name, axis in axes.items()}
+
+
+def cases(name: str, section: Any) -> dict[str, Case]:
+    """Return what an experiment's section, such as ``where``, sets in each case; null is nothing. Raises ``UserError``."""
+    found = OmegaConf.to_container(section) if OmegaConf.is_config(section) else section
+    found = {} if found is None else found
+    if not isinstance(found, dict) or not all(case is None or isinstance(case, dict) for case in found.values()):
+        raise UserError(f"the experiment's {name} must be mappings by name, such as NAME: {{KEY: VALUE}}, got {found!r}")
+    return {str(key): case or {} for key, case in found.items()}
+
+
+def resolved(name: str, section: Any) -> Case:
+    """Return a mapping of an experiment with its interpolations resolved. Raises ``UserError`` for anything else."""
+    if not isinstance(section, DictConfig):
+        raise UserError(f"the experiment's {name} must be a mapping, got {section!r}")
+    found: Any = OmegaConf.to_container(section, resolve=True)
+    return found
 
 
 def text(value: Any) -> str:

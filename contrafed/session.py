@@ -115,11 +115,11 @@ class Session:
                     raise RunStopped(f"on_divergence=stop: {done.diverged[0]}", "diverged")
                 if ends:
                     progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
-                elif done.server_round == self.rounds and 0 < log.participants == log.failed and not self.recorder.trained:
-                    # Before the last checkpoint: a sweep that is run again would take such a run for a finished one.
-                    raise RunStopped(f"every node failed in every round; the first: {log.first_failure}")
-                else:
+                elif not 0 < log.participants == log.failed or self.recorder.trained:
                     self._save(done.server_round)
+                elif done.server_round == self.rounds:
+                    # Without a checkpoint: a sweep that is run again would go on behind rounds in which nothing was learnt.
+                    raise RunStopped(f"every node failed in every round; the first: {log.first_failure}")
                 return ends
 
             strategy.start(
@@ -263,7 +263,12 @@ class Session:
             raise UserError(f"{need}: no node has a test part of its own; {self._for_test_parts}")
         if wanted and held_out and not set(held_out) & set(scored):
             raise UserError(f"held_out_nodes: none of them has a test part of its own; {self._for_test_parts}")
-        return scored if wanted else []
+        scored = scored if wanted else []
+        ending = next((key for key in ("early_stop", "target_accuracy") if getattr(self.run, key) is not None), None)
+        if ending and not scored and (alone or not len(test_examples(self.members.federation, self.run.num_trained))):
+            reason = "eval_nodes=false leaves no model to score" if alone else "there are no test images"
+            raise UserError(f"{ending}: {reason}, so there is no accuracy to look at")
+        return scored
 
     @property
     def _for_test_parts(self) -> str:

@@ -94,8 +94,8 @@ class Run(Top):
 
     @property
     def text(self) -> str:
-        """The configuration as YAML."""
-        return OmegaConf.to_yaml(OmegaConf.create(dict(self.composed)))
+        """The configuration as YAML, by which the whole run is repeated: without what it goes on from."""
+        return OmegaConf.to_yaml(OmegaConf.create({**self.composed, "resume": None}))
 
 
 def resolve(composed: Mapping[str, Any]) -> Run:

@@ -91,6 +91,8 @@ def _values(override: Override) -> tuple[str, dict[str, str]]:
         return override.key_or_group, {line.partition("=")[2]: line}
     key = override.get_key_element()
     try:
+        if getattr(override.value(), "shuffle", False):  # in another order at every look
+            raise HydraException
         return override.key_or_group, {value: f"{key}={value}" for value in map(str, override.sweep_string_iterator())}
     except HydraException as error:
         raise UserError(f"{override.input_line} cannot be listed here: write the values out, as {key}=a,b,c") from error
@@ -136,6 +138,7 @@ class Sweep:
     jobs: list[tuple[Job, Run]]
     named: bool = False  # whether the command line names the folder
     failures: list[tuple[Job, bool]] = field(default_factory=list)  # and whether by a mistake in what was asked for
+    elsewhere: int = 0  # jobs that another process was at
     folders: list[Path] = field(default_factory=list)  # of the finished runs, in the order of the jobs
     _paces: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # (method, data set) -> seconds a round
     _there: dict[Path, dict[str, Path]] = field(default_factory=dict)  # what each folder held: identity -> run
@@ -166,7 +169,9 @@ class Sweep:
                 print(f"\n[job {job.number}, {len(left) - number} left{to_go}] {' '.join(job.overrides)}", flush=True)
                 self._run(job, run)
             if len(self.jobs) > 1:
-                print(f"\n{len(self.folders)} of {len(self.jobs)} jobs finished, {len(self.failures)} failed", flush=True)
+                counts = {"failed": len(self.failures), "left to another process": self.elsewhere}
+                ends = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "failed")
+                print(f"\n{len(self.folders)} of {len(self.jobs)} jobs finished, {ends}", flush=True)
         finally:  # also of a sweep that is stopped
             self._leave()
 
@@ -221,9 +226,14 @@ class Sweep:
             config |= {"checkpoint_every": max(LEAST_BETWEEN, run.num_rounds // CHECKPOINTS), "checkpoint_keep": 1}
         try:
             with held(folder) as free:
-                if not free:
+                if not free and folder == there:
                     print("another process is at it", flush=True)
+                    self.elsewhere += 1
                     return None
+                if not free and self.named and job.experiment is None:
+                    raise UserError(f"output_dir: another process writes in {folder}")
+                if not free:  # it came between: look again
+                    return self._run(job, run)
                 summary = run_one(config, unique=job.experiment is not None or not self.named)
         except UserError as error:
             self.failures.append((job, True))
@@ -243,11 +253,12 @@ class Sweep:
         return None
 
     def _free(self, job: Job, run: Run) -> Path:
-        """Return a folder for a run of its own: of an experiment's jobs one that no run has."""
+        """Return a folder for a run of its own: one that no run has, or the number in a folder that the command line names."""
         folder = self._home(job, run) / (str(job.number) if job.experiment is None else job.name)
-        return next(
-            f for f in map(folder.with_name, numbered(folder.name)) if job.experiment is None or not (f / CLAIM).exists()
-        )
+        if self.named and job.experiment is None:
+            return folder
+        free = (f for f in map(folder.with_name, numbered(folder.name)) if not (f / CLAIM).exists())
+        return next(f for f in free if not f.exists() or not taken(f))
 
     def _done(self, folder: Path, summary: dict[str, Any], run: Run) -> None:
         self.folders.append(folder)
@@ -278,10 +289,12 @@ class Sweep:
 
     def _begins_elsewhere(self, job: Job, run: Run) -> bool:
         """Whether another process has a folder of this name of which it has not said yet what it runs there."""
-        for claim in self._home(job, run).glob(f"{job.name}*/config.yaml") if job.experiment is not None else ():
-            with contextlib.suppress(FileNotFoundError):  # given up meanwhile
-                if not claim.stat().st_size and taken(claim.parent):
-                    return True
+        for folder in self._home(job, run).glob(f"{job.name}*/") if job.experiment is not None else ():
+            with contextlib.suppress(FileNotFoundError):
+                if (folder / CLAIM).stat().st_size:
+                    continue
+            if folder.exists() and taken(folder):  # it may have been given up meanwhile
+                return True
         return False
 
     def _to_go(self, left: list[tuple[Run, int]]) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from core.disk import FAILING
 from core.errors import UserError
 from core.tensors import Tensors, on_host, read, size_of, write
 
@@ -100,6 +101,9 @@ class NodeMemory:
             try:
                 write(self._file(node), memory)
             except OSError as error:
+                if error.errno in FAILING:
+                    error.filename = error.filename or str(self._parent or tempfile.gettempdir())
+                    raise
                 raise UserError(f"engine.memory_folder: cannot write what nodes remember ({error})") from error
             self._files[node] = size_of(memory)
             self.used[DISK] += self._files[node]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from rig import config_of, same
 from safetensors.torch import load_file
 
@@ -88,6 +89,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped, name, overrides):
     run(config_of(*config, f"output_dir={tmp_path}/whole"))
     folder = stopped(name, *overrides)
     summary = run(config_of(*config, "resume=latest", f"output_dir={folder}"))
+    assert yaml.safe_load((folder / "config.yaml").read_text())["resume"] is None  # by which the whole run is repeated
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     assert summary["resumed_from"].endswith("000004")
     assert summary["rounds"] == 7

@@ -151,7 +151,7 @@ def test_nodes_are_named_by_their_numbers_whoever_was_first():
 
 
 def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, called, monkeypatch):
-    """And goes on where its author has mended it."""
+    """Where its author has mended it, it begins with round 1, and has all its rounds."""
 
     def broken(self, stack):
         raise ValueError("a slip of its author's")
@@ -166,7 +166,7 @@ def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, called, mo
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
     assert called(*overrides, f"output_dir={tmp_path}/run").returncode == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["failures"] > 0) == ("finished", True)
+    assert (summary["status"], summary["failures"], "resumed_from" in summary) == ("finished", 0, False)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """What nodes remember, on three tiers."""
 
+import errno
 import json
 import os
 
@@ -9,8 +10,10 @@ from accelerator import NAME, There, accelerator
 from rig import config_of, same
 from safetensors.torch import load_file
 
+import simulation.memory
 from contrafed.experiment import run
-from core.errors import UserError
+from core.disk import told_in_one_line
+from core.errors import DiskError, UserError
 from core.tensors import size_of
 from simulation.memory import NodeMemory, _available, default_budgets
 
@@ -71,6 +74,18 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
     held = NodeMemory(0, 0, str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"engine\.memory_folder: cannot write"):
         held.put(1, memory(1))
+
+
+def test_a_disk_that_fills_up_is_not_the_users_mistake(tmp_path, monkeypatch):
+    """The run ends as where its own folder is full: resume=latest goes on."""
+
+    def full(path, tensors):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(simulation.memory, "write", full)
+    said = f"^cannot write to {tmp_path} \\(No space left on device\\); go on$"
+    with pytest.raises(DiskError, match=said), told_in_one_line(tmp_path / "run", lambda: "go on"):
+        NodeMemory(0, 0, str(tmp_path)).put(1, memory(1))
 
 
 def test_a_containers_limit_is_the_memory_that_there_is(tmp_path):

@@ -134,6 +134,37 @@ def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_els
     assert not {"mine", "heir_of_none", "fedcrl", "fedcosr", "broken_a", "broken_b", "broken_c", "broken_d"} & set(free)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "grid: {decay: {on: {}, off: {}}}",
+            "experiment=mine: grid.decay has a case True that is no text: put it in quotes",
+        ),
+        ("grid: {size: {10: {}}}", "experiment=mine: grid.size has a case 10 that is no text: put it in quotes"),
+        ("methods: fedavg", "the experiment's methods must be mappings by name, such as NAME: {KEY: VALUE}, got 'fedavg'"),
+        (
+            "methods: {pmfl: 3}",
+            "the experiment's methods must be mappings by name, such as NAME: {KEY: VALUE}, got {'pmfl': 3}",
+        ),
+        (
+            "where: dataset=digits",
+            "the experiment's where must be mappings by name, such as NAME: {KEY: VALUE}, got 'dataset=digits'",
+        ),
+        ("published: x", "the experiment's published must be a mapping, got 'x'"),
+    ],
+)
+def test_a_slip_in_an_experiment_of_ones_own_is_one_line(home, text, message):
+    write(home / "yamls" / "experiment" / "mine.yaml", f"# @package _global_\n{text}\n")
+    assert said(home / "yamls", "experiment=mine") == message
+
+
+def test_a_case_of_an_experiment_whose_keys_were_deleted_sets_nothing(home):
+    text = "# @package _global_\nmethods: {pmfl: }\nwhere: {dataset=digits: }\npublished: null\n"
+    write(home / "yamls" / "experiment" / "mine.yaml", text)
+    assert compose_job(["experiment=mine"], home / "yamls").num_nodes == compose_job([]).num_nodes
+
+
 @pytest.mark.parametrize("name", ["fedadam", "fedcosr", "fedscl", "pmfl", "scaffold"])
 def test_who_leaves_its_rule_is_what_hydra_composes(name):
     choices = composed([f"strategy={name}"], None, return_hydra_config=True).hydra.runtime.choices

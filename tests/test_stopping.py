@@ -15,6 +15,7 @@ from contrafed.analysis.runs import read
 from contrafed.experiment import run
 from contrafed.reporting import shown
 from contrafed.stopping import Stopping
+from core.errors import UserError
 from strategies.base import Round
 
 SIX = (*TINY, "num_rounds=6", "participation=full", "engine=local", "strategy=fedavg", "tracker=none")
@@ -151,6 +152,15 @@ def test_a_callback_gets_every_round_and_may_end_the_run(whole, tmp_path):
     assert json.loads((tmp_path / "failed" / "summary.json").read_text())["status"] == "failed"
     assert max(int(row["round"]) for row in metrics(tmp_path / "failed")) == 2
     assert load_file(tmp_path / "failed" / "model.safetensors")
+
+
+@pytest.mark.parametrize("ends", ["early_stop=1", "target_accuracy=0.5"])
+def test_what_never_could_end_a_run_is_refused(tmp_path, ends):
+    asked = ("strategy=fedper", "eval_nodes=false", ends, f"output_dir={tmp_path}/run")
+    said = f"^{ends.partition('=')[0]}: eval_nodes=false leaves no model to score, so there is no accuracy to look at$"
+    with pytest.raises(UserError, match=said):
+        run(config_of(*(override for override in SIX if override != "strategy=fedavg"), *asked))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_was_evaluated_before_its_first_round_alone(tmp_path):

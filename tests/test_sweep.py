@@ -70,6 +70,13 @@ def test_a_command_line_narrows_a_grid_and_extends_it(folder):
         check_jobs([TABLE, "variant=fall"], True, folder)
 
 
+@pytest.mark.parametrize("values", ["shuffle(0,1,2)", "shuffle(range(3))"])
+def test_values_in_an_order_of_their_own_are_refused(values):
+    """Names, folders, shards and runs would each be of another order."""
+    with pytest.raises(UserError, match=r"^seed=shuffle\(.* cannot be listed here: write the values out, as seed=a,b,c$"):
+        expand([f"seed={values}"])
+
+
 def test_a_choice_keeps_the_cases_that_leave_it_as_it_is():
     def columns(*overrides):
         jobs = expand(["experiment=fedcrl/table3", "strategy=fedavg", "seed=0", *overrides])

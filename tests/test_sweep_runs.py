@@ -205,18 +205,58 @@ def test_a_sweep_that_fails_as_a_whole_names_a_few_jobs(capsys):
     assert capsys.readouterr().err == "error: 7 job(s) failed: seed=0; seed=1; seed=2; seed=3; seed=4; and 2 more\n"
 
 
+def lock(folder):
+    """Hold a folder as another process does."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
 def test_two_processes_do_not_run_one_job(called):
-    Path("outputs/digits/fedavg-uniform-seed=0").mkdir(parents=True)
-    elsewhere = os.open("outputs/digits/fedavg-uniform-seed=0", os.O_RDONLY)
-    fcntl.flock(elsewhere, fcntl.LOCK_EX)
-    busy = called(*DIGITS, "seed=0,1", "shard=1/2")
-    assert (busy.status, finished("outputs/digits")) == (0, [])
+    (first, _), home = expand(["experiment=digits", *DIGITS[2:], "seed=0,1"]), Path("outputs/digits/fedavg-uniform-seed=0")
+    elsewhere = lock(home)
+    (home / "config.yaml").write_text(check_jobs(first.overrides, False)[0].text)
+    busy = called(*DIGITS, "seed=0,1")
+    assert (busy.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=1"])
     assert "another process is at it" in busy.out
+    assert "1 of 2 jobs finished, 0 failed, 1 left to another process" in busy.out
     os.close(elsewhere)
     assert called(*DIGITS, "seed=0,1", "shard=1/2").status == 0
-    assert finished("outputs/digits") == ["fedavg-uniform-seed=0"]
+    assert finished("outputs/digits") == ["fedavg-uniform-seed=0", "fedavg-uniform-seed=1"]
     empty = called(*DIGITS, "seed=0", "shard=2/2")
     assert (empty.status, empty.err) == (2, "error: shard=2/2: the sweep has only 1 jobs\n")
+
+
+def test_a_job_waits_for_what_another_process_begins_under_its_name(called, monkeypatch):
+    """Until it has loaded its data, nobody can see which run that is: it was left out for the same one."""
+    home, looks = Path("outputs/digits/fedavg-uniform-seed=0"), []
+    elsewhere = lock(home)
+
+    def begins(seconds):
+        looks.append(seconds)
+        if len(looks) == 2:
+            (home / "config.yaml").write_text("seed: 7\n")
+
+    monkeypatch.setattr(sweep.time, "sleep", begins)
+    done = called(*DIGITS, "seed=0")
+    os.close(elsewhere)
+    assert (done.status, looks, finished("outputs/digits")) == (0, [sweep.POLL] * 2, ["fedavg-uniform-seed=0-2"])
+
+
+def test_a_numbered_job_finds_its_folder_taken_by_a_process_that_has_not_claimed_it(called):
+    some, held = ("-m", *QUICK, "strategy=fedavg", "seed=0,1"), []
+    held.append(lock("named/0"))
+    refused = called(*some, "output_dir=named")
+    assert (refused.status, finished("named")) == (2, ["1"])
+    assert "error: output_dir: another process writes in named/0\n" in refused.err
+    job, run = SimpleNamespace(number=0, home=None, experiment=None), SimpleNamespace(output_dir="dated")
+    held.append(lock("dated/0"))
+    assert Sweep([(job, run)])._free(job, run) == Path("dated/0-2")
+    assert claim_folder(Path("dated/0"), unique=True) == Path("dated/0-2")
+    assert not Path("dated/0/config.yaml").exists()
+    for handle in held:
+        os.close(handle)
 
 
 def test_parts_of_a_sweep_leave_a_table_of_all_that_is_finished(called):

@@ -62,7 +62,9 @@ def claim_folder(path: Path, unique: bool) -> Path:
         except OSError as error:
             raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
         else:
-            return folder
+            if not unique or not taken(folder):
+                return folder
+            give_up_folder(folder)  # another process, which has not claimed it yet, is about to
     raise AssertionError("unreachable")
 
 
@@ -100,9 +102,9 @@ def held(folder: Path) -> Iterator[bool]:
 def alone(folder: Path) -> Iterator[None]:
     """Run a block alone in a claimed folder; a claim that it did not fill is given up. Raises ``UserError`` where it is not."""
     with held(folder) as free:
-        if not free:
-            raise UserError(f"output_dir: another process writes in {folder}")
         try:
+            if not free:
+                raise UserError(f"output_dir: another process writes in {folder}")
             yield
         except BaseException:  # also Ctrl-C while an engine starts, or a node that never came
             give_up_folder(folder)
