@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from clients.training.workspace import Workspace
+from contrafed.settings import read_config
 from core import codec
 from core.errors import UserError
 from core.run import NodeRun
@@ -87,11 +88,13 @@ class DeviceGrid:
         return self.run_id
 
     def load_place(self, folder: Path, workspace: Workspace) -> str:
-        """Return the id of the run of devices that left ``folder``; raises ``UserError`` where none did."""
+        """Return the id of the run of devices that left ``folder``. Raises ``UserError`` where none did, or kept no models."""
         summary = folder / "summary.json"
         run = str(json.loads(summary.read_text(encoding="utf-8")).get("run_id", "")) if summary.exists() else ""
         if not run:
             raise UserError(f"evaluate_only: {folder} is no run of devices, which keep their personal models themselves")
+        if not read_config(folder).get("save_personal"):
+            raise UserError(f"evaluate_only: the nodes of {folder} kept no personal models; the run needs save_personal=true")
         return run
 
     def memory_cost(self) -> None:
@@ -165,8 +168,8 @@ class DeviceGrid:
         return {answer.node_id: partition for partition, answer in answers.items()}
 
     def _stamp(self, message: Message, partition: int | None) -> None:
-        """Have a message say where the run stands, and what is known of its node."""
-        config: dict[str, Any] = codec.config_of(message)
+        """Have a message say where the run stands, which partition it is for, and what is known of its node."""
+        config: dict[str, Any] = codec.config_of(message) | ({} if partition is None else {"partition": partition})
         config |= {"run": self.run, "past": self.past, "known": 0 if partition is None else self.known.get(partition, 0)}
         config |= {} if self.checkpoint is None else {"checkpoint": self.checkpoint}
         message.content[codec.CONFIG] = ConfigRecord(config)

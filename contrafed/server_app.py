@@ -75,7 +75,7 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str,
         except RunStopped as stopped:
             status = stopped.status
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the latter is flwr stop's
             status = "interrupted"
             raise
         finally:

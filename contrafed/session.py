@@ -143,7 +143,7 @@ class Session:
         self.stopping.look(self.recorder.accuracies(scope))
         if self.places["save"]:
             self._judge_finally(self.strategy.round, codec.to_record(self.model), scored)
-            for line in self.strategy.round.failures:
+            for line in (*self.strategy.round.notes, *self.strategy.round.failures):
                 progress.note(line)
 
     def _advise(self, log: RoundLog, progress: Progress) -> None:
@@ -203,8 +203,11 @@ class Session:
     def finish(self, status: str) -> dict[str, Any]:
         """Write the model, the summary and the figures of what there is, and close every file; returns the summary."""
         run, about = self.run, {"strategy": self.run.node.strategy.name}
-        if self.budget is None:  # noise, and who took part, may be drawn again from the seed
+        if run.privacy.name == "none":  # noise, and who took part, may be drawn again from the seed
             about["seed"] = str(run.seed)
+        under_way = self.strategy.round
+        if self.budget is not None and under_way.server_round > self.budget.rounds:  # what was sent in it is out
+            self.budget.pass_round(under_way.participants)
         with contextlib.ExitStack() as closing:
             if self.checkpoints is not None:
                 closing.callback(self.checkpoints.close)

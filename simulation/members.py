@@ -83,12 +83,12 @@ class _Answer:
         if not isinstance(metrics, MetricRecord) or not isinstance(about, ConfigRecord):
             raise unreadable
         if "refused" in about:
-            raise UserError(f"node {node_id} cannot take part: {str(about['refused'])[:LONGEST]}")
+            raise UserError(f"node {node_id} cannot take part: {codec.words(about['refused'])[:LONGEST]}")
         values: dict[str, Any] = dict(metrics)
         try:
             partition, counts = int(values["partition-id"]), np.array(values["class-counts"], dtype=np.int64)
             answer = _Answer(node_id, partition, counts, int(values["num-test-examples"]), bool(about["own-data"]))
-            answer.classes = [str(name) for name in about["classes"]]  # type: ignore[union-attr]
+            answer.classes = [codec.words(name) for name in about["classes"]]  # type: ignore[union-attr]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise unreadable from error
         if not 0 <= partition < num_nodes:
@@ -98,6 +98,10 @@ class _Answer:
         if min(counts.min(), answer.num_test) < 0 or max(counts.max(), answer.num_test) > MOST:
             raise UserError(f"node {node_id} (partition {partition}) has counts that are not in 0..{MOST}")
         return answer
+
+    def other_examples(self, before: "_Answer") -> bool:
+        """Whether it holds others than an earlier answer of the same partition said."""
+        return bool((self.class_counts != before.class_counts).any()) or self.num_test != before.num_test
 
     def to_json(self) -> list[Any]:
         """Return what a run that goes on must know of a node that is not back."""
@@ -178,7 +182,7 @@ class Registry:
             before = self.answers[answer.partition]
             if before.node_id in online:
                 self.known.discard(answer.node_id)  # Flower takes a minute to notice that a node is gone
-            elif (answer.class_counts != before.class_counts).any() or answer.num_test != before.num_test:
+            elif answer.other_examples(before):
                 who = f"node {answer.node_id} (partition {answer.partition})"
                 lines.append(f"{who} holds other examples than the node it stands in for")
             else:
@@ -224,6 +228,9 @@ class Registry:
         who = f"node {answer.node_id} (partition {k})"
         if not answer.own_data and (answer.class_counts != self.federation.partition.class_counts()[k]).any():
             raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")
+        before = self.before.get(k)
+        if before is not None and answer.other_examples(before):
+            raise UserError(f"{who} holds other examples than when the run began: begin a new one")
         for earlier in self.answers.values():
             if answer.classes and earlier.classes and answer.classes != earlier.classes:
                 raise UserError(f"{who} has classes {answer.classes}, node {earlier.node_id} has {earlier.classes}")

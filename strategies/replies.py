@@ -201,7 +201,9 @@ def read_reply(
     if any(tuple(t.shape) != up[name] for name, t in tensors.items()):
         raise ValueError("wrong shape")
     size = norm(tensors.values())
-    if not math.isfinite(size) or diverged(message):
+    # The model is kept in float32: a double beyond that would end the run in place of the reply.
+    whole = math.isfinite(size) and all(t.dtype == torch.float32 or t.float().isfinite().all() for t in tensors.values())
+    if not whole or diverged(message):
         raise ValueError(NOT_FINITE)
     if max_norm is not None and size > max_norm:
         raise ValueError("norm too large")
@@ -213,7 +215,7 @@ def read_reply(
 def diverged(message: Message) -> str:
     """Return what a node says of where its loss or weights stopped being finite, empty where it says nothing."""
     about = message.content.get(codec.CONFIG)
-    return str(about.get(codec.DIVERGED, ""))[:LONGEST] if isinstance(about, ConfigRecord) else ""
+    return codec.words(about.get(codec.DIVERGED, ""))[:LONGEST] if isinstance(about, ConfigRecord) else ""
 
 
 def _check_bytes(array: Array) -> None:

@@ -51,6 +51,8 @@ def evaluate(message: Message, context: Context) -> Message:
     """Score one node's model on its own part of the data; changes no memory, but the run's last evaluation ends it."""
     node = _open(message, context)
     config = node.config | _places(node.config, context, node.state)
+    if node.report:  # what it remembered is lost: this is not its model
+        config.pop("save", None)
     (judged,) = _judge(node.client, [node.received], config, None)
     # A run with checkpoints may yet go back to its last one.
     if node.state is not None and config.get("final") and node.now.checkpoint is None:
@@ -207,11 +209,13 @@ class Opened:
 
 
 def _open(message: Message, context: Context) -> Opened:
-    config = codec.config_of(message)
+    config, node = codec.config_of(message), _node(context)
+    if config.get("partition", node) != node:  # started again with another, under the same id
+        raise UserError(f"--node-config says partition-id={node}, but this run knows the node as {config['partition']}")
     workspace = _workspace(config, context)
     run, now = moment_of(config, str(context.run_id))
     received, state = codec.state_of(message.content, codec.ARRAYS), _state(context, workspace, run)
-    client = workspace.client_class(workspace, [_node(context)], [codec.state_of(context.state, MEMORY)])
+    client = workspace.client_class(workspace, [node], [codec.state_of(context.state, MEMORY)])
     report: dict[str, str | bool] = {}
     try:
         if state is not None:

@@ -71,6 +71,8 @@ class RoundLog:
             if done.memory_lost:
                 put(t, "global", "system", "memory_lost", done.memory_lost)
             self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost())
+        elif done.rejected:  # what alone scores what was saved has no other round
+            put(t, "global", "system", "failures", done.rejected.total())
         self.recorder.flush()
         self.follow(t, self.recorder.latest())
         _, scores = shown(done, self.strategy.personal)

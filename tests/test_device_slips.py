@@ -1,0 +1,148 @@
+"""Devices that are started wrongly, hold other data, lost their memory or say odd words: a reply, a line, no wrong number."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import wire
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from wire import Wire, plain, rows_of, run_devices
+
+from clients.training.workspace import uninstall
+from contrafed.devices import DeviceGrid
+from contrafed.prepare import deployed
+from contrafed.server_app import serve
+from core import codec
+from core.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("quick_devices")
+
+
+def nodes(folder, run_id, change=None, **more):
+    return Wire(*plain(**{"state-dir": f"{folder}/state{{k}}", **more}), run_id=run_id, change=change)
+
+
+def trains(message, server_round):
+    return message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == str(server_round)
+
+
+def saying(reply, **words):
+    about = ConfigRecord({**codec.config_of(reply), **words})
+    return Message(RecordDict({**reply.content, codec.CONFIG: about}), metadata=reply.metadata)
+
+
+def evaluated(folder, run_id, of):
+    config = deployed(f"evaluate_only={of} output_dir={folder}/scored-{run_id}")
+    return serve(DeviceGrid(nodes(folder, run_id), run_id, 5), config)
+
+
+def test_a_double_that_no_float32_holds_costs_its_reply(tmp_path):
+    """It is finite where it arrives, and the model made of it is not."""
+
+    def change(k, message, reply):
+        if k == 1 and trains(message, 2):
+            sent = codec.state_of(reply.content, codec.ARRAYS)
+            sent = {name: torch.full(value.shape, 1e60, dtype=torch.float64) for name, value in sent.items()}
+            reply = Message(RecordDict({**reply.content, codec.ARRAYS: codec.to_record(sent)}), metadata=reply.metadata)
+        return reply
+
+    *_, summary = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
+    assert (summary["status"], summary["replies_rejected"]) == ("finished", 1)
+
+
+def test_models_that_no_node_kept_are_not_scored(tmp_path):
+    run_devices(tmp_path / "run", nodes(tmp_path, 1), "strategy=fedcrl")
+    with pytest.raises(UserError, match=f"^evaluate_only: the nodes of {tmp_path}/run kept no personal models; the run needs "):
+        evaluated(tmp_path, 2, tmp_path / "run")
+
+
+def test_nodes_that_do_not_score_what_they_kept_are_failures(tmp_path):
+    run_devices(tmp_path / "run", nodes(tmp_path, 1), "strategy=fedcrl", "save_personal=true")
+    (tmp_path / "state0" / "personal" / "1" / "0.safetensors").unlink()
+    assert evaluated(tmp_path, 2, tmp_path / "run")["failures"] == 1
+
+
+def test_a_device_that_is_started_again_as_another_partition_trains_nothing(tmp_path, capsys):
+    """Under its key it has the id that it had, by which its replies are filed."""
+
+    def change(k, message, reply):
+        if k == 2 and trains(message, 1):
+            grid.contexts[1].node_config["partition-id"] = 2
+        return reply
+
+    grid = nodes(tmp_path, 1, change)
+    *_, summary = run_devices(tmp_path / "run", grid, "strategy=moon", "num_rounds=3")
+    assert summary["failures"] >= 2
+    assert "--node-config says partition-id=2, but this run knows the node as 1" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "state1" / "memory").glob("1-*.safetensors")] == ["1-1.safetensors"]
+
+
+def test_a_device_that_holds_other_data_than_before_does_not_go_on(tmp_path, monkeypatch):
+    def data(k, count):
+        x = np.random.default_rng(k).integers(0, 255, (count, 8, 8), dtype=np.uint8)
+        np.savez(tmp_path / f"{k}.npz", x=x, y=np.arange(count) % 4)
+
+    def ends(k, message, reply):
+        if trains(message, 3):
+            raise KeyboardInterrupt
+        return reply
+
+    for k in range(3):
+        data(k, 40)
+    own = ("partition=own", "dataset=own", "dataset.height=8", "dataset.width=8", "dataset.num_classes=4")
+    how = ("strategy=fedavg", *own, "num_rounds=4", "checkpoint_every=2", "resume=latest")
+    monkeypatch.setattr(wire, "SMALL", [override for override in wire.SMALL if not override.startswith("partition.")])
+    with pytest.raises(KeyboardInterrupt):
+        run_devices(tmp_path / "run", nodes(tmp_path, 1, ends, data=f"{tmp_path}/{{k}}.npz"), *how)
+    data(1, 80)
+    uninstall()
+    with pytest.raises(
+        UserError, match=r"^node 11 \(partition 1\) holds other examples than when the run began: begin a new one"
+    ):
+        run_devices(tmp_path / "run", nodes(tmp_path, 2, data=f"{tmp_path}/{{k}}.npz"), *how)
+
+
+def test_a_node_whose_memory_is_lost_keeps_no_personal_model(tmp_path, capsys):
+    """A finished run is looked at again for its personal models after another run: they would be untrained ones."""
+    how = ("strategy=fedcrl", "num_rounds=4", "checkpoint_every=2", "save_personal=true", "resume=latest")
+    run_devices(tmp_path / "run", nodes(tmp_path, 1), *how)
+    run_devices(tmp_path / "other", nodes(tmp_path, 2), "strategy=fedavg", "num_rounds=1")
+    capsys.readouterr()
+    run_devices(tmp_path / "run", nodes(tmp_path, 3), *how)
+    assert capsys.readouterr().out.count("begins with an empty memory") == 3
+    for k in range(3):
+        assert [path.parent.name for path in (tmp_path / f"state{k}" / "personal").glob("*/*.safetensors")] == ["1"]
+
+
+def test_a_run_that_is_stopped_has_spent_what_was_sent_in_its_last_round(tmp_path):
+    pytest.importorskip("dp_accounting", reason="the accountant comes with the extra dp")
+
+    def ends(k, message, reply):
+        if k == 2 and trains(message, 3):
+            raise SystemExit(0)  # as Flower has it end
+        return reply
+
+    with pytest.raises(SystemExit):
+        run_devices(tmp_path / "run", Wire(*plain(), change=ends), "strategy=fedavg", "privacy=local", "privacy.noise=secret")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"], summary["privacy_rounds"]) == ("interrupted", 2, 3)
+
+
+def test_what_nodes_say_is_shown_without_what_a_terminal_obeys(tmp_path, capsys):
+    odd = "x\x1b[2J\x1b]0;owned\x07\nround 3: all is well"
+
+    def change(k, message, reply):
+        if k == 1 and trains(message, 2):
+            return saying(reply, **{codec.DIVERGED: odd})
+        return saying(reply, refused=odd) if refuses and message.metadata.message_type == MessageType.QUERY else reply
+
+    refuses = False
+    _, metrics, *_ = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
+    assert rows_of(metrics, "replies_rejected")[2] == 1
+    refuses = True
+    with pytest.raises(UserError, match="cannot take part: x ") as found:
+        run_devices(tmp_path / "other", Wire(*plain(), change=change), "strategy=fedavg")
+    shown = capsys.readouterr().out + str(found.value)
+    assert not {"\x1b", "\x07"} & set(shown)
+    assert "\nround 3: all is well" not in shown
