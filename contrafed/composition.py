@@ -95,7 +95,7 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
         o for o in parse(overrides) if o.is_delete() or o.value() is not None or o.key_or_group not in ("experiment", "scale")
     ]
     if several := next((o.input_line for o in parsed if o.is_sweep_override()), None):
-        raise UserError(f"{several} lists several values: add -m to run them all")
+        raise UserError(f"{several} lists several values: add -m to run them all, or brackets where they are one list")
     _check_hydra(parsed)
     _check_names([o for o in parsed if o.key_or_group in CHOICE_GROUPS], own)
     try:

@@ -29,6 +29,7 @@ from hydra.errors import HydraException
 
 from contrafed import grid
 from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, grid_of, own_folder
+from contrafed.prepare import LATEST
 from contrafed.reporting.folder import CLAIM, finished, held, make_folder, numbered, taken, taken_by_a_run
 from contrafed.settings import Run
 from contrafed.yamls import choices_of, parse
@@ -281,9 +282,10 @@ class Sweep:
         """Return the folder of the run that a job had before, None where there is none."""
         from contrafed.checkpoint import identity
 
-        if job.experiment is None:
-            return None
         home, wanted = self._home(job, run), identity(run.composed)
+        if job.experiment is None:  # what has not finished goes on by itself
+            done = runs_in(home, str(job.number)).get(wanted) if run.resume == LATEST else None
+            return done if done is not None and finished(done) is not None else None
         found = self._there[home].get(wanted)
         return found or runs_in(home, f"{job.name}*").get(wanted)  # another process may have begun it meanwhile
 

@@ -99,7 +99,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin in (tuple, list):
         if isinstance(value, str) or not isinstance(value, typing.Sequence):
-            raise UserError(f"{where} must be a list, got {value!r}: write {where}=[{value}]")
+            raise UserError(f"{where} must be a list, got {value!r}: write {where}=[{value}], several as {where}=[A,B]")
         return origin(convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is not None:
         raise UserError(

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,6 +189,18 @@ def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):
     again = called(*DIGITS, *secret)
     assert (again.status, again.err) == (0, "")
     assert len(finished("outputs/digits")) == 1
+
+
+def test_what_is_left_of_a_sweep_of_no_experiment_is_done_by_resume(called):
+    """A finished job without checkpoints was counted as failed."""
+    some = ("-m", *QUICK, "strategy=fedavg", "seed=0,1", "output_dir=some")
+    assert called(*some).status == 0
+    shutil.rmtree("some/1")
+    again = called(*some, "resume=latest")
+    assert (again.status, again.err, finished("some")) == (0, "", ["0", "1"])
+    assert "2 jobs, 1 of them finished already: 1 to run in some" in again.out
+    other = called(*some, "resume=latest", "num_rounds=1")
+    assert (other.status, "0 of 2 jobs finished, 2 failed" in other.out) == (2, True)  # another configuration goes on nowhere
 
 
 def test_a_failing_job_does_not_end_a_sweep(called):

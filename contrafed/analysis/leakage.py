@@ -100,8 +100,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     known = registry.choices("strategy")
     if options.methods == ["every"]:
         options.methods = list(known)
-    wanted = options.cases if options.cases is not None else "" if options.methods else ",".join(CASES)
-    options.cases = [name for name in wanted.split(",") if name]
+    wanted = options.cases if options.cases is not None else "" if options.methods else "all"
+    options.cases = list(CASES) if wanted == "all" else [name for name in wanted.split(",") if name]
     for kind, names, choices in (("method", options.methods, known), ("case", options.cases, CASES)):
         for name in names:
             if name not in choices:
