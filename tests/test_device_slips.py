@@ -7,6 +7,8 @@ import pytest
 import torch
 import wire
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from test_device_checkpoints import nodes
+from test_node_faults import with_tensors
 from wire import Wire, plain, rows_of, run_devices
 
 from clients.training.workspace import uninstall
@@ -17,10 +19,6 @@ from core import codec
 from core.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
-
-
-def nodes(folder, run_id, change=None, **more):
-    return Wire(*plain(**{"state-dir": f"{folder}/state{{k}}", **more}), run_id=run_id, change=change)
 
 
 def trains(message, server_round):
@@ -44,7 +42,7 @@ def test_a_double_that_no_float32_holds_costs_its_reply(tmp_path):
         if k == 1 and trains(message, 2):
             sent = codec.state_of(reply.content, codec.ARRAYS)
             sent = {name: torch.full(value.shape, 1e60, dtype=torch.float64) for name, value in sent.items()}
-            reply = Message(RecordDict({**reply.content, codec.ARRAYS: codec.to_record(sent)}), metadata=reply.metadata)
+            reply = with_tensors(reply, sent)
         return reply
 
     *_, summary = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
