@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -258,8 +258,7 @@ class Sweep:
         folder = self._home(job, run) / (str(job.number) if job.experiment is None else job.name)
         if self.named and job.experiment is None:
             return folder
-        free = (f for f in map(folder.with_name, numbered(folder.name)) if not (f / CLAIM).exists())
-        return next(f for f in free if not f.exists() or not taken(f))
+        return next(free for free in _unclaimed(folder) if not free.exists() or not taken(free))
 
     def _done(self, folder: Path, summary: dict[str, Any], run: Run) -> None:
         self.folders.append(folder)
@@ -275,8 +274,7 @@ class Sweep:
     @cached_property
     def _dated(self) -> Path:
         """The folder of jobs of no experiment, by the time of the first: another than a run's of the same second."""
-        path = Path(self.jobs[0][1].output_dir)
-        return next(f for f in map(path.with_name, numbered(path.name)) if not (f / CLAIM).exists())
+        return next(_unclaimed(Path(self.jobs[0][1].output_dir)))
 
     def _past(self, job: Job, run: Run) -> Path | None:
         """Return the folder of the run that a job had before, None where there is none."""
@@ -308,6 +306,11 @@ class Sweep:
         hours, minutes = divmod(round(seconds / 60), 60)
         about = f"{hours} h " if hours else ""
         return f", about {about}{minutes} min to go" if hours or minutes else ", less than a minute to go"
+
+
+def _unclaimed(path: Path) -> Iterator[Path]:
+    """Return the folders of this name, and of its numbers, that no run has."""
+    return (folder for folder in map(path.with_name, numbered(path.name)) if not (folder / CLAIM).exists())
 
 
 def _rounds_left(run: Run, there: Path | None) -> int:
