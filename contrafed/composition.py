@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -109,7 +109,7 @@ def compose_yaml(overrides: list[str], config_dir: str | Path | None = None) -> 
             _check_key(config, override)
         if all(o.type == OverrideType.CHANGE for o in setting):
             for override in setting:
-                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True, force_add=True)
         else:
             config = composed([str(o.input_line) for o in parsed], own)
         named = _merge(config, asked, parsed, cases, own)
@@ -203,11 +203,9 @@ def _spelled(override: Override, table: grid.Grid) -> Override:
 
 def _check_names(choosing: list[Override], own: Path | None) -> None:
     """Raise for a choice that has no YAML, or whose YAML says another name."""
-    for override in choosing:
+    for override in (each for each in choosing if not each.is_delete()):  # a missing choice is named later
         group, name = override.key_or_group, override.value()
         names = registry.choices(group, own)
-        if override.is_delete():  # the missing choice is named later
-            continue
         if not isinstance(name, str | int | float):
             found = str(override.input_line).partition("=")[2]
             raise UserError(f"{group.replace('/', '.')} must be one name, got {found}; choices: {', '.join(names)}")
@@ -274,12 +272,13 @@ def _check_key(config: DictConfig, override: Override) -> None:
     if key == "name" and group in GROUPS:
         raise UserError(f"{override.input_line}: what a group chooses is {group}=NAME, without .name")
     here: Any = config
-    walked: list[str] = []
-    for part in override.key_or_group.split("."):
-        if not isinstance(here, DictConfig) or part not in here or (not walked and part == "grid"):
-            raise _unknown_key(".".join(walked), part, here)
+    parts = override.key_or_group.split(".")
+    for depth, part in enumerate(parts):
+        if isinstance(here, AnyNode) and here._is_none():  # a mapping without a key yet, as partition.arguments
+            return
+        if not isinstance(here, DictConfig) or part not in here or (not depth and part == "grid"):
+            raise _unknown_key(".".join(parts[:depth]), part, here)
         here = here._get_node(part)
-        walked.append(part)
 
 
 def _unknown_key(where: str, name: str, here: Any) -> UserError:

@@ -27,7 +27,7 @@ class DiskError(RunStopped):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that does not exist: what was wrong, the nearest name, and the names that exist."""
     names = sorted(known)
-    return UserError(f"unknown {kind} '{name}'{nearest(name, names) or ';'} choices: {', '.join(names)}")
+    return UserError(f"unknown {kind} '{name}'{nearest(name, names) or ';'} choices: {', '.join(names) or 'none'}")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:

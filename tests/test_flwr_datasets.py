@@ -116,9 +116,16 @@ def test_a_partitioner_deals_out_our_examples_by_the_seed(partitioner, arguments
     assert any(not np.array_equal(a, b) for a, b in zip(parts, others, strict=True))
 
 
-def test_arguments_are_given_on_the_command_line():
-    named = ("partition=flwr", "partition.partitioner=DirichletPartitioner", "partition.arguments={alpha: 0.3}")
-    assert resolve(config_of(*named)).node.partition.config.arguments == {"alpha": 0.3}
+@pytest.mark.parametrize(
+    "named",
+    [
+        ["partition.arguments={alpha: 0.3, self_balancing: true}"],
+        ["partition.arguments.alpha=0.3", "partition.arguments.self_balancing=true"],
+    ],
+)
+def test_arguments_are_given_on_the_command_line(named):
+    config = config_of("partition=flwr", "partition.partitioner=DirichletPartitioner", *named)
+    assert resolve(config).node.partition.config.arguments == {"alpha": 0.3, "self_balancing": True}
 
 
 def test_what_a_partitioner_promises_holds_on_our_labels():
@@ -134,6 +141,11 @@ def test_what_a_partitioner_promises_holds_on_our_labels():
     ("partitioner", "more", "message"),
     [
         ("DirichletPartitioner", {}, "missing 1 required positional argument: 'alpha'"),
+        (
+            "DirichletPartitioner",
+            {"alpha": 1, "min_partition_size": 99},
+            r"was reached.* min_partition_size \(99\) was not satisfied",
+        ),
         ("IidPartitioner", {"alpha": 1}, r"arguments=\{'alpha': 1\}: TypeError: .* unexpected keyword argument 'alpha'"),
         ("SizePartitioner", {"partition_sizes": [10, 20]}, "SizePartitioner makes 2 parts: set num_nodes=2"),
         ("DirichletPartitionr", {"alpha": 1}, "partition.partitioner is 'DirichletPartitionr'; choices: Continuous"),

@@ -1,6 +1,7 @@
 """flwr: any partitioner of flwr-datasets that deals out rows, on our labels."""
 
 import inspect
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,15 +47,18 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     arguments = {name: value for name, value in ours.items() if name in known} | (config.arguments or {})
     if "distribution_array" in arguments:
         arguments["distribution_array"] = np.array(arguments["distribution_array"])
-    try:
-        partitioner = made(**arguments)
-        partitioner.dataset = datasets.Dataset.from_dict(columns)
-        count = partitioner.num_partitions
-        if count != draw.num_nodes:
-            raise UserError(f"partition.partitioner={config.partitioner} makes {count} parts: set num_nodes={count}")
-        return [np.asarray(partitioner.load_partition(k)["example"][:], dtype=np.int64) for k in range(count)]
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise UserError(
-            f"partition.partitioner={config.partitioner} with partition.arguments={config.arguments}: {what}"
-        ) from error
+    with warnings.catch_warnings(record=True) as warned:  # one for each of its attempts
+        warnings.simplefilter("always")
+        try:
+            partitioner = made(**arguments)
+            partitioner.dataset = datasets.Dataset.from_dict(columns)
+            count = partitioner.num_partitions
+            if count == draw.num_nodes:
+                return [np.asarray(partitioner.load_partition(k)["example"][:], dtype=np.int64) for k in range(count)]
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            said = [str(warning.message).partition(". ")[0] for warning in warned[-1:]]
+            what = f"{type(error).__name__}: {' '.join(' '.join([str(error), *said]).split())[:400]}"
+            raise UserError(
+                f"partition.partitioner={config.partitioner} with partition.arguments={config.arguments}: {what}"
+            ) from error
+    raise UserError(f"partition.partitioner={config.partitioner} makes {count} parts: set num_nodes={count}")
