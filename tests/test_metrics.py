@@ -4,10 +4,13 @@ import csv
 
 import pytest
 import torch
+from reported import method, write_run
 from rig import config_of
 from sklearn import metrics as sklearn_metrics
 from tiny import TINY
 
+from contrafed.analysis import figures, results, tables
+from contrafed.analysis.runs import find
 from contrafed.experiment import run
 from contrafed.settings import check_top
 from core.errors import UserError
@@ -88,3 +91,27 @@ def test_a_mistake_is_a_line(names, message):
     with pytest.raises(UserError) as error:
         check_top(config_of() | {"metrics": names})
     assert message in str(error.value)
+
+
+def test_reports_have_them_in_table_and_figure(tmp_path):
+    scores = {"fedavg": (0.1, 0.2, 0.4), "moon": (0.1, 0.3, 0.5)}
+    for name, values in scores.items():
+        more = [(10 * t, "global", "test", "macro_f1", value) for t, value in enumerate(values)]
+        more += [(20, "global", "nodes", "mcc", 0.25)] if name == "moon" else []
+        write_run(tmp_path / "runs" / name, (0.1, 0.6, 0.7), more=more, metrics=["accuracy", "macro_f1", "mcc"], **method(name))
+    runs = find([tmp_path / "runs"])
+    table = tables.runs_table(runs, "t")
+    assert [head for head in table.heads if head.endswith(", last")] == [
+        "test accuracy, last", "test macro_f1, last", "nodes' mcc, last"
+    ]  # fmt: skip
+    rows = [dict(zip(table.heads, cells, strict=True)) for cells in table.rows]
+    assert {row["method"]: (row["test macro_f1, last"], row["nodes' mcc, last"]) for row in rows} == {
+        "fedavg": ("40.00", ""), "moon": ("50.00", "25.00")
+    }  # fmt: skip
+    drawn = figures.of_runs(runs, "t")
+    assert "mcc" not in drawn  # of one run alone
+    axes = drawn["macro_f1"].axes[0]
+    assert "test macro_f1 (%)" in (axes.get_ylabel(), drawn["macro_f1"].get_supylabel())
+    assert [30, 50] in [list(line.get_ydata()) for line in axes.lines]
+    kept = results.load(results.keep(runs, tmp_path / "results", "kept"))
+    assert tables.runs_table(kept, "t").rows == table.rows

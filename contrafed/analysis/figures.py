@@ -11,7 +11,7 @@ from contrafed.analysis import pictures, plots
 from contrafed.analysis.groups import NOTHING, Group, groups, number_of, short
 from contrafed.analysis.measures import NODES, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
 from contrafed.analysis.published import load, shortened
-from contrafed.analysis.runs import FinishedRun, Points, accuracy_of
+from contrafed.analysis.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of
 from contrafed.analysis.statistics import over_seeds
 from contrafed.reporting.figures import WINDOW
 
@@ -36,6 +36,10 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
         if all(run.points(*curve) for run in runs):
             drawn = _curves(found, title, ylabel, lambda run, curve=curve: run.points(*curve), unit)  # type: ignore[misc]
             out |= {name: drawn} if drawn else {}
+    for name in beside_accuracy_of(runs):
+        score, over_rounds = accuracy_of(runs, name)
+        if all(over_rounds(run) for run in runs) and (shown := _curves(found, title, f"{score} (%)", over_rounds)):
+            out[name] = shown
     out |= _nodes(found, title) | _swept(found, title, said, points)
     if 1 < len(found) <= LINES and min(len(group.runs) for group in found) >= FOR_A_BOX:
         values = {group.label: _last(group, points) for group in found}

@@ -19,6 +19,7 @@ from contrafed.yamls import rule_of
 from core import registry
 from core.config import dotted, plain_numbers
 from core.errors import UserError
+from core.metrics import ACCURACY
 
 Points = list[tuple[int, float]]
 
@@ -86,9 +87,9 @@ class FinishedRun:
         """Return a curve without the initial model's point; empty where there is none."""
         return points_of(self.curves, scope, split, metric)
 
-    def own_points(self) -> Points:
-        """Return the nodes' accuracy on their own test parts: of their own models, else of the global one."""
-        return self.points("personal", "test", "accuracy") or self.points("global", "nodes", "accuracy")
+    def own_points(self, metric: str = "accuracy") -> Points:
+        """Return a score of the nodes on their own test parts: of their own models, else of the global one."""
+        return self.points("personal", "test", metric) or self.points("global", "nodes", metric)
 
     def of_nodes(self, metric: str) -> pd.DataFrame:
         """Return the rows of ``nodes.csv`` with a metric, without those of nodes that are held out."""
@@ -291,14 +292,21 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if counts(key, ASIDE)}
 
 
-def accuracy_of(runs: Sequence[FinishedRun]) -> tuple[str, Callable[[FinishedRun], Points]]:
+def accuracy_of(runs: Sequence[FinishedRun], metric: str = "accuracy") -> tuple[str, Callable[[FinishedRun], Points]]:
     """Return what all of these runs can be compared by, in words and as a function to a run's curve.
 
-    The global model's accuracy on the test set where every run has it, else the nodes' on their own test parts. Runs of which
-    some have only the one and some only the other are each shown by what they have, which the words say.
+    The global model's accuracy, or another ``metric``, on the test set where every run has it, else the nodes' on their own
+    test parts. Runs of which some have only the one and some only the other are each shown by what they have, as the words say.
     """
-    if all(run.points("global", "test", "accuracy") for run in runs):
-        return "test accuracy", lambda run: run.points("global", "test", "accuracy")
-    if all(run.own_points() for run in runs):
-        return "nodes' accuracy", FinishedRun.own_points
-    return "accuracy (test set, else nodes' own)", lambda run: run.points("global", "test", "accuracy") or run.own_points()
+    if all(run.points("global", "test", metric) for run in runs):
+        return f"test {metric}", lambda run: run.points("global", "test", metric)
+    if all(run.own_points(metric) for run in runs):
+        return f"nodes' {metric}", lambda run: run.own_points(metric)
+    return f"{metric} (test set, else nodes' own)", lambda run: run.points("global", "test", metric) or run.own_points(metric)
+
+
+def beside_accuracy_of(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return the scores beside accuracy that the key ``metrics`` of any of these runs names."""
+    return [
+        name for name in dict.fromkeys(name for run in runs for name in run.config.get("metrics") or ()) if name != ACCURACY
+    ]

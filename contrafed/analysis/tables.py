@@ -9,13 +9,13 @@ import pandas as pd
 
 from contrafed.analysis.groups import Group, groups, number_of, short, shown
 from contrafed.analysis.published import COLUMN, ELSEWHERE, NEVER, Comparison, ranked
-from contrafed.analysis.runs import FinishedRun, Points, accuracy_of, flat
+from contrafed.analysis.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of, flat
 from contrafed.analysis.statistics import first_at, over_seeds
 
 MIB = 2**20
 # Below a table of runs.
 READ = """
-Means ± sample standard deviations over seeds; accuracies in percent. FedAvg's last is that of the row's own setting. Rounds and
+Means ± sample standard deviations over seeds; scores in percent. FedAvg's last is that of the row's own setting. Rounds and
 MiB to an accuracy: of the seeds that reach it, how many where not all do, "-" where none does.
 """
 
@@ -87,13 +87,15 @@ def figure_of(mean: float, deviation: float = math.nan, digits: int = 2) -> str:
     return text if math.isnan(deviation) else f"{text} ± {deviation:,.{digits}f}"
 
 
-# Columns of a table of runs: head, key of the summary, its unit, digits.
-COLUMNS = (
+# Columns of a table of runs: head, key of ``_value``, its unit, digits.
+SCORES = (
     ("test accuracy, last", "accuracy_final", 100, 2),
     ("test accuracy, mean of the best five", "accuracy_top5_mean", 100, 2),
     ("training accuracy, mean of the best five", "train_accuracy_top5_mean", 100, 2),
     ("nodes' accuracy, last", "personal_accuracy_mean", 100, 2),
     ("its deviation over nodes", "personal_accuracy_std", 100, 2),
+)
+COSTS = (
     ("MiB a node and round", "mib_per_node", 1, 3),
     ("seconds", "seconds", 1, 0),
 )
@@ -142,6 +144,10 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     said, points = accuracy_of(runs)
     if target is None and len(own := {run.config.get("target_accuracy") for run in runs}) == 1:
         target = own.pop()
+    further = [
+        (head, part, name) for name in beside_accuracy_of(runs) for head, part in (("test", "test"), ("nodes'", "nodes"))
+    ]
+    columns = (*SCORES, *((f"{head} {name}, last", f"{part}/{name}", 100, 2) for head, part, name in further), *COSTS)
     targets = fedavgs_last(found, points) if target is None else [target] * len(found)
     goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
     extra = [(f"{goal} {said}", 2)] if target is None else []
@@ -151,8 +157,8 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
         row: dict[str, Any] = {"method": group.method, **{short(key): value for key, value in group.setting}}
         row["seeds"] = len(group.runs)
         row["rounds"] = _rounds(group)
-        for head, key, unit, _ in COLUMNS:
-            values = [_mib(run) for run in group.runs] if key == "mib_per_node" else group.numbers(key)
+        for head, key, unit, _ in columns:
+            values = [_value(run, key) for run in group.runs]
             row[head], row[f"{head}, std"] = over_seeds([unit * value for value in values])
             if len(known := [value for value in values if not math.isnan(value)]) < len(values):
                 row[f"{head}, seeds"] = len(known)
@@ -160,9 +166,10 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
             rounds, mib, row["seeds that reach it"] = _to_target(group, reach, points)
             row |= {head: value for (head, _), value in zip(extra, [100 * reach, rounds, mib][-len(extra) :], strict=True)}
         rows.append(row)
-    best = [head for head, *_ in COLUMNS[:4:3]]
+    best = [head for head, *_ in SCORES[:4:3]]
     rows.sort(key=lambda row: ([_order(row[short(key)]) for key in keys], [-_or_zero(row[head]) for head in best]))
-    return _table(title, rows, [short(key) for key in keys], extra)
+    heads = [(head, digits) for head, *_, digits in columns]
+    return _table(title, rows, [short(key) for key in keys], heads, extra)
 
 
 def _rounds(group: Group) -> str:
@@ -179,10 +186,12 @@ def titled(runs: Sequence[FinishedRun], title: str) -> str:
     return f"{title} ({', '.join(sorted(said))})" if said else title
 
 
-def _table(title: str, rows: list[dict[str, Any]], keys: list[str], extra: list[tuple[str, int]]) -> Table:
-    """``extra``: further columns and their digits, in which a row without the column has nothing to reach."""
+def _table(
+    title: str, rows: list[dict[str, Any]], keys: list[str], heads: list[tuple[str, int]], extra: list[tuple[str, int]]
+) -> Table:
+    """``heads``: columns and their digits, without those of no row; ``extra``: those that a row with nothing to reach lacks."""
     numbers = pd.DataFrame(rows).dropna(axis=1, how="all")
-    heads = [(head, digits) for head, _, _, digits in COLUMNS if head in numbers] + extra
+    heads = [(head, digits) for head, digits in heads if head in numbers] + extra
     texts = []
     for row in rows:
         cells = [row["method"], *(row[key] for key in keys), str(row["seeds"]), row["rounds"]]
@@ -211,8 +220,15 @@ def mib_until(run: FinishedRun, server_round: int) -> float:
     return sum(value for points in ways for t, value in points if t <= server_round) / MIB
 
 
-def _mib(run: FinishedRun) -> float:
-    return (run.number("bytes_up_per_node") + run.number("bytes_down_per_node")) / MIB
+def _value(run: FinishedRun, key: str) -> float:
+    """Return a number of the summary, the MiB a node and round, or a score's last on the test set or nodes' own test parts."""
+    if key == "mib_per_node":
+        return (run.number("bytes_up_per_node") + run.number("bytes_down_per_node")) / MIB
+    part, slash, metric = key.partition("/")
+    if not slash:
+        return run.number(key)
+    points = run.own_points(metric) if part == "nodes" else run.points("global", "test", metric)
+    return points[-1][1] if points else math.nan
 
 
 def _order(value: str) -> tuple[float, str]:
