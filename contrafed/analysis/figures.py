@@ -21,9 +21,14 @@ LINES, PANELS, NODE_ROWS = 16, 9, 6
 FOR_A_BOX = 4
 
 # What is drawn over rounds where every run has it: name, curve, axis, unit.
-OVER_ROUNDS = (
-    ("training", ("global", "train", "accuracy"), "training accuracy (%)", 100),
-    ("deviation", ("global", "fit", "deviation"), "deviation of the updates, summed over participants", 1),
+OVER_ROUNDS: tuple[tuple[str, Callable[[FinishedRun], Points], str, float], ...] = (
+    ("training", lambda run: run.points("global", "train", "accuracy"), "training accuracy (%)", 100),
+    (
+        "deviation",
+        lambda run: run.points("global", "fit", "deviation"),
+        "deviation of the updates, summed over participants",
+        1,
+    ),
 )
 
 
@@ -32,14 +37,10 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
     found, title = quiet(groups(runs), title)
     said, points = accuracy_of(runs)
     out = {"accuracy": accuracy(found, title, said, points)}
-    for name, curve, ylabel, unit in OVER_ROUNDS:
-        if all(run.points(*curve) for run in runs):
-            drawn = _curves(found, title, ylabel, lambda run, curve=curve: run.points(*curve), unit)  # type: ignore[misc]
-            out |= {name: drawn} if drawn else {}
-    for name in beside_accuracy_of(runs):
-        score, over_rounds = accuracy_of(runs, name)
-        if all(over_rounds(run) for run in runs) and (shown := _curves(found, title, f"{score} (%)", over_rounds)):
-            out[name] = shown
+    scores = [(name, *accuracy_of(runs, name)) for name in beside_accuracy_of(runs)]
+    for name, curve, ylabel, unit in (*OVER_ROUNDS, *((name, curve, f"{score} (%)", 100) for name, score, curve in scores)):
+        if all(curve(run) for run in runs) and (drawn := _curves(found, title, ylabel, curve, unit)):
+            out[name] = drawn
     out |= _nodes(found, title) | _swept(found, title, said, points)
     if 1 < len(found) <= LINES and min(len(group.runs) for group in found) >= FOR_A_BOX:
         values = {group.label: _last(group, points) for group in found}

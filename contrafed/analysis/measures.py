@@ -182,10 +182,7 @@ def _number(run: FinishedRun, runs: Sequence[FinishedRun], metric: str) -> float
     """Return a number of the summary (``summary:KEY``), a distance, or a curve's last; accuracies in percent."""
     if metric == DISTANCE:
         return _distance(run, beside(run, runs, metric))
-    if metric.startswith("summary:"):
-        return unit_of(metric) * run.number(metric.removeprefix("summary:"))
-    points = run.points(*_key(metric))
-    return unit_of(metric) * points[-1][1] if points else math.nan
+    return unit_of(metric) * run.number(metric.removeprefix("summary:"))
 
 
 def _distance(solo: FinishedRun, shared: FinishedRun | None) -> float:

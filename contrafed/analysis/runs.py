@@ -110,7 +110,12 @@ class FinishedRun:
         return list(zip(means.index.tolist(), means.tolist(), strict=True))
 
     def number(self, key: str) -> float:
-        """Return a number of the summary, NaN where there is none."""
+        """Return a number of the summary, or a curve's last (``SCOPE/SPLIT/METRIC``, ``own/METRIC``); NaN without one."""
+        scope, slash, rest = key.partition("/")
+        if slash:
+            split, _, metric = rest.partition("/")
+            points = self.own_points(rest) if scope == "own" else self.points(scope, split, metric)
+            return points[-1][1] if points else math.nan
         value = self.summary.get(key)
         return float(value) if isinstance(value, int | float) else math.nan
 

@@ -87,7 +87,7 @@ def figure_of(mean: float, deviation: float = math.nan, digits: int = 2) -> str:
     return text if math.isnan(deviation) else f"{text} ± {deviation:,.{digits}f}"
 
 
-# Columns of a table of runs: head, key of ``_value``, its unit, digits.
+# Columns of a table of runs: head, key of ``FinishedRun.number``, its unit, digits.
 SCORES = (
     ("test accuracy, last", "accuracy_final", 100, 2),
     ("test accuracy, mean of the best five", "accuracy_top5_mean", 100, 2),
@@ -144,10 +144,10 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     said, points = accuracy_of(runs)
     if target is None and len(own := {run.config.get("target_accuracy") for run in runs}) == 1:
         target = own.pop()
-    further = [
-        (head, part, name) for name in beside_accuracy_of(runs) for head, part in (("test", "test"), ("nodes'", "nodes"))
-    ]
-    columns = (*SCORES, *((f"{head} {name}, last", f"{part}/{name}", 100, 2) for head, part, name in further), *COSTS)
+    further = []
+    for name in beside_accuracy_of(runs):
+        further += [(f"test {name}, last", f"global/test/{name}", 100, 2), (f"nodes' {name}, last", f"own/{name}", 100, 2)]
+    columns = (*SCORES, *further, *COSTS)
     targets = fedavgs_last(found, points) if target is None else [target] * len(found)
     goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
     extra = [(f"{goal} {said}", 2)] if target is None else []
@@ -158,7 +158,7 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
         row["seeds"] = len(group.runs)
         row["rounds"] = _rounds(group)
         for head, key, unit, _ in columns:
-            values = [_value(run, key) for run in group.runs]
+            values = [_mib(run) for run in group.runs] if key == "mib_per_node" else group.numbers(key)
             row[head], row[f"{head}, std"] = over_seeds([unit * value for value in values])
             if len(known := [value for value in values if not math.isnan(value)]) < len(values):
                 row[f"{head}, seeds"] = len(known)
@@ -220,15 +220,8 @@ def mib_until(run: FinishedRun, server_round: int) -> float:
     return sum(value for points in ways for t, value in points if t <= server_round) / MIB
 
 
-def _value(run: FinishedRun, key: str) -> float:
-    """Return a number of the summary, the MiB a node and round, or a score's last on the test set or nodes' own test parts."""
-    if key == "mib_per_node":
-        return (run.number("bytes_up_per_node") + run.number("bytes_down_per_node")) / MIB
-    part, slash, metric = key.partition("/")
-    if not slash:
-        return run.number(key)
-    points = run.own_points(metric) if part == "nodes" else run.points("global", "test", metric)
-    return points[-1][1] if points else math.nan
+def _mib(run: FinishedRun) -> float:
+    return (run.number("bytes_up_per_node") + run.number("bytes_down_per_node")) / MIB
 
 
 def _order(value: str) -> tuple[float, str]:
