@@ -1,12 +1,17 @@
 """What only a real GPU can show: CONTRAFED_GPU=1 pytest -n 0 tests/test_gpu.py. No other test sees one (conftest.py)."""
 
+import gc
+
 import pytest
 import torch
 from rig import close, config_of, given, workspace_of
+from test_every import METHODS
 from tiny import run_tiny
+from watched import STACK, settings_of, watch, write_problem
 
 from clients.training.batches import Batches
 from core.tensors import on_host
+from simulation.worker import BatchRunner
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs CONTRAFED_GPU=1 and a GPU that torch can use; docs/reproducibility.md"
@@ -76,3 +81,72 @@ def test_a_run_on_a_gpu_goes_on_without_one(tmp_path):
     assert [whole[0]["device"], goes_on[0]["device"]] == ["cuda", "cpu"]
     assert whole[0]["failures"] == goes_on[0]["failures"] == 0
     close(whole[1], goes_on[1], 1e-3)
+
+
+@pytest.fixture
+def single_precision():
+    """Convolutions and products in float32, not TF32."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_alone_and_stacked_equals_the_cpu(method, tmp_path):
+    """Whole runs in double precision: the server's rule and what nodes remember, too."""
+    config = settings_of(method, write_problem(tmp_path))
+    expected = watch(config)
+    for stack_size in (1, STACK):
+        found = watch(config, device="cuda", stack_size=stack_size)
+        for one, other in zip(found.models, expected.models, strict=True):
+            close(on_host(one), other, 1e-8)
+        for one, other in zip(found.memories[-1].items(), expected.memories[-1].items(), strict=True):
+            assert one[0] == other[0]
+            close(one[1], other[1], 1e-8)
+
+
+@pytest.mark.usefixtures("single_precision")
+@pytest.mark.parametrize("method", ["fedavg", "pmfl", "moon"])
+def test_a_run_in_single_precision_is_near_the_cpus(method, tmp_path):
+    asked = (f"strategy={method}", "engine=local", "strategy.local.lr=0.05")
+    here, there = (run_tiny(tmp_path / device, *asked, f"engine.device={device}") for device in ("cpu", "cuda"))
+    assert there[0]["device"] == "cuda"
+    close(here[1], there[1], 1e-4)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ray_workers_that_share_a_gpu_are_near_local(workers, tmp_path):
+    asked = ("strategy=pmfl", "strategy.local.lr=0.05")
+    on_ray = ("engine=ray", f"engine.workers={workers}", f"engine.gpus_per_worker={1 / workers}")
+    one, other = (run_tiny(tmp_path / str(n), *asked, *engine) for n, engine in enumerate((("engine=local",), on_ray)))
+    assert one[0]["device"] == other[0]["device"] == "cuda"
+    assert one[0]["failures"] == other[0]["failures"] == 0
+    close(one[1], other[1], 1e-4)
+
+
+def test_two_runs_of_a_seed_are_near_each_other(tmp_path):
+    one, other = (run_tiny(tmp_path / str(n), "strategy=pmfl", "engine=local", "model=cnn", "model.hidden=8") for n in range(2))
+    close(one[1], other[1], 1e-4)
+
+
+def test_a_stack_without_room_is_halved(tmp_path, monkeypatch):
+    """Of the GPU's memory three quarters of what the whole stack took."""
+    sizes, cut = [], BatchRunner._cut
+    monkeypatch.setattr(BatchRunner, "_cut", lambda self, *asked: sizes.append(self.stack_size) or cut(self, *asked))
+    asked = ("strategy=fedavg", "engine=local", "model=cnn", "model.hidden=8192", "num_nodes=40", "num_rounds=2")
+    gc.collect()
+    before, whole = torch.cuda.memory_allocated(), run_tiny(tmp_path / "whole", *asked)
+    most = torch.cuda.max_memory_allocated()
+    gc.collect()
+    torch.cuda.empty_cache()
+    allowed = torch.cuda.memory_allocated() + 0.75 * (most - before)
+    torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        halved = run_tiny(tmp_path / "halved", *asked)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert max(sizes) == 40
+    assert min(sizes) < 20
+    assert halved[0]["failures"] == whole[0]["failures"] == 0
+    close(whole[1], halved[1], 1e-3)
