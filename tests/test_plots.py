@@ -155,6 +155,12 @@ def test_which_figures_suit_which_runs(tmp_path):
     assert len(drawn(many["accuracy"]).get_yticklabels()) == 17  # dots, a row a method
 
 
+def test_readings_of_one_method_share_a_panel(tmp_path):
+    tried = [{"name": "moon", "mu": mu, "tau": tau} for mu, tau in ((1, 1), (1, 2), (1, 3), (2, 1))]
+    axes = drawn(figures.of_runs(runs_of(tmp_path, *(method("moon", strategy=strategy) for strategy in tried)), "")["accuracy"])
+    assert len({line.get_label() for line in axes.lines}) == 4
+
+
 @pytest.mark.parametrize(
     ("plot", "panel", "shown"),
     [

@@ -287,21 +287,21 @@ def test_results_are_added_to(sweep, monkeypatch, capsys):
     assert "![What moon does: accuracy](figures/sweep-accuracy.png)" in page
 
 
-def test_a_paper_s_table_with_one_number_of_ours_is_one_line(tmp_path, monkeypatch):
+def test_a_paper_s_table_with_one_method_of_ours_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
-    cell = {"setting": "bernoulli", "metric": "test_accuracy", "value": "accuracy_final"}
-    row = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "cells": [cell]}
-    for name, changed in (("pmfl", []), ("fedau", []), ("mifa", ["strategy.server_lr=2"])):
-        write_run(tmp_path / "runs" / name, **method(name, published={**row, "method": name}, changed=changed))
+    cells = [{"setting": "bernoulli", "metric": f"{part}_accuracy", "value": "accuracy_final"} for part in ("test", "train")]
+    for name, lr, count in (("pmfl", [], 1), ("fedau", [], 1), ("mifa", ["server_lr=2"], 1), ("fedvarp", ["server_lr=3"], 2)):
+        published = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "method": name, "cells": cells[:count]}
+        write_run(tmp_path / "runs" / name, **method(name, published=published, changed=lr))
     results.keep(find([tmp_path / "runs"]), tmp_path / "results", "tried")
     results.keep([read(write_run(tmp_path / "own", (0.1, 0.5)), "own")], tmp_path / "results", "own")
     pages.results_page(tmp_path)
     page = Path("docs/RESULTS.md").read_text()
-    assert "### PMFL, Table I\n" in page
-    assert "\n* PMFL, Table I (strategy.server_lr=2), mifa: 70.00 (" in page
-    assert "### PMFL, Table I (strategy" not in page
-    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## tried", "## own"]
+    heads = [line for line in page.splitlines() if line.startswith("##")]
+    assert heads == ["## tried", "### PMFL, Table I", "### All runs", "## own", "### All runs"]
+    said = "mifa: 70.00 (", "fedvarp: SVHN bernoulli train_accuracy 70.00 (", "), SVHN bernoulli test_accuracy 70.00 ("
+    assert [page.count(words) for words in said] == [1, 1, 1]
 
 
 def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, monkeypatch):

@@ -128,12 +128,14 @@ def _section(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple[st
     lone = []
     for comparison in published.compare(runs):
         ours = comparison.cells.dropna(subset=["ours"])
-        if len(ours) > 1:
+        if ours["method"].nunique() > 1:
             parts += [f"### {comparison.title}\n", tables.comparison_text(comparison)]
-        else:  # a whole table for one number would bury it
-            lone += [f"* {comparison.title}, {cell['method']}: {tables.beside(cell)}" for _, cell in ours.iterrows()]
+        elif len(ours):  # a whole table for one method would bury it
+            places = [f"{c['dataset']} {c['setting']} {c['metric']} " if len(ours) > 1 else "" for _, c in ours.iterrows()]
+            cells = [place + tables.beside(cell) for place, (_, cell) in zip(places, ours.iterrows(), strict=True)]
+            lone.append(f"* {comparison.title}, {ours['method'].iloc[0]}: {', '.join(cells)}")
     if lone:
-        parts.append("One number each, ours (the paper's):\n\n" + "\n".join(lone) + "\n")
+        parts.append("One method each, ours (the paper's):\n\n" + "\n".join(lone) + "\n")
     parts += ["### All runs\n", tables.runs_table(runs, title).markdown]
     if aside:
         parts.append("Left out: " + "; ".join(aside) + ".\n")
