@@ -161,6 +161,15 @@ def test_readings_of_one_method_share_a_panel(tmp_path):
     assert len({line.get_label() for line in axes.lines}) == 4
 
 
+def test_variants_of_a_method_are_methods_of_their_own(tmp_path):
+    """PMFL's Table V: a panel for each beta, and a line for each variant in both."""
+    there = [{"name": "bernoulli", "beta": beta} for beta in (0.1, 0.5)]
+    names = ("pmfl", "pmfl/no_mct")
+    runs = [method("pmfl", published={"method": name}, participation=pattern) for name in names for pattern in there]
+    figure = figures.of_runs(runs_of(tmp_path, *runs), "")["accuracy"]
+    assert [axes.get_title() for axes in figure.axes] == ["participation.beta=0.1", "participation.beta=0.5"]
+
+
 @pytest.mark.parametrize(
     ("plot", "panel", "shown"),
     [

@@ -5,7 +5,7 @@ import math
 import pytest
 from reported import method, write_run
 
-from contrafed.analysis import published, tables
+from contrafed.analysis import pages, published, results, tables
 from contrafed.analysis.runs import find
 from core.errors import UserError
 
@@ -210,7 +210,7 @@ def test_what_no_run_measures_is_no_missing_run(tmp_path):
     assert said.endswith(". What `defended` says is measured by `python -m contrafed.analysis.leakage`.")
 
 
-def test_where_columns_have_one_method_settings_are_ranked(tmp_path):
+def test_where_columns_have_one_method_settings_are_ranked(tmp_path, monkeypatch):
     """PMFL's Table IV varies C and beta: three settings whose order is the paper's but for the last two."""
     ours = {"bernoulli C=50 beta=0.4": 0.8, "bernoulli C=50 beta=0.1": 0.6, "cyclic C=20 beta=0.1": 0.7}  # 88.37, 87.47, 87.02
     for number, (setting, accuracy) in enumerate(ours.items()):
@@ -223,3 +223,8 @@ def test_where_columns_have_one_method_settings_are_ranked(tmp_path):
     assert both["paper_rank"].tolist() == [1, 2, 3]
     assert comparison.correlations() == [(("SVHN", "test_accuracy", "pmfl"), pytest.approx(0.5), 3)]
     assert "* SVHN test_accuracy pmfl: 0.50 (3 cells)" in tables.comparison_text(comparison)
+    # Nor is what is ranked one line of a page, as one method is that is ranked among nothing.
+    monkeypatch.setattr(pages.plots, "save", lambda figure, stem: [stem.with_suffix(".png"), stem.with_suffix(".pdf")])
+    results.keep(find([tmp_path]), tmp_path / "results", "tried")
+    pages.results_page(tmp_path)
+    assert "* SVHN test_accuracy pmfl: 0.50 (3 cells)" in (tmp_path / "docs" / "RESULTS.md").read_text()

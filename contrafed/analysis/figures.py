@@ -13,7 +13,6 @@ from contrafed.analysis.measures import NODES, add, metrics_of, place_of, plot_o
 from contrafed.analysis.published import load, shortened
 from contrafed.analysis.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of
 from contrafed.analysis.statistics import over_seeds
-from contrafed.analysis.style import method_of
 from contrafed.reporting.figures import WINDOW
 
 # More lines in a panel than that, or more panels, nobody can tell apart: dots then.
@@ -91,7 +90,8 @@ def _curves(
 
     What not every method has is no panel but said with the curve, and so is all that varies where there is one method.
     """
-    one = len({method_of(group.method) for group in found}) == 1 and len(found) <= LINES
+    # The runs' own: ``quiet`` has said a key with a group's.
+    one = len({group.runs[0].method for group in found}) == 1 and len(found) <= LINES
     apart = {key for group in found for key, value in group.setting if one or value == NOTHING}
     panels: dict[str, dict[str, list[Points]]] = {}
     for group in found:

@@ -128,12 +128,10 @@ def _section(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple[st
     lone = []
     for comparison in published.compare(runs):
         ours = comparison.cells.dropna(subset=["ours"])
-        if ours["method"].nunique() > 1:
+        if ours["method"].nunique() > 1 or ours["rank"].notna().any():
             parts += [f"### {comparison.title}\n", tables.comparison_text(comparison)]
-        elif len(ours):  # a whole table for one method would bury it
-            places = [f"{c['dataset']} {c['setting']} {c['metric']} " if len(ours) > 1 else "" for _, c in ours.iterrows()]
-            cells = [place + tables.beside(cell) for place, (_, cell) in zip(places, ours.iterrows(), strict=True)]
-            lone.append(f"* {comparison.title}, {ours['method'].iloc[0]}: {', '.join(cells)}")
+        elif len(ours):  # a whole table for one method that is ranked among nothing would bury it
+            lone.append(f"* {tables.comparison_line(comparison)}")
     if lone:
         parts.append("One method each, ours (the paper's):\n\n" + "\n".join(lone) + "\n")
     parts += ["### All runs\n", tables.runs_table(runs, title).markdown]

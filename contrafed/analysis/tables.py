@@ -341,6 +341,14 @@ def comparison_text(comparison: Comparison) -> str:
     return "\n".join([*(table.markdown for table in comparison_tables(comparison)), lines, missing_line(comparison) + "\n"])
 
 
+def comparison_line(comparison: Comparison) -> str:
+    """Return what we have of one method, and the paper's, in a line; of several cells with the column of each."""
+    rows = comparison.cells.dropna(subset=["ours"]).to_dict("records")
+    named = COLUMN if len(rows) > 1 else []
+    cells = [" ".join(filter(None, (*(str(row[key]) for key in named), beside(row)))) for row in rows]
+    return f"{comparison.title}, {rows[0]['method']}: {', '.join(cells)}"
+
+
 def comparison_latex(comparison: Comparison) -> str:
     """Return the same in LaTeX: the table, the cells with their differences and ranks, and the correlations."""
     lines = "".join(f"\\par {_tex(line)}.\n" for line in correlation_lines(comparison))
