@@ -339,6 +339,18 @@ def test_faulty_traces_are_one_line(tmp_path, text, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_dates_and_spans_of_time_are_no_rounds(tmp_path, zone):
+    import pandas as pd
+
+    dates = pd.date_range("2026-01-01", periods=3, tz=zone)
+    file = tmp_path / "trace.parquet"
+    for rounds, found in ((dates, "2026-01-01"), (dates - dates[0], "0 days")):
+        pd.DataFrame({"node": [0, 1, 2], "round": rounds, "available": 1}).to_parquet(file)
+        with pytest.raises(UserError, match=f"round must be whole numbers, found {found}"):
+            make_participation(settings_of("trace", path=str(file)), lambda: None, 3, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [

@@ -89,6 +89,8 @@ def _whole(path: Path, name: str, column: Any) -> np.ndarray:
         raise UserError(
             f"{path}: column '{name}' has empty cells, the first in row {int(column.isna().to_numpy().argmax()) + 1}"
         )
+    if pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):  # numbers, to pandas
+        raise UserError(f"{path}: {name} must be whole numbers, found {column.iloc[0]}")
     values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64)
     wrong = ~(np.abs(values) < 2**53) | (values != np.floor(values))  # above, float64 skips whole numbers
     if wrong.any():
