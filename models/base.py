@@ -33,8 +33,9 @@ class Features(NamedTuple):
 class Stages(nn.Module):
     """An encoder as a list of stages, each ending in its tail: ``tails[l](stages[l](x))`` is what stage l+1 takes.
 
-    Stage l maps its input to its level, (b, D) or (b, C, H, W), which is then pooled globally: a pre-activation where FedRCL
-    compares features before the last ReLU of a stage. Its tail is an activation, a pool, a flattening, or nothing.
+    Stage l maps its input to its level, (b, D), (b, C, H, W) or n tokens (b, n, D), which is then pooled globally: a
+    pre-activation where FedRCL compares features before the last ReLU of a stage. Its tail is an activation, a pool, a
+    flattening, or nothing.
     """
 
     def __init__(self, stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> None:
@@ -64,9 +65,16 @@ class Stages(nn.Module):
         for stage, tail in zip(self.stages, self.tails, strict=True):
             x = stage(x)
             if levels is not None:
-                levels.append(x if x.dim() == 2 else x.mean((2, 3)))
+                levels.append(_pooled_level(x))
             x = tail(x)
         return x
+
+
+def _pooled_level(x: Tensor) -> Tensor:
+    """Return the mean over what a level has beside channels: pixels of (b, C, H, W), tokens of (b, n, D)."""
+    if x.dim() == 2:
+        return x
+    return x.mean(1) if x.dim() == 3 else x.mean((2, 3))
 
 
 class SplitModel(nn.Module):
@@ -233,7 +241,8 @@ def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
     buffers = [name for name, _ in model.named_buffers()]
     if buffers:
         raise UserError(f"{said} without buffers, got {buffers[0]}; normalise with models.base.group_norm")
-    drawing = [name for name, module in model.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
+    layers = model.named_modules()
+    drawing = [name for name, layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0]
     if drawing:  # methods draw a round's masks themselves
         raise UserError(f"{said} without layers of dropout, got {drawing[0]}; give SplitModel its dropout=RATE")
 

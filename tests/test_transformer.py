@@ -1,0 +1,73 @@
+"""A network of one's own out of torch's transformer layers: its levels, its stack, its layers of dropout."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from core.errors import UserError
+from core.run import Choice
+from models.base import SplitModel, Stages, build_model
+
+
+class Tokens(nn.Module):
+    """Patches of 2x2 pixels as tokens (b, n, width)."""
+
+    def __init__(self, channels, width):
+        super().__init__()
+        self.patches = nn.Conv2d(channels, width, 2, stride=2)
+
+    def forward(self, x):
+        return self.patches(x).flatten(2).transpose(1, 2)
+
+
+class Mean(nn.Module):
+    """The mean token."""
+
+    def forward(self, x):
+        return x.mean(1)
+
+
+def transformer(dropout=0.0):
+    """Two stages of tokens for grey images of 8x8; torch's layer has layers of dropout at any rate."""
+
+    def build(config, in_channels, image_size, num_classes):
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=dropout, batch_first=True)
+        encoder = Stages([Tokens(in_channels, 8), layer], [nn.Identity(), Mean()])
+        return SplitModel(encoder, nn.Identity(), nn.Linear(8, num_classes))
+
+    module = SimpleNamespace(__name__="mine", __file__=__file__, build=build)
+    return build_model(Choice("mine", module, None, {}), 1, (8, 8), 10, 0)
+
+
+def test_levels_are_mean_tokens():
+    model, x = transformer(), torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        out, tokens = model(x, with_levels=True), model.encoder.stages[0](x)
+    assert tokens.shape == (2, 16, 8)
+    torch.testing.assert_close(out.levels[0], sum(tokens[:, i] for i in range(16)) / 16)
+    torch.testing.assert_close(out.levels[1], out.z)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's fast path has no rule for a stack
+@pytest.mark.parametrize("graded", [True, False])
+def test_a_stack_of_three_equals_one_by_one(graded):
+    model, x = transformer().double(), torch.randn(3, 2, 1, 8, 8, dtype=torch.float64)
+    sets = {n: torch.stack([p.detach() * factor for factor in (1, 2, -1)]) for n, p in model.named_parameters()}
+
+    def levels(params, images):
+        return functional_call(model, params, (images,), {"with_levels": True}).levels
+
+    with torch.set_grad_enabled(graded):
+        stacked = vmap(levels)(sets, x)
+        for row in range(3):
+            for found, alone in zip(stacked, levels({n: p[row] for n, p in sets.items()}, x[row]), strict=True):
+                torch.testing.assert_close(found[row], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_layers_of_dropout_are_a_fault_where_they_would_drop():
+    assert transformer().dropout == 0
+    with pytest.raises(UserError, match=r"without layers of dropout, got encoder.stages.1.dropout; give SplitModel"):
+        transformer(dropout=0.1)
