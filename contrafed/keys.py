@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -43,7 +44,7 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
 
     ``hosts`` are the names and addresses by which devices reach the server (none: those that its certificate has), ``days`` how
     long certificates are valid. A certificate with fewer than ``renew`` days left, at most half of ``days``, is renewed, and so
-    is the server's for other ``hosts``. Private files can be read by their owner alone. Raises ``UserError``.
+    is the server's for other ``hosts`` or under another key of the authority. Private files can be read by their owner alone. Raises ``UserError``.
     """
     authority, authority_key, server = folder / f"{CA}.pem", folder / f"{CA}.key", folder / f"{SERVER}.pem"
     if not 1 <= days <= MOST_DAYS or nodes < 0 or renew < 0:
@@ -75,7 +76,7 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
         _write_private(folder / f"{SERVER}.key", key, serialization.PrivateFormat.PKCS8)
         _write_certificate(server, _server(authority, authority_key, key.public_key(), hosts, days))
         made += [server, folder / f"{SERVER}.key"]
-    elif days_left(server) < soon or hosts != known:
+    elif days_left(server) < soon or hosts != known or not _signed_by(authority, server):
         public = _read(server).public_key()
         assert isinstance(public, ec.EllipticCurvePublicKey)
         _write_certificate(server, _server(authority, authority_key, public, hosts, days))
@@ -97,6 +98,15 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
 def days_left(certificate: Path) -> int:
     """Return how many whole days a certificate is still valid, negative once it is not. Raises ``UserError``."""
     return (_read(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
+def _signed_by(authority: Path, certificate: Path) -> bool:
+    """Return whether an authority's key, not only its name, is behind a certificate."""
+    try:
+        _read(certificate).verify_directly_issued_by(_read(authority))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _read(certificate: Path) -> x509.Certificate:

@@ -139,6 +139,20 @@ def test_an_authority_whose_certificate_is_lost_signs_it_anew(tmp_path):
     server.verify_directly_issued_by(certificate(tmp_path / "ca.pem"))
 
 
+@pytest.mark.parametrize("other", [True, False])
+def test_an_authority_begun_anew_signs_the_servers_certificate(tmp_path, capsys, other):
+    assert keys.main([str(tmp_path), "--host", "a.example"]) == 0
+    for name in ("ca.pem", "ca.key"):
+        (tmp_path / name).unlink()
+    key = (tmp_path / "server.key").read_bytes()
+    assert keys.main([str(tmp_path), *(("--host", "a.example") if other else ())]) == 0
+    certificate(tmp_path / "server.pem").verify_directly_issued_by(certificate(tmp_path / "ca.pem"))
+    assert (tmp_path / "server.key").read_bytes() == key
+    out = capsys.readouterr().out
+    assert f"renewed {tmp_path}/server.pem" in out
+    assert "copy server.pem to the server, and restart it" in out
+
+
 def test_a_certificate_of_another_authority_is_left_alone(tmp_path, capsys):
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
