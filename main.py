@@ -7,7 +7,6 @@ Installed, it is the command ``contrafed`` as well. ``--help`` lists every choic
 failed, 2 a mistake in what was asked for, 130 Ctrl-C.
 """
 
-import contextlib
 import os
 import signal
 import sys
@@ -32,6 +31,7 @@ from contrafed.reporting.folder import held
 from contrafed.settings import Run
 from contrafed.sweep import Sweep, expand, part, take_shard
 from core.errors import RunStopped, UserError
+from core.streams import outliving
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 
@@ -50,8 +50,7 @@ def main() -> int:
             print(f"contrafed {versions()['contrafed']}")
             return 0
         if asked.help:
-            with contextlib.suppress(BrokenPipeError):  # somebody reads only the first lines
-                print(help_text(asked.config_dir), flush=True)
+            print(help_text(asked.config_dir))
             return 0
         own, overrides = own_folder(asked.config_dir), asked.overrides
         quiet_libraries("verbose=true" in (o.lower() for o in overrides))
@@ -113,11 +112,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def command() -> None:
     """Run ``main`` and end the process with its status: the console script ``contrafed``."""
-    status = main()
+    with outliving():
+        status = main()
     if status == INTERRUPTED:
         # A thread of Flower's runtime may wait for ever on a worker that Ctrl-C ended; everything is written by now.
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
 

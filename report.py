@@ -23,6 +23,7 @@ except ImportError as error:
 from contrafed.reporting.console import counted
 from core.arguments import Parser, program
 from core.errors import UserError
+from core.streams import outliving
 
 
 def parser() -> Parser:
@@ -51,13 +52,12 @@ def parser() -> Parser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Do what the command line asks for, and return the exit status."""
-    try:
-        _report(parser().parse_args(arguments))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # somebody reads only the first lines
-        sys.stderr.close()
+    with outliving():
+        try:
+            _report(parser().parse_args(arguments))
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     return 0
 
 

@@ -44,7 +44,8 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
 
     ``hosts`` are the names and addresses by which devices reach the server (none: those that its certificate has), ``days`` how
     long certificates are valid. A certificate with fewer than ``renew`` days left, at most half of ``days``, is renewed, and so
-    is the server's for other ``hosts`` or under another key of the authority. Private files can be read by their owner alone. Raises ``UserError``.
+    is the server's for other ``hosts`` or where the authority was begun anew. Private files can be read by their owner alone.
+    Raises ``UserError``.
     """
     authority, authority_key, server = folder / f"{CA}.pem", folder / f"{CA}.key", folder / f"{SERVER}.pem"
     if not 1 <= days <= MOST_DAYS or nodes < 0 or renew < 0:
