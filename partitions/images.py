@@ -100,6 +100,17 @@ def make_images(
     return ImageData(images, labels, torch.from_numpy(test), mean, std, classes, owner)
 
 
+def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
+    """Raise ``UserError`` where whole numbers ``y`` (N,) seem not to count from 0: the classes in a gap would be real ones."""
+    if not len(y):
+        return
+    found, low, high = len(np.unique(y)), int(y.min()), int(y.max())
+    if high > 10 * found + 1000:
+        raise UserError(f"{where}: the largest label is {high} though only {found} occur; labels count from 0: {remedy}")
+    if low > 0:
+        raise UserError(f"{where}: labels count from 0, found {low}..{high}: {remedy}")
+
+
 def check_depth(image: "Image", where: str) -> None:
     """Raise ``UserError`` for one of Pillow's images whose numbers do not fit a byte: to convert it would make it white."""
     if image.mode.startswith(("I", "F")):

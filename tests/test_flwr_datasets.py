@@ -18,12 +18,16 @@ from partitions.partition import make_partition
 def repository(tmp_path):
     """A folder as a repository of the hub has it: 12 grey images of two named classes for training, 4 for testing."""
 
-    def write(sizes=(9,)):
+    def write(sizes=(9,), who=(0, 1, 2)):
         rng = np.random.default_rng(0)
         for split, count in (("train", 12), ("test", 4)):
             shapes = [sizes[i % len(sizes)] for i in range(count)]
             pictures = [Image.fromarray(rng.integers(0, 256, (size, size), dtype=np.uint8)) for size in shapes]
-            rows = {"picture": pictures, "kind": ["owl", "cat"] * (count // 2), "who": [i % 3 for i in range(count)]}
+            rows = {
+                "picture": pictures,
+                "kind": ["owl", "cat"] * (count // 2),
+                "who": [who[i % len(who)] for i in range(count)],
+            }
             kinds = {"picture": datasets.Image(), "kind": datasets.Value("string"), "who": datasets.Value("int64")}
             features = datasets.Features(kinds)
             table = datasets.Dataset.from_dict(rows, features=features)
@@ -62,6 +66,23 @@ def test_images_of_several_sizes_want_one(repository):
     data = loaded(*named, "dataset.image_size=10")
     assert tuple(data.x.shape) == (12, 1, 10, 10)
     assert int(data.test.sum()) == 6
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ((1, 2, 3), "dataset.label_column=who: labels count from 0, found 1..3: dataset.classes=[...] numbers"),
+        ((0, 7, 9999), "dataset.label_column=who: the largest label is 9999 though only 3 occur"),
+    ],
+)
+def test_numbers_that_do_not_count_from_zero_want_classes(repository, labels, message):
+    """Else there would be classes without images, which networks, partitions and probabilities take for real ones."""
+    named = (*repository(who=labels), "dataset.image_column=picture", "dataset.label_column=who")
+    with pytest.raises(UserError) as error:
+        loaded(*named)
+    assert message in str(error.value)
+    data = loaded(*named, f"dataset.classes=[{','.join(map(str, labels))}]")
+    assert (data.num_classes, data.y[:4].tolist()) == (3, [0, 1, 2, 0])
 
 
 @pytest.mark.parametrize(

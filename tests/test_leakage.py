@@ -167,6 +167,28 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
     assert "error: --images=1 must be whole batches of --batch=2\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("table", "pictures", "said"),
+    [
+        ("case,image,batch,dataset,seed,steps,starts\n", None, "not all of them can be read ([Errno 2] No such file"),
+        ("case,image,batch,dataset,seed,steps,starts\n", b"PK\x03\x04cut", "can be read (File is not a zip file"),
+        ("case,image\nall_shared,0\n", {}, "leakage.csv has rows without 'batch'"),
+    ],
+)
+def test_a_damaged_folder_is_a_line(tmp_path, capsys, table, pictures, said):
+    (tmp_path / "leakage.csv").write_text(table, encoding="utf-8")
+    if isinstance(pictures, bytes):
+        (tmp_path / "pictures.npz").write_bytes(pictures)
+    elif pictures is not None:
+        np.savez(tmp_path / "pictures.npz", **pictures)
+    assert leakage.main(["--out", str(tmp_path), "--images", "1", "--cases", "all_shared"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --out={tmp_path}")
+    assert said in error
+    assert error.count("\n") == 1
+    assert (tmp_path / "leakage.csv").read_text(encoding="utf-8") == table
+
+
 def test_the_published_attacks_are_as_the_page_says():
     """All shared: PSNR above 20 dB on at least 8 of 10 images; a masked layer: no better than the best constant image."""
     table = pd.read_csv(CONF.parent / "results" / "leakage" / "cifar10.csv")

@@ -186,7 +186,7 @@ def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, parts):
 
 def test_labels_count_from_zero(tmp_path):
     path = npz(tmp_path, x=GOOD["x"], y=GOOD["y"] + 1)
-    with pytest.raises(UserError, match="labels count from 0, found 1..4: subtract 1, or set dataset.num_classes"):
+    with pytest.raises(UserError, match="labels count from 0, found 1..4: number them anew, or set dataset.num_classes"):
         load_images(settings_of("npz", path=path))
     assert load_images(settings_of("npz", path=path, num_classes=5)).num_classes == 5
 

@@ -155,11 +155,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
         z, labels, nodes = of_run(options.run, personal=options.personal, limit=options.points)
         points = tsne(z)
-    except UserError as error:
+        np.savez_compressed(options.run / "embedding.npz", x=points, label=labels, node=nodes)
+        png, _ = save(draw(points, labels), options.run / "embedding")
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    np.savez_compressed(options.run / "embedding.npz", x=points, label=labels, node=nodes)
-    png, _ = save(draw(points, labels), options.run / "embedding")
     print(f"{len(points)} points in {png}")
     return 0
 

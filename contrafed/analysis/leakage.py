@@ -12,6 +12,8 @@ import argparse
 import contextlib
 import csv
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         quiet_libraries(False)
         with quick_small_convolutions():
             run(options)
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -209,11 +211,18 @@ def images_of(options: argparse.Namespace) -> tuple[Tensor, list[int], int, str]
 
 
 def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """Return the rows and pictures that a folder holds."""
+    """Return the rows and pictures that a folder holds. Raises ``UserError`` for a damaged one."""
     if not (folder / CSV).exists():
         return [], {}
-    with (folder / CSV).open(encoding="utf-8", newline="") as file, np.load(folder / PICTURES) as pictures:
-        return list(csv.DictReader(file)), dict(pictures)
+    try:
+        with (folder / CSV).open(encoding="utf-8", newline="") as file, np.load(folder / PICTURES) as pictures:
+            rows, found = list(csv.DictReader(file)), dict(pictures)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        what = f"--out={folder} has results, but not all of them can be read"
+        raise UserError(f"{what} ({' '.join(str(error).split())}): choose another folder") from error
+    if absent := [key for key in ("case", "image", "batch", *SAME) if any(row.get(key) is None for row in rows)]:
+        raise UserError(f"--out={folder}: {CSV} has rows without '{absent[0]}': choose another folder")
+    return rows, found
 
 
 def write(folder: Path, rows: list[dict[str, Any]], pictures: dict[str, np.ndarray]) -> None:

@@ -13,7 +13,7 @@ from core.config import Range
 from core.errors import UserError, unknown
 from partitions.datasets.network import reachable
 from partitions.datasets.stand_in import Downloaded, in_place
-from partitions.images import ImageData, check_depth, make_images, stratified_split
+from partitions.images import ImageData, check_depth, check_labels, make_images, stratified_split
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ def images(config: Config, splits: list[Any]) -> ImageData:
     """Return one or two tables of rows with a PIL image, a label and perhaps an owner as ``ImageData``.
 
     Of the published labels only ``classes``, numbered anew in their order. Labels that are names are numbered in theirs. Raises
-    ``UserError`` for a column that is not there, images of several sizes, and a class that no image has.
+    ``UserError`` for a column that is not there, images of several sizes, numbers that do not count from 0, and a class that no
+    image has.
     """
     mode, kept = "L" if config.grayscale else "RGB", config.classes
     for key in ("image_column", "label_column", "owner_column"):
@@ -103,7 +104,10 @@ def images(config: Config, splits: list[Any]) -> ImageData:
     if kept is not None:
         splits = [table.select(np.flatnonzero(np.isin(_column([table], config.label_column), kept))) for table in splits]
     y = _column(splits, config.label_column)
-    y = y.astype(np.int64) if np.issubdtype(y.dtype, np.integer) else np.unique(y, return_inverse=True)[1]
+    if not np.issubdtype(y.dtype, np.integer):
+        y = np.unique(y, return_inverse=True)[1]
+    elif kept is None:
+        check_labels(y, f"dataset.label_column={config.label_column}", "dataset.classes=[...] numbers those that it lists anew")
     if kept is not None:
         if len(set(kept)) < len(kept) or set(kept) - set(y.tolist()):
             raise UserError(f"dataset.classes must name labels that images have, each once, got {list(kept)}")

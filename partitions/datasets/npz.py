@@ -9,7 +9,7 @@ import numpy as np
 
 from core.config import Range
 from core.errors import UserError, unknown
-from partitions.images import Common, ImageData, make_images, stratified_split
+from partitions.images import Common, ImageData, check_labels, make_images, stratified_split
 
 ARRAYS = ("x", "y", "split")
 
@@ -52,14 +52,8 @@ def load(config: Config, name: str) -> ImageData:
         raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise UserError(f"{path}: labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
-    if config.num_classes is None and len(y) and int(y.max()) > 10 * len(np.unique(y)) + 1000:
-        raise UserError(
-            f"{path}: the largest label is {int(y.max())} though only {len(np.unique(y))} occur; labels count from 0"
-        )
-    if config.num_classes is None and len(y) and int(y.min()) > 0:
-        raise UserError(
-            f"{path}: labels count from 0, found {y.min()}..{y.max()}: subtract {y.min()}, or set dataset.num_classes"
-        )
+    if config.num_classes is None:
+        check_labels(y, str(path), "number them anew, or set dataset.num_classes")
     if split is None:
         test = stratified_split(y, config.test_fraction, config.split_seed)
     elif split.dtype.kind not in "biuf" or not np.isin(split, (0, 1)).all():
