@@ -225,7 +225,8 @@ class Client(NumPyClient):
 
         Or over its ``examples`` (n,). In evaluation mode, in their order. Raises ``DeadlineError``.
         """
-        batches = Batches.one_pass(self.workspace, stack.examples if examples is None else examples)
+        parts = stack.examples if examples is None else examples
+        batches = Batches.one_pass(self.workspace, parts, padded=examples is None)
         totals: Tensors = {}
         with torch.no_grad():
             for step in range(batches.index.shape[1]):

@@ -101,7 +101,15 @@ class _Answer:
 
     def other_examples(self, before: "_Answer") -> bool:
         """Whether it holds others than an earlier answer of the same partition said."""
-        return bool((self.class_counts != before.class_counts).any()) or self.num_test != before.num_test
+        return (
+            bool((self.class_counts != before.class_counts).any())
+            or self.num_test != before.num_test
+            or self.other_classes(before)
+        )
+
+    def other_classes(self, other: "_Answer") -> bool:
+        """Whether its class folders have other names, where both have any: the same label would be another class."""
+        return bool(self.classes and other.classes and self.classes != other.classes)
 
     def to_json(self) -> list[Any]:
         """Return what a run that goes on must know of a node that is not back."""
@@ -232,7 +240,7 @@ class Registry:
         if before is not None and answer.other_examples(before):
             raise UserError(f"{who} holds other examples than when the run began: begin a new one")
         for earlier in self.answers.values():
-            if answer.classes and earlier.classes and answer.classes != earlier.classes:
+            if answer.other_classes(earlier):
                 raise UserError(f"{who} has classes {answer.classes}, node {earlier.node_id} has {earlier.classes}")
         self.answers[k] = answer
 

@@ -100,6 +100,7 @@ class FederatedStrategy(Strategy):
         self._sent: list[tuple[Message, int]] = []
         self._received: dict[int, Tensors] = {}  # by partition id, what a node works from this round
         self._scored: set[int] = set()  # the nodes whose evaluation counts
+        self._forgetful: set[int] = set()  # those whose lost memory is known, and who have not trained since
         self.setup()
         if fault := checks.state_fault(self):
             raise UserError(fault)
@@ -235,7 +236,7 @@ class FederatedStrategy(Strategy):
         """
         scores: list[Score] = []
         for node, reply in self._answers(replies, judging=True):
-            self._note(node, reply)
+            self.round.hear(node, reply, self._forgetful, judging=True)
             try:
                 score = read_score(node, reply, self.population.num_test)
             except ValueError as error:
@@ -349,6 +350,7 @@ class FederatedStrategy(Strategy):
     def _valid(self, replies: Iterable[Message]) -> Iterator[Reply]:
         """Yield the replies that count; count the others by cause. A failed node is an absent node."""
         for node, message in self._answers(replies, judging=False):
+            self.round.hear(node, message, self._forgetful, judging=False)  # also where the reply does not count
             if self.participation.loses(self.round.server_round, node):
                 self.round.lost += 1
                 continue
@@ -358,20 +360,8 @@ class FederatedStrategy(Strategy):
             except ValueError as error:
                 self.round.reject(node, str(error), diverged(message))
             else:
-                self._note(node, message)
                 self.round.bytes_up += size_of(reply.tensors)
                 yield reply
-
-    def _note(self, node: int, message: Message) -> None:
-        """Keep what a node says of itself beside its reply."""
-        about = message.content.get(codec.CONFIG)
-        if not isinstance(about, ConfigRecord):
-            return
-        if "memory-lost" in about:
-            self.round.memory_lost += 1
-            self.round.notes.append(f"node {node} begins with an empty memory: {codec.words(about['memory-lost'])}")
-        if codec.NOTE in about:
-            self.round.notes.append(codec.words(about[codec.NOTE]))
 
     def _follow(self, replies: Replies) -> None:
         """Have the model and the server's state where the replies are: on the GPU that this very process trained them on."""

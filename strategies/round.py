@@ -4,7 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
+from flwr.app import ConfigRecord, Message
 
+from core import codec
 from strategies.replies import NOT_FINITE
 
 
@@ -49,6 +51,22 @@ class Round:
     node_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (nodes, values)
     judging: bool = False  # whether nodes were asked to score models
     node_evaluation: dict[str, float] | None = None  # of nodes' models on their own examples; others as NAME/accuracy, ...
+
+    def hear(self, node: int, message: Message, forgetful: set[int], *, judging: bool) -> None:
+        """Keep what a node says of itself beside its reply.
+
+        ``forgetful`` are nodes that said while they were judged that their memory is lost, and will again until they train.
+        """
+        about = message.content.get(codec.CONFIG)
+        if not isinstance(about, ConfigRecord):
+            return
+        lost = "memory-lost" in about
+        if lost and node not in forgetful:
+            self.memory_lost += 1
+            self.notes.append(f"node {node} begins with an empty memory: {codec.words(about['memory-lost'])}")
+        (forgetful.add if lost and judging else forgetful.discard)(node)
+        if codec.NOTE in about:
+            self.notes.append(codec.words(about[codec.NOTE]))
 
     def reject(self, node: int, cause: str, diverged: str = "") -> None:
         """Count a reply that does not; ``diverged`` is what the node itself says of a loss or weights that are not finite."""

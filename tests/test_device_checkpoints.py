@@ -136,6 +136,16 @@ def of_long_ago(state):
     StateDir(state, str(RUN), 1, "pmfl").write(tensors, Moment(str(RUN), 1))
 
 
+def test_a_lost_memory_is_told_also_where_the_reply_does_not_count(tmp_path, capsys):
+    how = ("strategy=pmfl", "engine.max_norm=1e-9")
+    stopped(tmp_path, *how)
+    gone(tmp_path / "state1")
+    *_, metrics, _, summary = run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, *how, "resume=latest")
+    assert summary["replies_rejected"] > 0
+    assert rows_of(metrics, "memory_lost") == {3: 1}
+    assert "round 3: node 1 begins with an empty memory: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("damage", [gone, without_kept, damaged_kept, of_another_run, of_long_ago])
 def test_a_node_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, damage):
     stopped(tmp_path, "strategy=pmfl")

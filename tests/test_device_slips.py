@@ -17,6 +17,7 @@ from contrafed.prepare import deployed
 from contrafed.server_app import serve
 from core import codec
 from core.errors import UserError
+from simulation.members import _Answer
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
@@ -99,6 +100,16 @@ def test_a_device_that_holds_other_data_than_before_does_not_go_on(tmp_path, mon
         UserError, match=r"^node 11 \(partition 1\) holds other examples than when the run began: begin a new one"
     ):
         run_devices(tmp_path / "run", nodes(tmp_path, 2, data=f"{tmp_path}/{{k}}.npz"), *how)
+
+
+def test_a_node_whose_class_folders_have_other_names_holds_other_examples():
+    """Of the same counts: the same labels would be other classes."""
+    named = ((1, ["cat", "owl"]), (2, ["dog", "owl"]), (3, []))
+    was, renamed, unnamed = (_Answer(node, 0, np.array([4, 4]), 2, True, names) for node, names in named)
+    assert renamed.other_examples(was)
+    assert not unnamed.other_examples(was)
+    assert not was.other_examples(_Answer.away(json.loads(json.dumps(was.to_json()))))
+    assert renamed.other_examples(_Answer.away(was.to_json()))
 
 
 def test_a_node_whose_memory_is_lost_keeps_no_personal_model(tmp_path, capsys):

@@ -19,7 +19,7 @@ from contrafed.evaluation import initial_model
 from core import codec, registry
 from simulation.grid import LocalGrid
 from simulation.worker import FIRST_NODE_ID
-from strategies.base import FederatedStrategy, Round
+from strategies.base import Round
 
 SIZES, TESTS = (20, 11, 1, 14), (7, 3, 0, 12)  # a node without anything to test
 LOCAL = {"iterations": None, "epochs": 1, "batch_size": 8, "keep_optimizer": True, "momentum": 0.5, "optimizer": "sgd"}
@@ -186,18 +186,18 @@ def test_a_stack_that_no_node_fails_in_alone_is_told_of_once(ask):
     said = "nodes were run one by one, since as a stack, which is faster, they raise RuntimeError: vmap: It looks like"
     assert note.startswith(said)
     assert re.search(r"\(tests/test_evaluation\.py, line \d+\)", note)
-    strategy = SimpleNamespace(round=Round(1, np.zeros(0)))
-    FederatedStrategy._note(strategy, 0, next(reply for reply in found if codec.config_of(reply)))
-    assert strategy.round.notes == [note]
+    heard = Round(1, np.zeros(0))
+    heard.hear(0, next(reply for reply in found if codec.config_of(reply)), set(), judging=True)
+    assert heard.notes == [note]
 
 
 def test_what_a_node_says_is_cut_and_no_terminal_obeys_it():
-    strategy = SimpleNamespace(round=Round(1, np.zeros(0)))
+    heard = Round(1, np.zeros(0))
     said = "\x1b[2J" + "x" * 100_000
     content = RecordDict({codec.CONFIG: ConfigRecord({"memory-lost": said, codec.NOTE: said})})
-    FederatedStrategy._note(strategy, 3, SimpleNamespace(content=content))
+    heard.hear(3, SimpleNamespace(content=content), set(), judging=False)
     shown = " [2J" + "x" * (codec.MOST - 4)
-    assert strategy.round.notes == [f"node 3 begins with an empty memory: {shown}", shown]
+    assert heard.notes == [f"node 3 begins with an empty memory: {shown}", shown]
 
 
 def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):
@@ -215,3 +215,16 @@ def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):
     found = ask(workspace, received, 4)
     assert tried == [[0, 1, 2, 3], [0, 1], [0], [1], [2], [3]]
     assert not any(reply.has_error() for reply in found)
+
+
+def test_a_lost_memory_is_told_once_however_often_its_node_is_judged_before_it_trains():
+    forgetful, told = set(), []
+    lost, well = (
+        SimpleNamespace(content=RecordDict({codec.CONFIG: ConfigRecord(said)})) for said in ({"memory-lost": "gone"}, {"x": 1})
+    )
+    asked = ((lost, True), (lost, True), (lost, False), (well, True), (lost, False), (lost, False), (lost, True))
+    for message, judging in asked:
+        heard = Round(1, np.zeros(0))
+        heard.hear(3, message, forgetful, judging=judging)
+        told.append(heard.memory_lost)
+    assert told == [1, 0, 0, 0, 1, 1, 1]

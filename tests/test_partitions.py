@@ -174,6 +174,14 @@ def test_partition_from_a_file(tmp_path, text):
     assert [part.test(k).tolist() for k in range(3)] == ([[10], [], [11]] if "test" in text else [[], [], []])
 
 
+def test_a_dropped_node_of_a_file_is_not_judged_either(tmp_path):
+    file = tmp_path / "nodes.txt"
+    file.write_text(json.dumps({"train": [[0, 1, 2], [3], [4, 5]], "test": [[10], [11, 12], [13]]}))
+    part = make("file", nodes=3, path=str(file), min_node_size=2, on_small="drop")
+    assert [part.train(k).tolist() for k in range(3)] == [[0, 1, 2], [], [4, 5]]
+    assert [part.test(k).tolist() for k in range(3)] == [[10], [], [13]]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -48,7 +48,7 @@ class Batches:
             lengths[node, : len(row)] = [len(batch) for batch in row]
         width = int(lengths.max(initial=1))
         # A lone node's short batch is short; a stack's is padded and masked.
-        self.widths = lengths[0].tolist() if len(lengths) == 1 else [width] * lengths.shape[1]
+        self.widths = lengths[0].clip(1).tolist() if len(lengths) == 1 else [width] * lengths.shape[1]
         self.real = torch.from_numpy(np.arange(width) < lengths[..., None])  # (B, S, b)
         seen = [batch for row in rows for batch in row]
         self.index = self._laid(torch.from_numpy(np.concatenate(seen) if seen else np.zeros(0, np.int64)), 0)
@@ -69,7 +69,7 @@ class Batches:
         for layer in model.dropped if model.dropout else ():
             width = model.get_submodule(layer).in_features
             out.dropout[layer] = out._drawn(purpose, draw_dropout, model.dropout, layer, width, padding=1)
-        if work.augment:
+        if work.augment and out.index.numel():
             out.augmented = out._augmentation(purpose)
         return out
 
@@ -101,10 +101,16 @@ class Batches:
         return self._laid(torch.cat(found), padding).to(self.workspace.dtype)
 
     @classmethod
-    def one_pass(cls, workspace: Any, examples: Sequence[np.ndarray]) -> "Batches":
-        """Lay out one pass over each node's ``examples`` in their order, as many at a time as an evaluation takes."""
+    def one_pass(cls, workspace: Any, examples: Sequence[np.ndarray], padded: bool = False) -> "Batches":
+        """Lay out one pass over each node's ``examples`` in their order, as many at a time as an evaluation takes.
+
+        ``padded``: one batch of padding where no node has any, so that sums are zeros, as those of such a node in a stack.
+        """
         size = max(1, workspace.evaluation_batch // len(examples))
-        return cls(workspace, [[part[i : i + size] for i in range(0, len(part), size)] for part in examples])
+        rows = [[part[i : i + size] for i in range(0, len(part), size)] for part in examples]
+        if padded and not any(rows) and len(workspace.x):
+            rows[0] = [examples[0]]
+        return cls(workspace, rows)
 
     @property
     def repeat(self) -> bool:
