@@ -49,7 +49,7 @@ class APFLClient(Client):
         if self.config.adaptive and now.number == 0:
             own, rate = group(now.stack.params, "own"), self.config.local.rate(now.stack.server_round)
             slope = self.gradients(super().loss, mixture(alpha, own, now.stack.params), now.batch, {})
-            along = [((own[name] - now.stack.params[name]) * g).flatten(1).sum(1) for name, g in slope.items()]
+            along = [((own[name] - now.stack.params[name]) * g).reshape(len(g), -1).sum(1) for name, g in slope.items()]
             moving.sub_(rate * torch.stack(along).sum(0)).clamp_(0, 1)
         return {"alpha": alpha}
 

@@ -160,6 +160,8 @@ class Client(NumPyClient):
         models = {name: m if isinstance(m, tuple) else (self.represent, m) for name, m in (frozen or {}).items()}
         work, loss = work or self.config.local, loss or self.loss
         phase = loop.Phase(work, parts, loss, constants or {}, models, each_step, repeat, purpose)
+        if params is not None and isinstance(parts, tuple):
+            _check_own(stack, params, parts)
         mine = replace(stack, params=stack.params if params is None else params, examples=list(examples or stack.examples))
         try:
             self.losses.append(loop.train(self, mine, phase))
@@ -349,3 +351,13 @@ class Client(NumPyClient):
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))
         (judged,) = self.judge([received], server_round, split=split, final=final, post_train=bool(config.get("post-train")))
         return judged.metrics["loss"], judged.num_examples, {n: v for n, v in judged.metrics.items() if n != "loss"}
+
+
+def _check_own(stack: Stack, params: Tensors, parts: tuple[str, ...]) -> None:
+    """Raise ``TypeError`` where ``train`` was given params of which it would train nothing, or what other nodes receive too."""
+    learning = [name for name in params if loop.part_of(name) in parts]
+    if not learning and (others := sorted({loop.part_of(name) for name in params if "/" in name})):
+        raise TypeError(f"train(params=...) holds '{others[0]}/...', which train(parts={parts!r}) does not name")
+    given = {value.untyped_storage().data_ptr() for value in stack.received.values()}
+    if shared := [name for name in learning if params[name].untyped_storage().data_ptr() in given]:
+        raise TypeError(f"train(params=...): {shared[0]} is what the node received, which other nodes receive too; clone it")

@@ -139,6 +139,8 @@ def _check_sampling(server: Choice, participation: Choice, min_replies: int) -> 
         wrong = "participation.select draws nodes without replacement, not independently; set it to null"
     elif getattr(server.config, "weights", None) not in FIXED:
         wrong = f"a node's weight depends on who else takes part; with strategy=fedavg strategy.weights={FIXED[0]} it is fixed"
+    elif config.loss_rate == 1:
+        wrong = "participation.loss_rate=1 leaves no reply"
     elif min_replies:
         wrong = "min_replies tells how many took part; set it to 0"
     if wrong:

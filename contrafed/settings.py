@@ -117,7 +117,10 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     partitions.checks.check(node.partition, node.num_nodes)
     if top.held_out_nodes and node.partition.config.scarce_nodes:
         raise UserError("partition.scarce_nodes and held_out_nodes are both the last nodes: the scarce ones would never train")
-    participation.config.count(top.num_trained)
+    asked = participation.config.count(top.num_trained) or top.num_trained
+    if top.min_replies > asked:
+        who = "participation.select asks" if asked < top.num_trained else "train (held_out_nodes)"
+        raise UserError(f"min_replies={top.min_replies} is more than the {asked} that {who}: the model would never change")
     pattern_class_of(participation)
     trackers.check(chosen["tracker"])
     _check_recipe(node.strategy)

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 from core.errors import UserError, unknown
 
 T = TypeVar("T")
+KINDS = "which no key can be; int, float, bool, str, Literal, list[...], tuple[...] can"
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin is typing.Annotated:
         value = convert(args[0], value, where)
         for rule in args[1:]:
-            if isinstance(rule, Range) and isinstance(value, (int, float)):
-                rule.check(value, where)
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(rule, Range) and isinstance(item, (int, float)):
+                    rule.check(item, where)
         return value
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
@@ -100,11 +102,12 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (tuple, list):
         if isinstance(value, str) or not isinstance(value, typing.Sequence):
             raise UserError(f"{where} must be a list, got {value!r}: write {where}=[{value}], several as {where}=[A,B]")
-        return origin(convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        hints = args[:1] * len(value) if origin is list or args[1:] == (...,) else args
+        if len(hints) != len(value):
+            raise UserError(f"{where} must be a list of {len(hints)}, got {len(value)}: {value!r}")
+        return origin(convert(hints[i], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is not None:
-        raise UserError(
-            f"{where}: Config has {hint}, which no key can be; int, float, bool, str, Literal, list[...], tuple[...] can"
-        )
+        raise UserError(f"{where}: Config has {hint}, {KINDS}")
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise UserError(f"{where} must be a group of keys, got {value!r}")
@@ -117,6 +120,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             value = float(value)
     if hint is Any:
         return value
+    if hint not in (int, float, bool, str):
+        raise UserError(f"{where}: Config has {_name(hint)}, {KINDS}")
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise UserError(f"{where} must be {_name(hint)}, got {value!r}")
     if hint is int and abs(value) >= 2**63:

@@ -240,11 +240,18 @@ def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
         raise UserError(f"{said} whose layers know their sizes, got {unsized[0]} without; models.base.features_of counts them")
     buffers = [name for name, _ in model.named_buffers()]
     if buffers:
-        raise UserError(f"{said} without buffers, got {buffers[0]}; normalise with models.base.group_norm")
+        remedy = "normalise with models.base.group_norm, and make constants in forward"
+        raise UserError(f"{said} without buffers, got {buffers[0]}; {remedy}")
     layers = model.named_modules()
-    drawing = [name for name, layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0]
+    drawing = [name for name, layer in layers if layer is not model and _drops(layer)]
     if drawing:  # methods draw a round's masks themselves
         raise UserError(f"{said} without layers of dropout, got {drawing[0]}; give SplitModel its dropout=RATE")
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Return whether a layer draws masks: one of dropout, or one that has a rate of its own, such as torch's attention."""
+    rate = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0)
+    return isinstance(rate, int | float) and rate > 0
 
 
 def _said(choice: Choice) -> str:
@@ -256,13 +263,16 @@ def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:
     count, width = len(images), model.embedding_size
     try:
         with torch.no_grad():
-            z = model.represent(images)
+            encoded, z = model.encoder(images), model.represent(images)
     except Exception as error:  # whatever layers that do not fit each other, or a user's own, bring about
         shape = "x".join(map(str, images.shape[1:]))
         raise UserError(f"model={choice.name} cannot take images of {shape}: {_fault(error, choice)}") from error
     if z.shape != (count, width):
         wanted = f"whose classifier gets ({count}, {width}) of {count} images, got {tuple(z.shape)}"
         raise UserError(f"{_said(choice)} {wanted}" + ("; nn.Flatten() makes a row of each image" if z.dim() != 2 else ""))
+    if encoded.dim() != 2:
+        rows = f"whose encoder makes a row of each image, ({count}, E), got {tuple(encoded.shape)}"
+        raise UserError(f"{_said(choice)} {rows}; a pool or nn.Flatten() belongs in its last tail")
 
 
 def hidden_layers(

@@ -216,8 +216,9 @@ class FederatedStrategy(Strategy):
         final = server_round == self.num_rounds or bool(config.get("final"))
         save = str(config.get("save", "")) if final else ""
         self._scored, self.round.judging = set(nodes), bool(nodes)
-        if save:  # nodes that are not scored have a model as well
-            nodes = sorted(self._scored | set(np.flatnonzero(self.population.sizes).tolist()))
+        if save:  # nodes that are not scored have a model as well, also those that only test
+            tests = 0 if self.population.num_test is None else self.population.num_test
+            nodes = sorted(self._scored | set(np.flatnonzero(self.population.sizes + tests).tolist()))
         if not nodes:
             return []
         scalars = ConfigRecord({"server-round": server_round, "settings": self.settings, "split": "test", "cost": 1})

@@ -316,3 +316,48 @@ def test_a_mistake_in_no_methods_own_code_is_placed_in_the_tool(monkeypatch):
     monkeypatch.setattr(client, "forward", None)
     with pytest.raises(LocalError, match=r"TypeError: 'NoneType' object is not callable \(clients/base\.py, line \d+\)"):
         client.update(received, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- what trains
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_what_the_server_sent_is_not_trained(nodes):
+    """Other nodes receive the same tensors."""
+
+    def local_work(self, stack):
+        self.train(stack, params=stack.global_model, purpose="teacher")
+        return self.sent(stack)
+
+    said = "encoder.stages.0.1.weight is what the node received, which other nodes receive too; clone it"
+    refused(nodes, f"TypeError: train(params=...): {said}", line_of(local_work, "self.train"), local_work=local_work)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_model_of_its_own_name_is_trained_by_that(nodes):
+    def local_work(self, stack):
+        self.train(stack, params={f"own/{n}": v.clone() for n, v in stack.params.items()}, purpose="own")
+        return self.sent(stack)
+
+    said = (
+        "TypeError: train(params=...) holds 'own/...', which train(parts=('encoder', 'projector', 'classifier')) does not name"
+    )
+    refused(nodes, said, line_of(local_work, "self.train"), local_work=local_work)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_loss_has_the_same_names_at_every_step(nodes, first):
+    """Else a mean over the phase would count steps that have none."""
+
+    def loss(self, params, batch, constants):
+        found = FedAvgClient.loss(self, params, batch, constants)
+        return found | ({"mine": found["loss"]} if ("late" in constants) != first else {})
+
+    def local_work(self, stack):
+        self.train(stack, each_step=lambda now: {"late": now.batch.mask} if now.number else {})
+        return self.sent(stack)
+
+    client, received = node_half(nodes, loss=loss, local_work=local_work)
+    with pytest.raises(LocalError, match="must return the same names at every step of a phase, not 'mine' at some"):
+        client.update(received, 1)

@@ -82,6 +82,22 @@ def test_saving_changes_no_number_even_for_a_node_without_training_data(tmp_path
     assert again["status"] == "finished"
 
 
+def test_nodes_that_never_train_have_saved_models_whether_or_not_they_were_scored(tmp_path):
+    shape = (
+        "strategy=fedrep",
+        *SAVED,
+        "held_out_nodes=2",
+        "eval_nodes=false",
+        "save_personal=true",
+        f"output_dir={tmp_path}/run",
+    )
+    assert "personal_accuracy_mean" not in run(config_of(*shape))
+    assert len(list((tmp_path / "run" / "personal").iterdir())) == 6
+    again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", "eval_nodes=true", f"output_dir={tmp_path}/again"))
+    assert again["personal_accuracy_mean"] > 0
+    assert again["personal_held_out_accuracy_mean"] > 0
+
+
 def test_a_saved_global_model_scores_what_it_scored(tmp_path):
     first = run(config_of("strategy=fedavg", *SAVED, "dataset.merge_splits=false", f"output_dir={tmp_path}/run"))
     again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again"))

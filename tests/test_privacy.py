@@ -190,6 +190,7 @@ def test_what_epsilon_would_not_hold_for_is_refused_with_the_reason(name):
         ("participation.select=3", "participation.select draws nodes without replacement"),
         ("strategy.weights=uniform", "a node's weight depends on who else takes part"),
         ("min_replies=2", "min_replies tells how many took part"),
+        ("participation.loss_rate=1", "participation.loss_rate=1 leaves no reply"),
     ],
 )
 def test_amplification_needs_uniform_independent_sampling(change, reason):

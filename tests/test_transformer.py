@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rig import config_of, given, workspace_of
 from torch import nn
 from torch.func import functional_call, vmap
 
@@ -38,6 +39,19 @@ def transformer(dropout=0.0):
         encoder = Stages([Tokens(in_channels, 8), layer], [nn.Identity(), Mean()])
         return SplitModel(encoder, nn.Identity(), nn.Linear(8, num_classes))
 
+    return model_of(build)
+
+
+def built(stage, tail, projector=None):
+    """What a ``build`` of one stage and its tail makes."""
+
+    def build(config, in_channels, image_size, num_classes):
+        return SplitModel(Stages([stage(in_channels)], [tail]), projector or nn.Identity(), nn.Linear(8, num_classes))
+
+    return model_of(build)
+
+
+def model_of(build):
     module = SimpleNamespace(__name__="mine", __file__=__file__, build=build)
     return build_model(Choice("mine", module, None, {}), 1, (8, 8), 10, 0)
 
@@ -51,7 +65,7 @@ def test_levels_are_mean_tokens():
     torch.testing.assert_close(out.levels[1], out.z)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's fast path has no rule for a stack
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no rule for some layers in a stack
 @pytest.mark.parametrize("graded", [True, False])
 def test_a_stack_of_three_equals_one_by_one(graded):
     model, x = transformer().double(), torch.randn(3, 2, 1, 8, 8, dtype=torch.float64)
@@ -69,5 +83,54 @@ def test_a_stack_of_three_equals_one_by_one(graded):
 
 def test_layers_of_dropout_are_a_fault_where_they_would_drop():
     assert transformer().dropout == 0
-    with pytest.raises(UserError, match=r"without layers of dropout, got encoder.stages.1.dropout; give SplitModel"):
+    with pytest.raises(UserError, match=r"without layers of dropout, got encoder.stages.1.self_attn; give SplitModel"):
         transformer(dropout=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_stack_trains_as_its_nodes_alone():
+    """Of a model in evaluation mode torch would fuse the layer, without a gradient: nodes would train one by one."""
+    workspace = workspace_of(config_of("strategy=fedavg", "num_nodes=3"), model=transformer(), dtype=torch.float64)
+    seen, found = [], []
+
+    class Watched(workspace.client_class):
+        def local_work(self, stack):
+            seen.append(len(stack))
+            return super().local_work(stack)
+
+    for nodes in ([0, 1, 2], [0], [1], [2]):
+        client = Watched(workspace, nodes)
+        found += client.update([given(workspace)] * len(nodes), 1)
+    assert seen == [3, 1, 1, 1]
+    for stacked, alone in zip(found[:3], found[3:], strict=True):
+        for name, value in stacked.tensors.items():
+            torch.testing.assert_close(value, alone.tensors[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            lambda: nn.MultiheadAttention(8, 2, dropout=0.1),
+            "without layers of dropout, got encoder.stages.0.1; give SplitModel",
+        ),
+        (lambda: Table(), "without buffers, got encoder.stages.0.1.table; normalise .*, and make constants in forward"),
+    ],
+)
+def test_what_a_model_may_not_hold(layer, message):
+    with pytest.raises(UserError, match=message):
+        built(lambda channels: nn.Sequential(Tokens(channels, 8), layer()), Mean())
+
+
+class Table(nn.Module):
+    """A table of positions, as many write one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(16, 8))
+
+
+def test_an_encoder_makes_rows():
+    """Heads that train alone are given what the encoder makes: methods tell it from images by its shape."""
+    with pytest.raises(UserError, match=r"whose encoder makes a row of each image, \(2, E\), got \(2, 16, 8\); a pool"):
+        built(lambda channels: Tokens(channels, 8), nn.Identity(), nn.Sequential(Mean()))

@@ -134,6 +134,8 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
                 with torch.no_grad():
                     given = _nodes_first(phase.each_step, Step(part, batch, frozen, part.step, batches))
             rows.append(gradients(phase.loss, part.params, batch, given | fixed))
+            if other := rows[0].keys() ^ rows[-1].keys():
+                raise ReturnError(phase.loss, f"the same names at every step of a phase, not '{min(other)}' at some")
             with torch.no_grad():
                 take_step(work, optimizer, part, learning, step)
     if work.keep_optimizer:
@@ -218,7 +220,7 @@ def minimised(loss: Loss, losses: dict[str, Tensor]) -> Tensor:
 
 def clip(grads: list[Tensor], limit: float) -> None:
     """Scale each node's gradient so that its norm over all tensors is at most ``limit``."""
-    square = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
+    square = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0)
     factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
     for grad in grads:
         grad.mul_(per_node(factor, grad))

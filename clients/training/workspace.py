@@ -60,6 +60,8 @@ class Workspace:
         data = self.federation.data
         self.model = model or make_model(run, self.federation)
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
+        # Of models in evaluation mode torch fuses transformer layers, which then have no gradient in a stack.
+        torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]
         self.initial: dict[str, Tensor] = dict(self.model.named_parameters())
         # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
         # Without a copy where the images are so in memory already.
