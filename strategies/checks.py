@@ -121,10 +121,13 @@ def next_model(rule: Any, replies: Replies) -> Tensors:
     Raises ``RunStopped`` where that is no model, or not finite, and where what else the rule leaves cannot be kept or logged.
     """
     name, model = type(rule).__name__, rule.model
+    before = [(tensor, tensor._version) for reply in replies for tensor in reply.tensors.values()]
     try:
         made = (aggregate_privately if rule.privacy else type(rule).next_model)(rule, model, replies)
     except AbsentError as error:
         raise stopped(rule, f"{name}.aggregate: {error}") from error
+    if any(tensor._version != version for tensor, version in before):
+        raise stopped(rule, f"{name}.aggregate must not change replies in place: what nodes remember may be the same tensors")
     if fault := _model_fault(model, made):
         raise stopped(rule, f"{name}.aggregate must return tensors of the model by name: {fault}")
     new = {key: made[key].to(old.dtype) if key in made else old for key, old in model.items()}

@@ -1,0 +1,15 @@
+"""A rule that writes into a reply would change what its node remembers: the same tensors, where nodes are in this process."""
+
+from test_rule_faults import rule, stopped
+
+
+def test_replies_are_not_changed_in_place():
+    def aggregate(self, model, replies):
+        total = replies.models()[0]
+        for other in replies.models()[1:]:
+            for name in total:
+                total[name] += other[name]
+        return {name: value / len(replies) for name, value in total.items()}
+
+    said = "round 1: Mine.aggregate must not change replies in place: what nodes remember may be the same tensors"
+    assert stopped(rule(aggregate=aggregate)) == (said, "failed")
