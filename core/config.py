@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from core.errors import UserError, unknown
 
 T = TypeVar("T")
-KINDS = "which no key can be; int, float, bool, str, Literal, list[...], tuple[...] can"
+KINDS = "which no key can be; int, float, bool, str, dict, Literal, list[...], tuple[...] can"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             value = float(value)
     if hint is Any:
         return value
-    if hint not in (int, float, bool, str):
+    if hint not in (int, float, bool, str, dict):
         raise UserError(f"{where}: Config has {_name(hint)}, {KINDS}")
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise UserError(f"{where} must be {_name(hint)}, got {value!r}")

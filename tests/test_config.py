@@ -35,8 +35,8 @@ def test_lists_of_a_configuration(hint, value, found):
         (Annotated[tuple[int, ...], Range(ge=1)], [1, -3], "key must be >= 1, got -3"),
         (tuple[float, float], [1.0], "key must be a list of 2, got 1: [1.0]"),
         (tuple[int, str], ["a", "b"], "key[0] must be a whole number, got 'a'"),
-        (Path, "x", "key: Config has Path, which no key can be; int, float, bool, str, Literal, list[...], tuple[...] can"),
-        (Colour, "RED", "key: Config has Colour, which no key can be; int, float, bool, str"),
+        (Path, "x", "key: Config has Path, which no key can be; int, float, bool, str, dict, Literal, list[...]"),
+        (Colour, "RED", "key: Config has Colour, which no key can be; int, float, bool, str, dict"),
         (dict[str, int], {}, "key: Config has dict[str, int], which no key can be; int"),
     ],
 )
