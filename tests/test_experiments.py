@@ -78,11 +78,16 @@ def test_mpfedcons_table_4_is_of_ten_classes_a_node_and_its_figure_4_of_more_tha
     for defence in ("original", "gaussian_1e-2", "laplace_1e-4", "mpfedcon"):
         config = config_of("experiment=mpfedcon/table4", f"defence={defence}")
         assert (config["partition"]["classes_per_node"], config["partition"]["distinct"]) == (10, True)
-        assert config["strategy"]["local"]["epochs"] == 5
+        assert config["strategy"]["local"]["epochs"] == 1
     for name in ("central", "local", "fedavg", "mpfedcon"):
         run = resolve(config_of("experiment=mpfedcon/figure4", f"method={name}"))
         assert run.participation.config.count(run.num_nodes) is None
-        assert run.node.strategy.config.local.epochs == 5
+        assert run.node.strategy.config.local.epochs == 1
+
+
+def test_mpfedcon_trains_the_body_for_one_epoch_on_cifar_10_and_for_five_elsewhere():
+    for column, epochs in (("cifar10_2", 1), ("cifar10_5", 1), ("cifar100_5", 5), ("cifar100_20", 5), ("femnist_3", 5)):
+        assert config_of("experiment=mpfedcon/table1", f"column={column}")["strategy"]["local"]["epochs"] == epochs
 
 
 def test_fedrcls_figures_2_and_3_have_supervised_contrast_at_the_last_level_and_a_node_with_all_data():

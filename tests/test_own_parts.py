@@ -101,7 +101,7 @@ def said(found):
             r"nn.ReLU\(\), nn.MaxPool",
             "nn.BatchNorm2d(config.channels), nn.MaxPool",
             "model=small: parts.small.build must return a models.base.SplitModel without buffers, "
-            "got encoder.tails.0.0.running_mean; normalise with models.base.group_norm",
+            "got encoder.tails.0.0.running_mean; normalise with models.base.group_norm, and make constants in forward",
         ),
         (
             "model",
