@@ -263,7 +263,8 @@ def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:
     count, width = len(images), model.embedding_size
     try:
         with torch.no_grad():
-            encoded, z = model.encoder(images), model.represent(images)
+            encoded = model.encoder(images)
+            z = model.projector(encoded)
     except Exception as error:  # whatever layers that do not fit each other, or a user's own, bring about
         shape = "x".join(map(str, images.shape[1:]))
         raise UserError(f"model={choice.name} cannot take images of {shape}: {_fault(error, choice)}") from error

@@ -181,10 +181,10 @@ def _from_file(
     """Return a published partition, ``found`` as training and perhaps test parts, treated as one that is drawn."""
     published, test = found
     train = enough = _enough(published, None, config, generator(seed, "partition file small"))
-    if test is not None and config.on_small == "drop":
-        test = [part if len(own) >= config.min_node_size else part[:0] for part, own in zip(test, published, strict=True)]
     if test is None:
         train, test = _hold_out(enough, held_out, generator(seed, "partition file test"))
+    elif config.on_small == "drop":
+        test = [part if len(own) >= config.min_node_size else part[:0] for part, own in zip(test, published, strict=True)]
     partition = _thinned(train, test, data, config, seed, "file")
     partition.small = _small(published, enough, config.min_node_size)
     return partition

@@ -1,16 +1,14 @@
 """A network of one's own out of torch's transformer layers: its levels, its stack, its layers of dropout."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from rig import config_of, given, workspace_of
+from test_models import built_by
 from torch import nn
 from torch.func import functional_call, vmap
 
 from core.errors import UserError
-from core.run import Choice
-from models.base import SplitModel, Stages, build_model
+from models.base import SplitModel, Stages
 
 
 class Tokens(nn.Module):
@@ -39,7 +37,7 @@ def transformer(dropout=0.0):
         encoder = Stages([Tokens(in_channels, 8), layer], [nn.Identity(), Mean()])
         return SplitModel(encoder, nn.Identity(), nn.Linear(8, num_classes))
 
-    return model_of(build)
+    return built_by(build)()
 
 
 def built(stage, tail, projector=None):
@@ -48,12 +46,7 @@ def built(stage, tail, projector=None):
     def build(config, in_channels, image_size, num_classes):
         return SplitModel(Stages([stage(in_channels)], [tail]), projector or nn.Identity(), nn.Linear(8, num_classes))
 
-    return model_of(build)
-
-
-def model_of(build):
-    module = SimpleNamespace(__name__="mine", __file__=__file__, build=build)
-    return build_model(Choice("mine", module, None, {}), 1, (8, 8), 10, 0)
+    return built_by(build)()
 
 
 def test_levels_are_mean_tokens():
