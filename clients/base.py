@@ -358,6 +358,6 @@ def _check_own(stack: Stack, params: Tensors, parts: tuple[str, ...]) -> None:
     learning = [name for name in params if loop.part_of(name) in parts]
     if not learning and (others := sorted({loop.part_of(name) for name in params if "/" in name})):
         raise TypeError(f"train(params=...) holds '{others[0]}/...', which train(parts={parts!r}) does not name")
-    given = {value.untyped_storage().data_ptr() for value in stack.received.values()}
-    if shared := [name for name in learning if params[name].untyped_storage().data_ptr() in given]:
+    given = {value.data_ptr() for value in stack.received.values()}
+    if shared := [name for name in learning if params[name].data_ptr() in given]:
         raise TypeError(f"train(params=...): {shared[0]} is what the node received, which other nodes receive too; clone it")

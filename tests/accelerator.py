@@ -42,6 +42,9 @@ class There(torch.Tensor):
     def is_meta(self):
         return False
 
+    def data_ptr(self):
+        return self.values.data_ptr()
+
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         return _computed(function, args, kwargs or {})
