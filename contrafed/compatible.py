@@ -23,7 +23,8 @@ from core.run import Choice, NodeRun, choose
 from models.base import SplitModel, build_model
 from partitions.participation.base import Participation, make_participation, pattern_class_of
 from partitions.participation.bernoulli import Bernoulli
-from simulation.attacks.base import Attackers
+from simulation.attacks import label_flip
+from simulation.attacks.base import Attack, Attackers
 from strategies.accountant import needs_accountant
 from strategies.base import FederatedStrategy, Population, strategy_class_of
 from strategies.checks import judged_fault, sent_fault
@@ -161,14 +162,19 @@ def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
 
 
 def check_attack(attack: Choice, rule: FederatedStrategy, node: NodeRun, num_trained: int) -> None:
-    """Raise ``UserError`` for attackers that change what they send where nodes send nothing; label_flip changes labels.
+    """Raise ``UserError`` for an attack of one's own that is none, and for one on what is sent where nodes send nothing.
 
     And for attackers none of whom is among the ``num_trained`` nodes that train, or who need honest ones and leave none.
     """
-    if attack.name not in ("none", "label_flip") and not rule.up:
-        raise UserError(f"attack={attack.name}: strategy={node.strategy.name} sends nothing that attackers could change")
-    if not isinstance(attack.config, Attackers):
+    if attack.name == "none":
         return
+    if not isinstance(attack.config, Attackers):
+        wanted = "must inherit Attackers of simulation.attacks.base, who attacks"
+        raise UserError(f"attack={attack.name}: Config of {attack.module.__name__} {wanted}")
+    if not isinstance(attack.config, label_flip.Config):
+        registry.only_subclass(attack.module, Attack)
+        if not rule.up:
+            raise UserError(f"attack={attack.name}: strategy={node.strategy.name} sends nothing that attackers could change")
     attackers = attack.config.among(node.num_nodes, node.seed)
     training = [attacker for attacker in attackers if attacker < num_trained]
     if attackers and not training:

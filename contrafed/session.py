@@ -150,7 +150,7 @@ class Session:
         """Say what is to be done where few or none took part."""
         if self.rounds and not log.participants:
             progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
-        elif log.participants and not self.recorder.trained:
+        elif log.uncounted and not self.recorder.trained:
             progress.note("no reply counted in any round: the global model is the initial one")
         elif log.participants < log.rounds:
             mean = log.participants / log.rounds

@@ -123,7 +123,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
         raise UserError(f"min_replies={top.min_replies} is more than the {asked} that {who}: the model would never change")
     pattern_class_of(participation)
     trackers.check(chosen["tracker"])
-    _check_recipe(node.strategy)
+    _check_recipe(node.strategy, top.num_rounds)
     rule_class = strategy_class_of(server)
     with registry.blamed(f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)):
         rule_class.check(server.config, node.strategy, participation)
@@ -221,8 +221,8 @@ def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
     return module
 
 
-def _check_recipe(strategy: Choice) -> None:
-    """Raise ``UserError`` for a momentum or Adam beside a method that needs plain SGD, or for a method without a recipe."""
+def _check_recipe(strategy: Choice, num_rounds: int) -> None:
+    """Raise ``UserError`` for no recipe, for one that is not the plain SGD a method needs, and for a rate that comes to 0."""
     from clients.training.work import LocalWork
     from clients.training.workspace import client_class_of
 
@@ -233,6 +233,8 @@ def _check_recipe(strategy: Choice) -> None:
     if reason and (local.optimizer != "sgd" or local.momentum):
         wanted = "strategy.local.optimizer=sgd and strategy.local.momentum=0"
         raise UserError(f"strategy={strategy.name} needs plain SGD ({reason}); set {wanted}")
+    if not local.rate(num_rounds):
+        raise UserError(f"strategy.local.lr_decay={local.lr_decay:g}: the learning rate of round {num_rounds} is 0")
 
 
 def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:

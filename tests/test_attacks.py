@@ -1,5 +1,7 @@
 """Nodes that attack, in simulation: what they send by hand, who they are, and that nothing else changes."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,26 @@ def test_a_mistake_is_one_line(overrides, says):
     with pytest.raises(UserError, match=says) as error:
         resolve(config_of(*overrides))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "parent", "says"),
+    [
+        ("", "(Attackers)", "lab.mine must define exactly one class that inherits simulation.attacks.base.Attack, found 0"),
+        ("(Attack)", "", "Config of lab.mine must inherit Attackers of simulation.attacks.base"),
+    ],
+)
+def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, base, parent, says):
+    imports = "from dataclasses import dataclass\nfrom simulation.attacks.base import Attack, Attackers\n"
+    config = f"@dataclass(frozen=True)\nclass Config{parent}:\n    pass\n"
+    mine = f"class Mine{base}:\n    def one(self, change, *_):\n        return change\n"
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "mine.py").write_text(f"{imports}\n\n{config}\n\n{mine}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "lab.mine", raising=False)
+    who = {"fraction": 0.1, "nodes": None} if parent else {}
+    with pytest.raises(UserError, match=says):
+        resolve(config_of() | {"attack": {"name": "mine", "module": "lab.mine", **who}})
 
 
 @pytest.mark.parametrize("name", ["label_flip", *UPDATES])

@@ -159,6 +159,25 @@ def test_a_run_in_which_no_reply_counts_says_so(tmp_path, capsys):
     assert "no reply counted in any round: the global model is the initial one" in capsys.readouterr().out.splitlines()
 
 
+def test_a_run_without_a_step_has_replies_that_count(tmp_path, capsys):
+    asked = ("strategy=fedavg", "participation=full", "strategy.local.iterations=0", "strategy.local.epochs=null")
+    assert run(config_of(*QUICK, *asked, f"output_dir={tmp_path}/run"))["replies_rejected"] == 0
+    assert "no reply counted" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg strategy/server=fednova", "mifa"])
+def test_a_rate_that_comes_to_0_is_refused_before_any_work(method, tmp_path):
+    asked = (
+        *QUICK,
+        *f"strategy={method}".split(),
+        "num_rounds=300",
+        "strategy.local.lr_decay=0.05",
+        f"output_dir={tmp_path}/run",
+    )
+    with pytest.raises(UserError, match=r"strategy.local.lr_decay=0.05: the learning rate of round 300 is 0"):
+        run(config_of(*asked))
+
+
 def test_a_second_run_says_in_which_folder_it_is(tmp_path, capsys):
     config = config_of(*QUICK, "strategy=fedavg", f"output_dir={tmp_path}/run")
     first = run(config)

@@ -43,6 +43,7 @@ class RoundLog:
         self.num_nodes = strategy.population.num_nodes
         self.first_failure = ""  # what the first reply that did not count had to say
         self.rounds = self.participants = self.failed = 0  # so far, and over all of them; failed while they trained
+        self.uncounted = 0  # replies of all causes
 
     def write(self, done: "Round") -> None:
         """Record one round and flush."""
@@ -60,6 +61,7 @@ class RoundLog:
             self.rounds += 1
             self.participants += len(done.participants)
             self.failed += done.rejected["failed"]
+            self.uncounted += done.rejected.total()
             self.recorder.participants(t, done.participants, self.num_nodes)
             failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
             put(t, "global", "system", "bytes_down", done.bytes_down)
