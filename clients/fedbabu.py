@@ -33,5 +33,5 @@ class FedBABUClient(FedPerClient):
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """The received body under the common head; at the end also fine-tuned, which then counts."""
-        work = replace(self.config.local, epochs=self.config.tune_epochs, iterations=None)
+        work = replace(self.config.local, epochs=self.config.tune_epochs, iterations=None, proximal_weight=0.0)
         return tuned(self, stack, work, PARTS if self.config.tune == "all" else HEADS[self.config.head])

@@ -58,7 +58,7 @@ class FedAMP(FederatedStrategy):
     def weights(self, own: Tensors, others: Sequence[Tensors]) -> list[float]:
         """Return xi_kj for every other known model."""
         unit, sigma = self.state["spread"] if self.config.relative else 1.0, self.config.sigma
-        if not unit:  # all known models are one
+        if not unit:  # fewer than two models are known, or all are one
             return [0.0] * len(others)
         found = [self.config.cloud_lr / sigma * math.exp(-squared_distance(own, other) / unit / sigma) for other in others]
         most = 1 - 1 / (len(others) + 1)

@@ -98,8 +98,9 @@ def _nodes_summary(curves: Curves, first_round: int, scope: str, split: str, pre
 
     summary: dict[str, float] = {}
     if own := values("accuracy"):
-        # MpFedcon reports the mean over the last ten evaluations, FedCRL the best.
-        last = own[-10:]
+        # MpFedcon reports the mean over the last ten evaluations, FedCRL the best. A mean has nothing of the one that is tuned.
+        untuned = values("untuned/accuracy")
+        last = [*own[:-1], *(untuned or own)[-1:]][-10:]
         summary |= {f"{prefix}accuracy_mean": own[-1], f"{prefix}accuracy_best": max(own)}
         summary[f"{prefix}accuracy_last10_mean"] = sum(last) / len(last)
     for *where, name in list(curves):  # nodes' other models, such as MpFedcon's refitted heads

@@ -61,6 +61,10 @@ def test_the_last_evaluation_tunes_what_is_asked_for_and_remembers_nothing(tune,
     assert {n.partition(".")[0] for n, v in tuned.model.items() if v.equal(workspace.initial[n])} == still
     assert client.memories == [{}]
     assert tuned.metrics["untuned/loss"] == before.metrics["loss"] != tuned.metrics["loss"]
+    config["strategy"]["local"]["proximal_weight"] = 9.0
+    pulled = workspace_of(config)
+    (free,) = pulled.client_class(pulled, [0]).judge([received], 3, final=True)
+    assert same(free.model, tuned.model)  # the pull of training holds no fine-tuning back
 
 
 def test_stacked_equals_alone():
