@@ -64,7 +64,7 @@ def main() -> int:
             sys.argv[1:] = [*overrides, f"--info={asked.info}", *(() if own is None else (f"--config-dir={own}",))]
             show()
             return 0
-        named = any(o.startswith("output_dir=") for o in overrides)
+        named = any(o.lstrip("+").startswith("output_dir=") for o in overrides)
         ours = asked.multirun and any(o.startswith("experiment=") for o in overrides)  # a sweep in the experiment's own folder
         check_latest(runs[0], named or ours)
         if not asked.multirun:

@@ -41,6 +41,8 @@ def initial_model(drawn: Mapping[str, Tensor], path: str | None) -> Tensors:
         loaded = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is no safetensors file ({' '.join(str(error).split())})") from error
+    if more := sorted(loaded.keys() - drawn.keys()):
+        raise UserError(f"{path} does not fit: it has {more[0]}, which this model has not")
     for name, value in drawn.items():
         if name not in loaded or loaded[name].shape != value.shape:
             found = f"shape {tuple(loaded[name].shape)}" if name in loaded else "none"

@@ -34,7 +34,7 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
             f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
             f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
         )
-    check_latest(wanted, any(word.startswith("output_dir=") for word in words))
+    check_latest(wanted, any(word.lstrip("+").startswith("output_dir=") for word in words))
     if num_nodes is not None:
         from simulation.flower import refuse_timeout
 

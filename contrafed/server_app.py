@@ -1,6 +1,7 @@
 """The ServerApp: one run of a method against whatever Grid it is given; ``serve`` is the same in every engine."""
 
 import logging
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -66,21 +67,21 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str,
     is a ``DiskError``.
     """
     assert run.folder is not None
-    folder, status = run.folder, "failed"
+    folder = run.folder
     with told_in_one_line(folder, lambda: what_is_left(folder)):
         session = Session(grid, run, on_round)
         try:
             session.train()
-            status = "finished"
-        except RunStopped as stopped:
-            status = stopped.status
-            raise
         except (KeyboardInterrupt, SystemExit):  # the latter is flwr stop's
-            status = "interrupted"
+            try:
+                session.finish("interrupted")
+            except Exception as error:  # a sweep ends all the same
+                print(f"error: {folder} is not complete: {error}", file=sys.stderr)
             raise
-        finally:
-            summary = session.finish(status)
-    return summary
+        except BaseException as error:
+            session.finish(error.status if isinstance(error, RunStopped) else "failed")
+            raise
+        return session.finish("finished")
 
 
 def what_is_left(folder: Path) -> str:

@@ -55,6 +55,8 @@ class Session:
         self.workspace = workspace_for(run.node.to_json())
         self.places = self._places()
         self.resumed = checkpoint.find(run.resume) if run.resume else None
+        if run.resume and self.resumed is None:  # whole when the run was checked
+            raise UserError(f"resume: {run.resume} is gone or cannot be read any more; start again to go on from another")
         keeping = run.checkpoint_every is not None or self.resumed is not None
         grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
         grid.limit_replies(AROUND)  # of who they are
@@ -63,7 +65,7 @@ class Session:
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
         grid.limit_replies(self.strategy.largest_reply)
         self.scored = self._scored()  # before the folder holds anything
-        self.model = initial_model(self.workspace.initial, initial_file(run))
+        self.model = initial_model(self.workspace.initial, initial_file(run) if self.resumed is None else None)
         self.budget = budget_of(run, self.strategy)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
         # Before the recorder: where it cannot begin, the folder is as it was.

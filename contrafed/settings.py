@@ -171,7 +171,7 @@ def check_top(config: Mapping[str, Any]) -> Top:
         raise UserError("resume and evaluate_only exclude each other")
     if top.resume is not None and config["privacy"].get("noise") == "secret":
         raise UserError("privacy.noise=secret: rounds that a resumed run repeats would have other noise, which tells more")
-    if top.init_from is not None and not Path(top.init_from).is_file():
+    if top.init_from is not None and top.resume is None and not Path(top.init_from).is_file():
         raise UserError(f"init_from: there is no file {top.init_from}")
     return top
 

@@ -220,6 +220,10 @@ class Sweep:
             return self._done(there, summary, run)
         # Flower keeps what nodes remember to itself, and secret noise must not be drawn twice.
         resumable = run.engine.name != "flower" and getattr(run.privacy.config, "noise", None) != "secret"
+        if there is not None and not resumable and taken(there):
+            print("another process is at it", flush=True)
+            self.elsewhere += 1
+            return None
         folder = there if there is not None and resumable else self._free(job, run)
         config: dict[str, Any] = {**run.composed, "output_dir": str(folder)} | ({"resume": "latest"} if folder == there else {})
         keeps = resumable and job.experiment is not None and run.checkpoint_every is None

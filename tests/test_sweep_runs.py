@@ -241,6 +241,26 @@ def test_two_processes_do_not_run_one_job(called):
     assert (empty.status, empty.err) == (2, "error: shard=2/2: the sweep has only 1 jobs\n")
 
 
+def test_two_processes_do_not_run_one_job_that_cannot_go_on(called):
+    """Secret noise must not be drawn twice."""
+    asked = ("experiment=digits", *DIGITS[2:], "seed=0", "privacy=local", "privacy.noise=secret")
+    (job,), home = expand([*asked]), Path("outputs/digits/fedavg-uniform-seed=0")
+    elsewhere = lock(home)
+    (home / "config.yaml").write_text(check_jobs(job.overrides, False)[0].text)
+    busy = called("-m", *asked)
+    assert (busy.status, finished("outputs/digits")) == (0, [])
+    assert "another process is at it" in busy.out
+    os.close(elsewhere)
+    assert called("-m", *asked).status == 0  # anew, under another name
+    assert finished("outputs/digits") == ["fedavg-uniform-seed=0-2"]
+
+
+def test_a_folder_may_be_named_with_hydras_plus(called):
+    assert called(*DIGITS, "seed=0", "++output_dir=named").status == 0
+    assert finished("named") == ["fedavg-uniform-seed=0"]
+    assert not Path("outputs").exists()
+
+
 def test_a_job_waits_for_what_another_process_begins_under_its_name(called, monkeypatch):
     """Until it has loaded its data, nobody can see which run that is: it was left out for the same one."""
     home, looks = Path("outputs/digits/fedavg-uniform-seed=0"), []

@@ -98,10 +98,10 @@ def of_run(
 
 
 def on_cpu(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration for a machine without its device, and without the folders that it wrote in."""
+    """Return a run's configuration for a machine without its device, its tracker, and the files that it began from or wrote."""
     here = {"device": "cpu", "memory_folder": None}
     engine = {key: here[key] if value and key in here else value for key, value in config["engine"].items()}
-    return {**config, "engine": engine, "output_dir": "."}
+    return {**config, "engine": engine, "output_dir": ".", "init_from": None, "tracker": {"name": "none"}}
 
 
 def stays(workspace: Workspace) -> str:

@@ -42,6 +42,8 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
     Each file is replaced whole, the rows last, so that none of them is of a run whose curves are missing. Returns the file.
     Raises ``UserError`` where it cannot be written, or what it holds cannot be read.
     """
+    if Path(name).name != name or name == "..":
+        raise UserError(f"results are kept by a name that is no path, such as {Path(name).name or 'runs'}, not '{name}'")
     path = folder / f"{name}.csv"
     known = {run.name: run for run in (load(path) if path.exists() else [])}
     for run in runs:

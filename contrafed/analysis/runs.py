@@ -1,5 +1,6 @@
 """Finished runs as a report takes them: read from their folders, and told apart by what their configurations differ in."""
 
+import contextlib
 import io
 import json
 import math
@@ -61,8 +62,8 @@ class FinishedRun:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What the command line changed of the experiment, in order, of paths their last part."""
-        return tuple(sorted(map(str, placeless(self.config.get("changed") or []))))
+        """What the command line changed of the experiment, in order; of paths their last part, numbers in one spelling."""
+        return tuple(sorted(map(_one_spelling, placeless(self.config.get("changed") or []))))
 
     @property
     def published(self) -> Mapping[str, Any]:
@@ -132,7 +133,7 @@ def find(paths: Iterable[str | Path], damaged: list[str] | None = None) -> list[
             raise UserError(f"there is no folder {path}")
         folders = sorted(_run_folders(path))
         for folder in folders:
-            name = folder.name if folder == path else str(folder.relative_to(path))
+            name = folder.resolve().name if folder == path else str(folder.relative_to(path))
             try:
                 found.setdefault(folder.resolve(), read(folder, name))
             except UserError as error:
@@ -148,7 +149,12 @@ def find(paths: Iterable[str | Path], damaged: list[str] | None = None) -> list[
 
 
 def _run_folders(path: Path) -> Iterator[Path]:
-    for folder, below, files in os.walk(path):
+    seen = set()
+    for folder, below, files in os.walk(path, followlinks=True):
+        if (place := os.path.realpath(folder)) in seen:  # a link to a folder above it
+            below.clear()
+            continue
+        seen.add(place)
         if "config.yaml" in files and "metrics.csv" in files:
             below.clear()
             # An empty one is a claim: the run has not begun.
@@ -289,6 +295,13 @@ def placeless(value: Any) -> Any:
         return [placeless(inner) for inner in value]
     key, equals, text = value.rpartition("=") if isinstance(value, str) else ("", "", "")
     return f"{key}{equals}{Path(text).name}" if text.startswith("~") or Path(text).is_absolute() else value
+
+
+def _one_spelling(override: Any) -> str:
+    key, equals, value = str(override).lstrip("+").partition("=")
+    with contextlib.suppress(ValueError):
+        value = f"{float(value):.12g}"
+    return f"{key}{equals}{value}"
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

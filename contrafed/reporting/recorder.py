@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from contrafed.reporting.folder import CLAIM
 from contrafed.reporting.series import points_of, shown_nodes, summary_of_curves
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
@@ -47,8 +48,9 @@ class RunRecorder:
         self.first_round = first_round
         self.note = ""  # what every figure says of the run
         self.began = time.perf_counter()
+        if (folder / CLAIM).read_text(encoding="utf-8") != config_text:
+            _replace(folder / CLAIM, config_text)  # whole at every moment: by it a sweep knows the run that goes on
         (folder / "summary.json").unlink(missing_ok=True)  # of the sitting before, which this one outdates
-        (folder / "config.yaml").write_text(config_text, encoding="utf-8")
         self._files = {}
         for name in LOGS:
             if logs is not None:
@@ -199,11 +201,11 @@ class RunRecorder:
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
             summary[name] = int(self._sums[name])
         summary = _strict(summary)
-        text = json.dumps(summary, indent=2, allow_nan=False)
-        part = self.folder / ".summary.part"
-        part.write_text(text + "\n", encoding="utf-8")
-        os.replace(part, self.folder / "summary.json")
-        self._draw()
+        if status == "finished":  # no run is without its figures
+            self._draw()
+        _replace(self.folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        if status != "finished":
+            self._draw()
         return summary
 
     def _phases(self) -> dict[str, float]:
@@ -236,6 +238,13 @@ class RunRecorder:
             figures.participation_figure(self.folder / "participation.png", self._seen, self._shown, self.note)
         if self._class_counts is not None:
             figures.partition_figure(self.folder / "partition.png", self._class_counts, self.note)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that is there entire, or as it was."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
 
 
 def _cell(name: str) -> str:
