@@ -69,7 +69,7 @@ def main() -> int:
         check_latest(runs[0], named or ours)
         if not asked.multirun:
             if (several := len(expand(overrides, own))) > 1:
-                print(f"this is one of the {several} jobs of its experiment; -m runs them all", flush=True)
+                print(f"this is one of {several} jobs: this line with -m runs them all", flush=True)
             return run_one(runs[0], unique=not named)
         sweep = Sweep(part(expand(overrides, own), runs, shard), named)
         sweep.run()
@@ -78,7 +78,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: what was finished is in the run's folder", file=sys.stderr)
+        print("interrupted: what was finished, if anything, is in the run's folder", file=sys.stderr)
         return INTERRUPTED
     finally:
         if (ray := sys.modules.get("simulation.ray")) is not None:

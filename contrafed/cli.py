@@ -29,7 +29,7 @@ def read(arguments: list[str]) -> argparse.Namespace:
         add("--help", "-h", action="store_true"),
         add("--version", action="store_true"),
         add("--resolve", action="store_true"),
-        add("--config-dir", "-cd", metavar="DIR"),
+        add("--config-dir", "-cd", metavar="DIR", action="append"),
         add("--cfg", "-c", choices=("job",)),
         add("--package", "-p", metavar="KEY"),
         add("--info", "-i", nargs="?", const="all", choices=INFO),
@@ -40,6 +40,9 @@ def read(arguments: list[str]) -> argparse.Namespace:
     if others:
         known = [option.option_strings[0] for option in options]
         raise UserError(f"{unknown('option', others[0], known)}; settings are KEY=VALUE, without dashes")
+    if len(folders := asked.config_dir or [None]) > 1:
+        raise UserError(f"--config-dir takes one folder, got {' and '.join(folders)}")
+    (asked.config_dir,) = folders
     if asked.config_dir == "":
         raise UserError("--config-dir needs a folder")
     if asked.cfg is None and (asked.resolve or asked.package is not None):

@@ -305,7 +305,11 @@ def test_the_command_says_so_too(home):
 def test_folders_that_cannot_be_are_one_line(home):
     with pytest.raises(UserError, match=r"--config-dir: there is no folder .*/nowhere"):
         compose_job([], home / "nowhere")
-    for arguments, said in ((["--config-dir"], "--config-dir/-cd: expected one argument"), (["-cd="], "needs a folder")):
+    for arguments, said in (
+        (["--config-dir"], "--config-dir/-cd: expected one argument"),
+        (["-cd="], "needs a folder"),
+        (["-cd=a", "-cd=b"], "takes one folder, got a and b"),
+    ):
         with pytest.raises(UserError, match=said):
             read(["strategy=mine", *arguments])
     write(home / "yamls" / "strategy" / "twin.yaml", METHOD)

@@ -189,9 +189,9 @@ def test_a_second_run_says_in_which_folder_it_is(tmp_path, capsys):
 def test_one_job_of_a_table_is_said_to_be_one(tmp_path, called):
     asked = ("experiment=digits", *QUICK, "strategy=fedavg", "seed=0")
     one = called(*asked, "participation=uniform", f"output_dir={tmp_path}/one")
-    assert "-m runs them all" not in one.stdout
+    assert "runs them all" not in one.stdout
     some = called(*asked, f"output_dir={tmp_path}/some")
-    assert "this is one of the 3 jobs of its experiment; -m runs them all" in some.stdout.splitlines()
+    assert "this is one of 3 jobs: this line with -m runs them all" in some.stdout.splitlines()
 
 
 def test_flags_are_named(called):

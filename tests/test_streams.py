@@ -44,7 +44,7 @@ def test_ctrl_c_that_ends_the_reader_too_leaves_everything_written(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
-    assert (process.returncode, errors) == (130, "interrupted: what was finished is in the run's folder\n")
+    assert (process.returncode, errors) == (130, "interrupted: what was finished, if anything, is in the run's folder\n")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["rounds"] >= 5

@@ -1,6 +1,7 @@
 """What a process holds to run nodes of one experiment: the data, the model's shape, and the method's node half."""
 
 import inspect
+import textwrap
 from functools import lru_cache
 from typing import Any
 
@@ -121,7 +122,7 @@ def fault_of(device: str | None) -> str:
     try:
         (torch.zeros(1, dtype=torch.float64, device=device) + 1).item()
     except (RuntimeError, AssertionError, TypeError) as error:
-        return " ".join(str(error).split())[:100] or type(error).__name__
+        return textwrap.shorten(str(error), 100, placeholder=" ...") or type(error).__name__
     return ""
 
 

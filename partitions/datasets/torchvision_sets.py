@@ -85,7 +85,8 @@ def _open(config: Config, name: str, part: str) -> Any:
             raise _absent(config, name) from None
     if not any(reachable(url) for url in _addresses(make)):
         raise UserError(
-            f"dataset={name}: not found or incomplete, and no network to download it; put {_places(name)} into {root}"
+            f"dataset={name}: not found or incomplete, and no network to download it; put {_places(name)} into {root}, "
+            "or name an npz of the same classes (dataset.path=FILE.npz)"
         )
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE)
