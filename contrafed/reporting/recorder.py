@@ -48,8 +48,9 @@ class RunRecorder:
         self.first_round = first_round
         self.note = ""  # what every figure says of the run
         self.began = time.perf_counter()
-        if (folder / CLAIM).read_text(encoding="utf-8") != config_text:
-            _replace(folder / CLAIM, config_text)  # whole at every moment: by it a sweep knows the run that goes on
+        claim = folder / CLAIM
+        if not claim.exists() or claim.read_text(encoding="utf-8") != config_text:
+            _replace(claim, config_text)  # whole at every moment: by it a sweep knows the run that goes on
         (folder / "summary.json").unlink(missing_ok=True)  # of the sitting before, which this one outdates
         self._files = {}
         for name in LOGS:
