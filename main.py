@@ -25,7 +25,7 @@ except ImportError as error:
 
 from contrafed.cli import check_jobs, help_text, read, shown
 from contrafed.composition import as_choices, compose_job, own_folder
-from contrafed.prepare import check_latest
+from contrafed.prepare import check_latest, names_folder
 from contrafed.reporting import print_summary, quiet_libraries, versions
 from contrafed.reporting.folder import held
 from contrafed.settings import Run
@@ -64,7 +64,7 @@ def main() -> int:
             sys.argv[1:] = [*overrides, f"--info={asked.info}", *(() if own is None else (f"--config-dir={own}",))]
             show()
             return 0
-        named = any(o.lstrip("+").startswith("output_dir=") for o in overrides)
+        named = names_folder(overrides)
         ours = asked.multirun and any(o.startswith("experiment=") for o in overrides)  # a sweep in the experiment's own folder
         check_latest(runs[0], named or ours)
         if not asked.multirun:

@@ -26,7 +26,9 @@ MODEL_FILE = "model.safetensors"
 
 
 def initial_file(run: Run) -> str | None:
-    """Return the file that a run's initial global model is read from; None where it is drawn."""
+    """Return the file of a run's initial global model; None where it is drawn, or the run goes on from a checkpoint."""
+    if run.resume:
+        return None
     return str(Path(run.evaluate_only) / MODEL_FILE) if run.evaluate_only else run.init_from
 
 

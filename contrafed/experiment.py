@@ -49,8 +49,7 @@ def run(
     from simulation.engine import Job
 
     federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data or a file leaves none behind
-    if wanted.resume is None:
-        initial_model(dict(make_model(wanted.node, federation).named_parameters()), initial_file(wanted))
+    initial_model(dict(make_model(wanted.node, federation).named_parameters()), initial_file(wanted))
     ready = with_folder(wanted, unique)
     assert ready.folder is not None
     with alone(ready.folder):

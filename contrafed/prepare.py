@@ -1,7 +1,7 @@
 """From what was asked for to a ``Run`` that may begin: checked, with its folder, and with where it goes on from."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
             f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
             f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
         )
-    check_latest(wanted, any(word.lstrip("+").startswith("output_dir=") for word in words))
+    check_latest(wanted, names_folder(words))
     if num_nodes is not None:
         from simulation.flower import refuse_timeout
 
@@ -55,6 +55,11 @@ def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
     composed: Any = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     quiet_libraries(bool(composed.get("verbose", False)))
     return resolve(composed)
+
+
+def names_folder(overrides: Iterable[str]) -> bool:
+    """Whether a command line names the run's folder."""
+    return any(override.lstrip("+").startswith("output_dir=") for override in overrides)
 
 
 def check_latest(wanted: Run, named: bool) -> None:

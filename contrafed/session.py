@@ -65,7 +65,7 @@ class Session:
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
         grid.limit_replies(self.strategy.largest_reply)
         self.scored = self._scored()  # before the folder holds anything
-        self.model = initial_model(self.workspace.initial, initial_file(run) if self.resumed is None else None)
+        self.model = initial_model(self.workspace.initial, initial_file(run))
         self.budget = budget_of(run, self.strategy)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
         # Before the recorder: where it cannot begin, the folder is as it was.

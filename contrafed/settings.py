@@ -285,6 +285,8 @@ def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the configuration that a run left in its folder. Raises ``UserError`` where it cannot be read."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
     try:
         stored = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:

@@ -220,7 +220,7 @@ class Sweep:
             return self._done(there, summary, run)
         # Flower keeps what nodes remember to itself, and secret noise must not be drawn twice.
         resumable = run.engine.name != "flower" and getattr(run.privacy.config, "noise", None) != "secret"
-        if there is not None and not resumable and taken(there):
+        if there is not None and taken(there):
             print("another process is at it", flush=True)
             self.elsewhere += 1
             return None
@@ -231,10 +231,6 @@ class Sweep:
             config |= {"checkpoint_every": max(LEAST_BETWEEN, run.num_rounds // CHECKPOINTS), "checkpoint_keep": 1}
         try:
             with held(folder) as free:
-                if not free and folder == there:
-                    print("another process is at it", flush=True)
-                    self.elsewhere += 1
-                    return None
                 if not free and self.named and job.experiment is None:
                     raise UserError(f"output_dir: another process writes in {folder}")
                 if not free:  # it came between: look again

@@ -66,8 +66,6 @@ def of_run(
     already. Raises ``UserError`` for what is not there or cannot be read.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
     run = checked(on_cpu(read_config(folder)))
     workspace = Workspace(run.node, federation=federation)
     partition = workspace.federation.partition

@@ -17,6 +17,7 @@ import numpy as np
 
 from contrafed.reporting.folder import CLAIM
 from contrafed.reporting.series import points_of, shown_nodes, summary_of_curves
+from core.disk import replace
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from numpy.typing import ArrayLike
@@ -245,7 +246,7 @@ def _replace(path: Path, text: str) -> None:
     """Write a file that is there entire, or as it was."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    replace(part, path)
 
 
 def _cell(name: str) -> str:

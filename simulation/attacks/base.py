@@ -109,8 +109,7 @@ class AttackedGrid:
 
 def attacked(grid: RunGrid, choice: Choice, num_nodes: int, seed: int) -> RunGrid:
     """Return the Grid with the attack that was chosen; itself where updates stay as they are."""
-    attacks = [a for a in vars(choice.module).values() if isinstance(a, type) and issubclass(a, Attack) and a is not Attack]
-    if not attacks:
+    if not registry.own_subclasses(choice.module, Attack):
         return grid
     attack = registry.only_subclass(choice.module, Attack)(choice.config, seed)
     return cast(RunGrid, AttackedGrid(grid, attack, choice.config.among(num_nodes, seed)))
