@@ -110,7 +110,7 @@ def test_a_log_alone_tells_what_a_node_sends(tmp_path):
     assert tables.runs_table([stored], "t").rows == tables.runs_table([found], "t").rows
     assert "3.000" in tables.runs_table([stored], "t").rows[0]
     assert all(map(math.isnan, measured(write_run(tmp_path / "b", (0.1,)))))  # nobody took part
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="there is no folder"):
         measured(tmp_path / "c")
 
 
