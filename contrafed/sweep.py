@@ -164,6 +164,7 @@ class Sweep:
                 left.append((job, run, _rounds_left(run, there)))
         what = "" if not self.folders else f", {len(self.folders)} of them finished already"
         print(f"{len(self.jobs)} jobs{what}: {len(left)} to run in {self._home(*self.jobs[0])}", flush=True)
+        _check_data([run for _, run, _ in left])
         try:
             for number, (job, run, _) in enumerate(left):
                 to_go = self._to_go([(run, rounds) for _, run, rounds in left[number:]])
@@ -306,6 +307,15 @@ class Sweep:
         hours, minutes = divmod(round(seconds / 60), 60)
         about = f"{hours} h " if hours else ""
         return f", about {about}{minutes} min to go" if hours or minutes else ", less than a minute to go"
+
+
+def _check_data(left: list[Run]) -> None:
+    """Load, or download, what several runs train on: what is missing is said once, before the first. Raises ``UserError``."""
+    from partitions.images import load_images
+
+    if len(left) > 1:
+        for dataset in {repr((run.node.dataset.name, run.node.dataset.config)): run.node.dataset for run in left}.values():
+            load_images(dataset)
 
 
 def _unclaimed(path: Path) -> Iterator[Path]:

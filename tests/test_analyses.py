@@ -307,7 +307,7 @@ def test_an_embedding_of_personal_models(tmp_path, capsys):
     for name, more in (("own", ("partition.test_fraction=0.3",)), ("none", ("partition.test_fraction=0",))):
         run(config_of(*tiny, *more, f"output_dir={tmp_path / name}"))
     assert embedding.main([str(tmp_path / "own"), "--personal"]) == 0
-    with np.load(tmp_path / "own" / "embedding.npz") as found:
+    with np.load(tmp_path / "own" / "embedding_personal.npz") as found:
         assert set(found["node"].tolist()) == set(range(6))
     capsys.readouterr()
     assert embedding.main([str(tmp_path / "none"), "--personal"]) == 2

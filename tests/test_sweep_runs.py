@@ -63,6 +63,15 @@ def test_a_sweep_runs_what_its_folder_does_not_hold(called):
     assert "num_rounds=1" in stored["changed"]
 
 
+def test_a_data_set_that_cannot_be_loaded_is_told_once_before_the_first_job(called):
+    Path("bad.npz").write_bytes(b"no archive")
+    sets = ("-m", *QUICK, "dataset=npz", "output_dir=out")
+    refused = called(*sets, "dataset.path=bad.npz", "strategy=fedavg,moon", "seed=0,1")
+    assert (refused.status, refused.err.count("error: "), "[job" in refused.out) == (2, 1, False)
+    assert "bad.npz" in refused.err
+    assert list(Path("out").iterdir()) == []
+
+
 @pytest.mark.parametrize("asked", [(), ("checkpoint_every=2",)])
 def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, monkeypatch, asked):
     """A job that was not asked to keep checkpoints does so until it is finished."""

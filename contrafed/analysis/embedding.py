@@ -3,7 +3,8 @@
     python -m contrafed.analysis.embedding outputs/RUN              the global model
     python -m contrafed.analysis.embedding outputs/RUN --personal   each node's own (the run needs save_personal=true)
 
-Leaves ``embedding.npz`` (x, label, node), ``embedding.png`` and ``embedding.pdf`` in the run's folder.
+Leaves ``embedding.npz`` (x, label, node), ``embedding.png`` and ``embedding.pdf`` in the run's folder, of ``--personal``
+under ``embedding_personal``.
 """
 
 import sys
@@ -155,8 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
         z, labels, nodes = of_run(options.run, personal=options.personal, limit=options.points)
         points = tsne(z)
-        np.savez_compressed(options.run / "embedding.npz", x=points, label=labels, node=nodes)
-        png, _ = save(draw(points, labels), options.run / "embedding")
+        name = "embedding_personal" if options.personal else "embedding"
+        np.savez_compressed(options.run / f"{name}.npz", x=points, label=labels, node=nodes)
+        png, _ = save(draw(points, labels), options.run / name)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
