@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -118,7 +119,7 @@ def run(config: Config, job: Job) -> None:
     install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation))
     stop, done = threading.Event(), threading.Event()
     try:
-        with warnings.catch_warnings(), _quiet_when_interrupted(job.verbose):
+        with warnings.catch_warnings(), _stopped_by_signals(stop, job.verbose):
             warnings.simplefilter("ignore", DeprecationWarning)
             run_simulation(
                 server_app=_in_thread(job, stop, done),
@@ -155,28 +156,48 @@ def _check_resources(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_when_interrupted(verbose: bool) -> Iterator[None]:
-    """Silence Flower's log from Ctrl-C or a polite kill on: its threads complain about the workers that go away.
+def _stopped_by_signals(stop: threading.Event, verbose: bool) -> Iterator[None]:
+    """Have Ctrl-C or a polite kill set ``stop``, and raise ``KeyboardInterrupt`` when Flower has ended by itself.
 
-    Flower ends its workers before ``KeyboardInterrupt`` gets here, so that this must be the first thing that a signal does.
+    Raised at once it would have Flower shut Ray down under its own threads, of which one that still asks it something ends the
+    process, with nothing written. A second signal, or ``LAST_WRITES`` without an end, does raise it at once. Flower's log is
+    silent from the first on: its threads complain about the workers that Ctrl-C ends too.
     """
     before: dict[int, Any] = {}
-    if not verbose and threading.current_thread() is threading.main_thread():  # no other thread has signals
+    if threading.current_thread() is threading.main_thread():  # no other thread has signals
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         # One that is ignored, or that ends the process at once, stays so.
         before = {number: handler for number, handler in before.items() if callable(handler)}
+    patience: threading.Timer | None = None
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        logging.getLogger("flwr").setLevel(logging.CRITICAL)
-        before[number](number, frame)
+    def interrupt(number: int, frame: FrameType | None) -> Any:
+        nonlocal patience
+        if not verbose:
+            logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        if stop.is_set():
+            return before[number](number, frame)
+        stop.set()
+        patience = threading.Timer(LAST_WRITES, os.kill, [os.getpid(), number])
+        patience.daemon = True
+        patience.start()
+        return None
 
     for number in before:
         signal.signal(number, interrupt)
     try:
         yield
+    except Exception:
+        if not stop.is_set():
+            raise
+    else:
+        if not stop.is_set():
+            return
     finally:
+        if patience is not None:
+            patience.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
+    raise KeyboardInterrupt
 
 
 def _in_thread(job: Job, stop: threading.Event, done: threading.Event) -> ServerApp:

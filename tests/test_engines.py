@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from tiny import run_tiny, tiny_workspace
 
 from contrafed.experiment import run
-from simulation import shared
+from simulation import flower, shared
 
 
 # FedAvg keeps nothing, PMFL sends changes and remembers models, FedCRL has personal parts and tables; every shape of message
@@ -104,6 +105,34 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+def test_flower_ends_before_ctrl_c_is_raised(monkeypatch):
+    """Not under its threads, which would end the process; a second one is, and so is what takes too long."""
+
+    def interrupted(again=False, seconds=60.0, error=None):
+        stop, seen = threading.Event(), []
+        monkeypatch.setattr(flower, "LAST_WRITES", seconds)
+        with pytest.raises(KeyboardInterrupt), flower._stopped_by_signals(stop, verbose=True):
+            signal.raise_signal(signal.SIGINT)
+            seen.append(stop.is_set())
+            if again:
+                signal.raise_signal(signal.SIGINT)
+            if seconds < 1:
+                threading.Event().wait(20)
+            seen.append("ended")
+            if error is not None:
+                raise error
+        return seen
+
+    before = signal.getsignal(signal.SIGINT)
+    assert interrupted() == interrupted(error=RuntimeError("crashed")) == [True, "ended"]
+    assert interrupted(again=True) == interrupted(seconds=0.2) == [True]
+    with flower._stopped_by_signals(threading.Event(), verbose=True):
+        pass
+    with pytest.raises(RuntimeError, match="crashed"), flower._stopped_by_signals(threading.Event(), verbose=True):
+        raise RuntimeError("crashed")
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 @pytest.mark.parametrize(
