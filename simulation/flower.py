@@ -170,17 +170,17 @@ def _stopped_by_signals(stop: threading.Event, verbose: bool) -> Iterator[None]:
         before = {number: handler for number, handler in before.items() if callable(handler)}
     patience: threading.Timer | None = None
 
-    def interrupt(number: int, frame: FrameType | None) -> Any:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal patience
         if not verbose:
             logging.getLogger("flwr").setLevel(logging.CRITICAL)
         if stop.is_set():
-            return before[number](number, frame)
-        stop.set()
-        patience = threading.Timer(LAST_WRITES, os.kill, [os.getpid(), number])
-        patience.daemon = True
-        patience.start()
-        return None
+            before[number](number, frame)
+        else:
+            stop.set()
+            patience = threading.Timer(LAST_WRITES, os.kill, [os.getpid(), number])
+            patience.daemon = True
+            patience.start()
 
     for number in before:
         signal.signal(number, interrupt)
@@ -189,15 +189,13 @@ def _stopped_by_signals(stop: threading.Event, verbose: bool) -> Iterator[None]:
     except Exception:
         if not stop.is_set():
             raise
-    else:
-        if not stop.is_set():
-            return
     finally:
         if patience is not None:
             patience.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
-    raise KeyboardInterrupt
+    if stop.is_set():
+        raise KeyboardInterrupt
 
 
 def _in_thread(job: Job, stop: threading.Event, done: threading.Event) -> ServerApp:
