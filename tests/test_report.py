@@ -342,7 +342,7 @@ def test_what_is_kept_stays_whole_where_the_disk_is_full(tmp_path, monkeypatch):
 
 
 def test_what_is_kept_names_no_place_on_a_disk(tmp_path):
-    place = "/home/somebody/cifar10.npz"
+    place = "/home/somebody/alpha=0.1/cifar10.npz"
     write_run(tmp_path / "a", dataset={"name": "cifar10", "path": place}, changed=[f"dataset.path={place}", "seed=1"])
     results.keep([read(tmp_path / "a", "a")], tmp_path / "results", "a")
     assert "somebody" not in (tmp_path / "results" / "a.csv").read_text()

@@ -293,8 +293,14 @@ def placeless(value: Any) -> Any:
         return {key: placeless(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [placeless(inner) for inner in value]
-    key, equals, text = value.rpartition("=") if isinstance(value, str) else ("", "", "")
-    return f"{key}{equals}{Path(text).name}" if text.startswith("~") or Path(text).is_absolute() else value
+    if not isinstance(value, str):
+        return value
+    key, equals, text = ("", "", value) if _is_place(value) else value.partition("=")  # a folder's name may have a = in it
+    return f"{key}{equals}{Path(text).name}" if _is_place(text) else value
+
+
+def _is_place(text: str) -> bool:
+    return text.startswith("~") or Path(text).is_absolute()
 
 
 def _one_spelling(override: Any) -> str:
