@@ -295,12 +295,10 @@ def placeless(value: Any) -> Any:
         return [placeless(inner) for inner in value]
     if not isinstance(value, str):
         return value
-    key, equals, text = ("", "", value) if _is_place(value) else value.partition("=")  # a folder's name may have a = in it
-    return f"{key}{equals}{Path(text).name}" if _is_place(text) else value
-
-
-def _is_place(text: str) -> bool:
-    return text.startswith("~") or Path(text).is_absolute()
+    if value.startswith("~") or Path(value).is_absolute():
+        return Path(value).name
+    key, equals, text = value.partition("=")  # the first: a folder's name may have one, too
+    return f"{key}={placeless(text)}" if equals else value
 
 
 def _one_spelling(override: Any) -> str:
