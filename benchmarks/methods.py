@@ -31,7 +31,7 @@ BEGIN, END = "<!-- begin: every method on the digits -->", "<!-- end: every meth
 
 def seconds(rounds: int = 16, pairs: int = 3) -> None:
     """Write the CPU seconds a round of each method and of FedAvg beside it."""
-    from core import registry
+    from contrafed.core import registry
 
     SECONDS.parent.mkdir(exist_ok=True)
     with SECONDS.open("w", newline="", encoding="utf-8") as file:
@@ -64,7 +64,7 @@ def _seconds_a_round(name: str, rounds: int) -> float:
 def table() -> None:
     """Write the table of docs/METHODS.md between its two marks."""
     from contrafed.analysis import results
-    from core import registry
+    from contrafed.core import registry
 
     digits = results.load(ROOT / "results" / "digits.csv")
     with (ROOT / "results" / "digits.csv").open(encoding="utf-8") as file:

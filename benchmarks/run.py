@@ -79,8 +79,8 @@ def loop(setting: str, nodes: int) -> float:
     from omegaconf import OmegaConf
 
     from contrafed import compose
-    from core.run import choose
-    from models.base import build_model
+    from contrafed.core.run import choose
+    from contrafed.models.base import build_model
 
     torch.set_num_threads(1)
     _, _, steps, size = SETTINGS[setting]
@@ -138,8 +138,8 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     from pfl.model.pytorch import PyTorchModel
 
     from contrafed import compose
-    from core.run import choose
-    from models.base import build_model
+    from contrafed.core.run import choose
+    from contrafed.models.base import build_model
 
     _, nodes, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
@@ -196,8 +196,8 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
     from omegaconf import OmegaConf
 
     from contrafed import compose
-    from core.run import choose
-    from models.base import build_model
+    from contrafed.core.run import choose
+    from contrafed.models.base import build_model
 
     _, nodes, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]

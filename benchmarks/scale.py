@@ -43,9 +43,9 @@ def node_times(nodes: list[tuple[int, int]], frozen: int, barrier: Any) -> list[
     from omegaconf import OmegaConf
 
     from contrafed import compose
-    from core.run import choose
-    from models.base import build_model
-    from simulation.worker import reuse_memory
+    from contrafed.core.run import choose
+    from contrafed.models.base import build_model
+    from contrafed.simulation.worker import reuse_memory
 
     torch.set_num_threads(1)
     reuse_memory()
@@ -78,9 +78,9 @@ def balance(folder: Path, repeats: int) -> None:
     import numpy as np
     from omegaconf import OmegaConf
 
+    from contrafed.core.run import node_run
+    from contrafed.partitions.federation import load_federation
     from contrafed.reporting import RoundLog
-    from core.run import node_run
-    from partitions.federation import load_federation
 
     workers, skipped = os.cpu_count() or 1, 3
     nodes = (
@@ -189,14 +189,14 @@ def aggregate(folder: Path, repeats: int) -> None:
     import torch
     from omegaconf import OmegaConf
 
-    from clients.training.workspace import Workspace
+    from contrafed.clients.training.workspace import Workspace
+    from contrafed.core.combine import cores
     from contrafed.session import make_strategy
     from contrafed.settings import resolve
-    from core.combine import cores
-    from simulation.members import Members
-    from simulation.worker import reuse_memory
-    from strategies.base import Replies, Reply, Round
-    from strategies.replies import norm
+    from contrafed.simulation.members import Members
+    from contrafed.simulation.worker import reuse_memory
+    from contrafed.strategies.base import Replies, Reply, Round
+    from contrafed.strategies.replies import norm
 
     torch.set_num_threads(1)
     reuse_memory()

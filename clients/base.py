@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.func import grad
 from torch.utils._pytree import tree_map
 
-from clients.losses import cross_entropy
-from clients.training import loop, one_round
-from clients.training.batches import Batch, Batches
-from clients.training.faults import DeadlineError, LocalError, NoRoomError
-from clients.training.loop import PARTS, Function, Loss, Losses, Step
-from clients.training.one_round import Judged, Update
-from clients.training.stack import Stack, each_node, per_node
-from clients.training.work import LocalWork
-from clients.training.workspace import Workspace
-from core import codec
-from core.tensors import Tensors
-from models.base import Features, SplitModel
+from contrafed.clients.losses import cross_entropy
+from contrafed.clients.training import loop, one_round
+from contrafed.clients.training.batches import Batch, Batches
+from contrafed.clients.training.faults import DeadlineError, LocalError, NoRoomError
+from contrafed.clients.training.loop import PARTS, Function, Loss, Losses, Step
+from contrafed.clients.training.one_round import Judged, Update
+from contrafed.clients.training.stack import Stack, each_node, per_node
+from contrafed.clients.training.work import LocalWork
+from contrafed.clients.training.workspace import Workspace
+from contrafed.core import codec
+from contrafed.core.tensors import Tensors
+from contrafed.models.base import Features, SplitModel
 
 __all__ = [
     "PARTS",

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
-from core.config import Range
-from core.randomness import generator
-from core.tensors import group, named
-from models.base import SplitModel
+from contrafed.clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.core.config import Range
+from contrafed.core.randomness import generator
+from contrafed.core.tensors import group, named
+from contrafed.models.base import SplitModel
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from clients.base import Client, LocalWork, Stack, Tensors
-from core.config import Range
-from core.tensors import named
+from contrafed.clients.base import Client, LocalWork, Stack, Tensors
+from contrafed.core.config import Range
+from contrafed.core.tensors import named
 
 
 @dataclass(frozen=True)

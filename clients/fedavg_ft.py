@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from clients.base import PARTS, Client, LocalWork, Stack, Tensors
-from clients.fedper import HEADS
-from clients.tuning import tuned
-from core.config import Range
+from contrafed.clients.base import PARTS, Client, LocalWork, Stack, Tensors
+from contrafed.clients.fedper import HEADS
+from contrafed.clients.tuning import tuned
+from contrafed.core.config import Range
 
 
 @dataclass(frozen=True)

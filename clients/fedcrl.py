@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from clients.base import PARTS, Batch, Client, LocalWork, Losses, Shapes, Stack, Tensors, per_node
-from clients.losses import masked_mean, prototype_contrast
-from clients.prototypes import prototype_table, with_prototypes
-from core.config import Range
-from core.tensors import group, named
-from models.base import SplitModel
+from contrafed.clients.base import PARTS, Batch, Client, LocalWork, Losses, Shapes, Stack, Tensors, per_node
+from contrafed.clients.losses import masked_mean, prototype_contrast
+from contrafed.clients.prototypes import prototype_table, with_prototypes
+from contrafed.core.config import Range
+from contrafed.core.tensors import group, named
+from contrafed.models.base import SplitModel
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Tensors
-from clients.losses import decorrelation
-from core.config import Range
+from contrafed.clients.base import Batch, Client, LocalWork, Tensors
+from contrafed.clients.losses import decorrelation
+from contrafed.core.config import Range
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Stack, Tensors
-from clients.losses import squared_distance
-from core.config import Range
-from core.tensors import group, named
+from contrafed.clients.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.clients.losses import squared_distance
+from contrafed.core.config import Range
+from contrafed.core.tensors import group, named
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from clients.base import Client, Config, Shapes, Stack, Tensors
-from clients.prototypes import with_prototypes
-from core.tensors import group, named
-from models.base import SplitModel
+from contrafed.clients.base import Client, Config, Shapes, Stack, Tensors
+from contrafed.clients.prototypes import with_prototypes
+from contrafed.core.tensors import group, named
+from contrafed.models.base import SplitModel
 
 __all__ = ["Config", "FedGHClient"]
 

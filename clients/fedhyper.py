@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clients.base import Client, LocalWork, Shapes, Stack, Tensors
-from models.base import SplitModel
+from contrafed.clients.base import Client, LocalWork, Shapes, Stack, Tensors
+from contrafed.models.base import SplitModel
 
 
 @dataclass(frozen=True)

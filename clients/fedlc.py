@@ -5,10 +5,10 @@ from typing import Annotated
 
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Stack, Tensors
-from clients.losses import without
-from clients.prototypes import class_counts
-from core.config import Range
+from contrafed.clients.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.clients.losses import without
+from contrafed.clients.prototypes import class_counts
+from contrafed.core.config import Range
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Stack, Tensors
-from clients.losses import kl, masked_mean
-from core.config import Range
-from models.base import Features
+from contrafed.clients.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.clients.losses import kl, masked_mean
+from contrafed.core.config import Range
+from contrafed.models.base import Features
 
 
 @dataclass(frozen=True)

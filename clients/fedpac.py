@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors, per_node
-from clients.losses import masked_mean
-from clients.prototypes import prototype_table, with_prototypes
-from core.config import Range
-from core.tensors import group, named
-from models.base import SplitModel
+from contrafed.clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors, per_node
+from contrafed.clients.losses import masked_mean
+from contrafed.clients.prototypes import prototype_table, with_prototypes
+from contrafed.core.config import Range
+from contrafed.core.tensors import group, named
+from contrafed.models.base import SplitModel
 
 
 @dataclass(frozen=True)

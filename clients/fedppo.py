@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from clients.base import Batch, Client, Config, Shapes, Stack, Tensors
-from models.base import SplitModel
+from contrafed.clients.base import Batch, Client, Config, Shapes, Stack, Tensors
+from contrafed.models.base import SplitModel
 
 __all__ = ["Config", "FedPPOClient"]
 

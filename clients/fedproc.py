@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clients.base import Batch, Client, Config, Shapes, Stack, Tensors
-from clients.losses import masked_mean, prototype_contrast
-from clients.prototypes import prototype_table, with_prototypes
-from models.base import SplitModel
+from contrafed.clients.base import Batch, Client, Config, Shapes, Stack, Tensors
+from contrafed.clients.losses import masked_mean, prototype_contrast
+from contrafed.clients.prototypes import prototype_table, with_prototypes
+from contrafed.models.base import SplitModel
 
 __all__ = ["Config", "FedProcClient"]
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
-from clients.losses import masked_mean
-from clients.prototypes import prototype_table, with_prototypes
-from core.config import Range
-from models.base import Features, SplitModel
+from contrafed.clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
+from contrafed.clients.losses import masked_mean
+from contrafed.clients.prototypes import prototype_table, with_prototypes
+from contrafed.core.config import Range
+from contrafed.models.base import Features, SplitModel
 
 
 @dataclass(frozen=True)

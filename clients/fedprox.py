@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Stack, Tensors
-from clients.losses import squared_distance
-from core.config import Range
+from contrafed.clients.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.clients.losses import squared_distance
+from contrafed.core.config import Range
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
-from clients.losses import masked_mean, unit, without
-from core.config import Range
-from core.errors import UserError
+from contrafed.clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.clients.losses import masked_mean, unit, without
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from clients.base import Client, LocalWork, Stack, Tensors
-from clients.fedper import HEADS, FedPerClient
-from core.config import Range
+from contrafed.clients.base import Client, LocalWork, Stack, Tensors
+from contrafed.clients.fedper import HEADS, FedPerClient
+from contrafed.core.config import Range
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from clients.base import Client
-from clients.fedper import HEADS, Config
+from contrafed.clients.base import Client
+from contrafed.clients.fedper import HEADS, Config
 
 __all__ = ["Config", "LGFedAvgClient"]
 

@@ -6,7 +6,7 @@ A batch may be padded: ``mask`` (b,) is 1 for a real example and 0 for padding, 
 import torch
 from torch import Tensor
 
-from core.tensors import Tensors
+from contrafed.core.tensors import Tensors
 
 # Below this norm a vector counts as zero and has cosine 0 with everything.
 EPSILON = 1e-8

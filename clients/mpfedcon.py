@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import PARTS, Batch, Shapes, Stack, Tensors
-from clients.fedrep import Config as FedRepConfig
-from clients.fedrep import FedRepClient
-from clients.losses import cosine, masked_mean
-from clients.prototypes import prototype_table, with_prototypes
-from core.config import Range
-from models.base import SplitModel
+from contrafed.clients.base import PARTS, Batch, Shapes, Stack, Tensors
+from contrafed.clients.fedrep import Config as FedRepConfig
+from contrafed.clients.fedrep import FedRepClient
+from contrafed.clients.losses import cosine, masked_mean
+from contrafed.clients.prototypes import prototype_table, with_prototypes
+from contrafed.core.config import Range
+from contrafed.models.base import SplitModel
 
 
 @dataclass(frozen=True)

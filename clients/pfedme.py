@@ -5,11 +5,11 @@ from typing import Annotated
 
 from torch import Tensor
 
-from clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
-from clients.losses import squared_distance
-from core.config import Range
-from core.errors import UserError
-from core.tensors import group, named
+from contrafed.clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.clients.losses import squared_distance
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import group, named
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clients.base import Batch, Client, Config, Shapes, Stack, Tensors, per_node
-from core.tensors import group, named
-from models.base import SplitModel
+from contrafed.clients.base import Batch, Client, Config, Shapes, Stack, Tensors, per_node
+from contrafed.core.tensors import group, named
+from contrafed.models.base import SplitModel
 
 __all__ = ["Config", "ScaffoldClient"]
 

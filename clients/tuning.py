@@ -1,6 +1,6 @@
 """What the methods share whose nodes train once more before they are judged: FedAvg+FT and FedBABU."""
 
-from clients.base import Client, LocalWork, Stack, Tensors
+from contrafed.clients.base import Client, LocalWork, Stack, Tensors
 
 
 def tuned(client: Client, stack: Stack, work: LocalWork, parts: tuple[str, ...]) -> dict[str, Tensors]:

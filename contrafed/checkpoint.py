@@ -23,11 +23,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from contrafed.core.config import dotted, plain_numbers
+from contrafed.core.disk import sync
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import Tensors, group, read, write
 from contrafed.settings import HOW_IT_RUNS, ORIGIN, counts
-from core.config import dotted, plain_numbers
-from core.disk import sync
-from core.errors import UserError
-from core.tensors import Tensors, group, read, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 

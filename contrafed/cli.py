@@ -9,11 +9,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from contrafed.composition import CHOICE_GROUPS, Composed, compose_yaml, own_folder, plain, use_plain_sgd
+from contrafed.core import registry
+from contrafed.core.arguments import Parser, program
+from contrafed.core.errors import UserError, unknown
 from contrafed.settings import Run, check_top, for_evaluation, resolve
 from contrafed.sweep import expand
-from core import registry
-from core.arguments import Parser, program
-from core.errors import UserError, unknown
 
 SCRIPT = "contrafed"  # the command of an installed package
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra's --info shows

@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from clients.base import Client
-from clients.training.loop import part_of
-from clients.training.workspace import client_class_of
-from core import registry
-from core.errors import UserError, unknown
-from core.privacy import central, gaussian, none
-from core.run import Choice, NodeRun, choose
-from models.base import SplitModel, build_model
-from partitions.participation.base import Participation, make_participation, pattern_class_of
-from partitions.participation.bernoulli import Bernoulli
-from simulation.attacks import label_flip
-from simulation.attacks.base import Attack, Attackers
-from strategies.accountant import needs_accountant
-from strategies.base import FederatedStrategy, Population, strategy_class_of
-from strategies.checks import judged_fault, sent_fault
-from strategies.fedavg import FIXED
-from strategies.privacy import protected
-from strategies.replies import OTHER
+from contrafed.clients.base import Client
+from contrafed.clients.training.loop import part_of
+from contrafed.clients.training.workspace import client_class_of
+from contrafed.core import registry
+from contrafed.core.errors import UserError, unknown
+from contrafed.core.privacy import central, gaussian, none
+from contrafed.core.run import Choice, NodeRun, choose
+from contrafed.models.base import SplitModel, build_model
+from contrafed.partitions.participation.base import Participation, make_participation, pattern_class_of
+from contrafed.partitions.participation.bernoulli import Bernoulli
+from contrafed.simulation.attacks import label_flip
+from contrafed.simulation.attacks.base import Attack, Attackers
+from contrafed.strategies.accountant import needs_accountant
+from contrafed.strategies.base import FederatedStrategy, Population, strategy_class_of
+from contrafed.strategies.checks import judged_fault, sent_fault
+from contrafed.strategies.fedavg import FIXED
+from contrafed.strategies.privacy import protected
+from contrafed.strategies.replies import OTHER
 
 # Images of a common size, and their classes.
 CHANNELS, SIDE, CLASSES = 3, 32, 10
@@ -169,7 +169,7 @@ def check_attack(attack: Choice, rule: FederatedStrategy, node: NodeRun, num_tra
     if attack.name == "none":
         return
     if not isinstance(attack.config, Attackers):
-        wanted = "must inherit Attackers of simulation.attacks.base, who attacks"
+        wanted = "must inherit Attackers of contrafed.simulation.attacks.base, who attacks"
         raise UserError(f"attack={attack.name}: Config of {attack.module.__name__} {wanted}")
     if not isinstance(attack.config, label_flip.Config):
         registry.only_subclass(attack.module, Attack)

@@ -15,12 +15,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from contrafed import grid
+from contrafed.core import registry
+from contrafed.core.config import dotted
+from contrafed.core.errors import UserError, unknown
+from contrafed.core.run import PACKAGES as HOMES
 from contrafed.settings import EVALUATION_KEYS, GROUPS, HOW_IT_RUNS, SCORING_KEYS, counts, read_config
 from contrafed.yamls import composed, first_line, parse, rule_of, stamp
-from core import registry
-from core.config import dotted
-from core.errors import UserError, unknown
-from core.run import PACKAGES as HOMES
 
 CHOICE_GROUPS = (*GROUPS, "strategy/server", "experiment", "scale")
 
@@ -258,9 +258,12 @@ def _check_modules(config: DictConfig, own: Path | None) -> None:
         values = config.get(group)
         if not isinstance(values, DictConfig) or "name" not in values:
             continue
-        modules = {"module": (package, values.get("module") or values.name), "server": ("strategies", values.get("server"))}
+        modules = {
+            "module": (package, values.get("module") or values.name),
+            "server": ("contrafed.strategies", values.get("server")),
+        }
         for key, (home, module) in modules.items():
-            there = (registry.CONF.parent / home.replace(".", "/") / f"{module}.py").is_file()
+            there = (registry.CONF.parent / home.removeprefix("contrafed.").replace(".", "/") / f"{module}.py").is_file()
             if not there and module is not None and "." not in str(module):
                 missing = f"there is no module {home}.{module}"
                 raise UserError(f"{group}={values.name}: {missing}; a file of your own package is {key}: PACKAGE.FILE")
@@ -378,8 +381,8 @@ def use_plain_sgd(job: Composed) -> str | None:
         return None
     if local.optimizer == "sgd" and not local.momentum:
         return None
-    from clients.training.workspace import client_class_of
-    from core.run import node_half
+    from contrafed.clients.training.workspace import client_class_of
+    from contrafed.core.run import node_half
 
     values: Any = OmegaConf.to_container(strategy, resolve=True)
     if not (reason := client_class_of(node_half(values)).plain_sgd):

@@ -14,14 +14,14 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from clients.training.workspace import Workspace
+from contrafed.clients.training.workspace import Workspace
+from contrafed.core import codec
+from contrafed.core.errors import UserError
+from contrafed.core.run import NodeRun
+from contrafed.partitions.federation import Federation
+from contrafed.partitions.own import facts_of
 from contrafed.settings import read_config
-from core import codec
-from core.errors import UserError
-from core.run import NodeRun
-from partitions.federation import Federation
-from partitions.own import facts_of
-from simulation.members import Members, Registry
+from contrafed.simulation.members import Members, Registry
 
 # Seconds between two looks at Flower's inbox.
 POLL = 1.0
@@ -31,7 +31,8 @@ class DeviceGrid:
     """Flower's Grid of a deployment, in which a message that cannot be sent or read costs one reply and never the run.
 
     Flower's own ``send_and_receive`` ends with an exception for either. Nodes keep what they remember on their own disks, filed
-    under the id of the run's first sitting; every message tells them where the run stands (``clients.node.files.Moment``).
+    under the id of the run's first sitting; every message tells them where the run stands
+    (``contrafed.clients.node.files.Moment``).
     """
 
     every_failure = True

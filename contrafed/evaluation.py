@@ -12,14 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from clients.training.workspace import Workspace
+from contrafed.clients.training.workspace import Workspace
+from contrafed.core.combine import cores
+from contrafed.core.errors import UserError
+from contrafed.core.metrics import beside_accuracy, confusion, scores_of
+from contrafed.core.tensors import Tensors
+from contrafed.models.base import SplitModel
+from contrafed.partitions.federation import Federation
 from contrafed.settings import Run
-from core.combine import cores
-from core.errors import UserError
-from core.metrics import beside_accuracy, confusion, scores_of
-from core.tensors import Tensors
-from models.base import SplitModel
-from partitions.federation import Federation
 
 # In a run's folder.
 MODEL_FILE = "model.safetensors"

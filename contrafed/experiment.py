@@ -8,9 +8,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from contrafed.composition import compose_job
+from contrafed.core.errors import UserError
 from contrafed.prepare import checked, with_folder
 from contrafed.reporting import alone
-from core.errors import UserError
 
 
 def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig:
@@ -42,11 +42,11 @@ def run(
     if wanted.node.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
     # After checked(), which sets what Flower and Ray read when they are imported.
-    from clients.training.workspace import make_model
+    from contrafed.clients.training.workspace import make_model
     from contrafed.evaluation import initial_file, initial_model
+    from contrafed.partitions.federation import load_federation
     from contrafed.server_app import app_for
-    from partitions.federation import load_federation
-    from simulation.engine import Job
+    from contrafed.simulation.engine import Job
 
     federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data or a file leaves none behind
     initial_model(dict(make_model(wanted.node, federation).named_parameters()), initial_file(wanted))

@@ -22,8 +22,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from core import registry
-from core.errors import UserError, unknown
+from contrafed.core import registry
+from contrafed.core.errors import UserError, unknown
 
 Case = dict[str, Any]  # dotted key or group -> value
 Grid = dict[str, list[Any] | dict[str, Case]]

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from core.arguments import Parser
-from core.errors import UserError
+from contrafed.core.arguments import Parser
+from contrafed.core.errors import UserError
 
 CA, SERVER = "ca", "server"  # ca.pem goes to everyone; ca.key stays with whoever made it
 LOOPBACK = ("localhost", "127.0.0.1")  # by which the SuperLink's own helper processes reach it

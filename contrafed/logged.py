@@ -13,18 +13,18 @@ from dataclasses import asdict
 
 import numpy as np
 
-from clients.training.workspace import Workspace
 from contrafed.analysis.covariance import spread
 from contrafed.analysis.deviation import deviation
 from contrafed.analysis.weights import METRIC
+from contrafed.clients.training.workspace import Workspace
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import Tensors
 from contrafed.evaluation import judging, representations, score, test_examples
+from contrafed.partitions.federation import Federation
 from contrafed.reporting import RunRecorder
 from contrafed.settings import Run
-from core.errors import UserError
-from core.tensors import Tensors
-from partitions.federation import Federation
-from strategies.base import FederatedStrategy, Replies
-from strategies.checks import weights_of
+from contrafed.strategies.base import FederatedStrategy, Replies
+from contrafed.strategies.checks import weights_of
 
 
 class Logged:

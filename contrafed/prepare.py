@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from contrafed.composition import compose_job, plain
+from contrafed.core.errors import UserError, nearest
 from contrafed.reporting import claim_folder, quiet_libraries
 from contrafed.reporting.folder import finished
 from contrafed.settings import Run, read_config, resolve
-from core.errors import UserError, nearest
 
 LATEST = "latest"
 
@@ -36,7 +36,7 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
         )
     check_latest(wanted, names_folder(words))
     if num_nodes is not None:
-        from simulation.flower import refuse_timeout
+        from contrafed.simulation.flower import refuse_timeout
 
         refuse_timeout(wanted.engine.config.round_timeout)
     if num_nodes is not None and (wanted.checkpoint_every is not None or wanted.resume is not None):

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from clients.training.workspace import Workspace
+from contrafed.clients.training.workspace import Workspace
+from contrafed.core.privacy import gaussian
 from contrafed.settings import Run
-from core.privacy import gaussian
-from simulation.attacks.base import Attackers
+from contrafed.simulation.attacks.base import Attackers
 
 
 def said_of_scale(run: Run, workspace: Workspace) -> str:

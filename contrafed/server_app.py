@@ -10,14 +10,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from contrafed import checkpoint
+from contrafed.core.disk import told_in_one_line
+from contrafed.core.errors import RunStopped, UserError
 from contrafed.devices import DeviceGrid
 from contrafed.reporting import alone, print_summary
 from contrafed.session import OnRound, Session
 from contrafed.settings import Run
-from core.disk import told_in_one_line
-from core.errors import RunStopped, UserError
-from simulation.flower import FlowerGrid
-from simulation.grid import RunGrid
+from contrafed.simulation.flower import FlowerGrid
+from contrafed.simulation.grid import RunGrid
 
 # Seconds between two looks at how many nodes a simulation has.
 POLL = 1.0

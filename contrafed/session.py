@@ -12,33 +12,33 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-from clients.base import PARTS
-from clients.training.workspace import Workspace, workspace_for
 from contrafed import checkpoint
 from contrafed.analysis.traffic import BYTES, FORMULAS, formula
+from contrafed.clients.base import PARTS
+from contrafed.clients.training.workspace import Workspace, workspace_for
+from contrafed.core import codec
+from contrafed.core.errors import RunStopped, UserError
+from contrafed.core.metrics import beside_accuracy
+from contrafed.core.privacy import central, gaussian
+from contrafed.core.tensors import Tensors
 from contrafed.evaluation import evaluate, initial_file, initial_model, test_examples
 from contrafed.logged import Logged
+from contrafed.partitions.participation.base import make_participation
 from contrafed.reporting import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.reporting.provenance import commit, hardware
 from contrafed.said import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
 from contrafed.settings import Run
+from contrafed.simulation.attacks.base import attacked
+from contrafed.simulation.grid import RunGrid
+from contrafed.simulation.members import Members
 from contrafed.stopping import Stopping
+from contrafed.strategies import checks
+from contrafed.strategies.accountant import Budget
+from contrafed.strategies.aggregation.base import make_aggregation
+from contrafed.strategies.base import FederatedStrategy, Population, Round, strategy_class_of
+from contrafed.strategies.privacy import protected
+from contrafed.strategies.replies import AROUND
 from contrafed.trackers import Followed, Tracked
-from core import codec
-from core.errors import RunStopped, UserError
-from core.metrics import beside_accuracy
-from core.privacy import central, gaussian
-from core.tensors import Tensors
-from partitions.participation.base import make_participation
-from simulation.attacks.base import attacked
-from simulation.grid import RunGrid
-from simulation.members import Members
-from strategies import checks
-from strategies.accountant import Budget
-from strategies.aggregation.base import make_aggregation
-from strategies.base import FederatedStrategy, Population, Round, strategy_class_of
-from strategies.privacy import protected
-from strategies.replies import AROUND
 
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
 OnRound = Callable[[int, dict[str, float]], None]

@@ -12,12 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from contrafed import trackers
-from core import registry
-from core.config import Range, build
-from core.disk import expanded
-from core.errors import UserError, unknown
-from core.metrics import beside_accuracy
-from core.run import PACKAGES, Choice, NodeRun, choice_of, choose, half, node_run
+from contrafed.core import registry
+from contrafed.core.config import Range, build
+from contrafed.core.disk import expanded
+from contrafed.core.errors import UserError, unknown
+from contrafed.core.metrics import beside_accuracy
+from contrafed.core.run import PACKAGES, Choice, NodeRun, choice_of, choose, half, node_run
 
 # What `log` may list; `contrafed/logged.py` says what each writes.
 LOG_CHOICES = ("deviation", "features", "nodes_train", "probability", "weights")
@@ -100,12 +100,12 @@ class Run(Top):
 
 def resolve(composed: Mapping[str, Any]) -> Run:
     """Return the run that a composed configuration describes; loads no data. Raises ``UserError`` for the first mistake."""
-    import partitions.checks
-    import partitions.images
-    from clients.training.workspace import client_class_of
+    import contrafed.partitions.checks
+    import contrafed.partitions.images
+    from contrafed.clients.training.workspace import client_class_of
     from contrafed.compatible import check_attack, check_mean, check_messages, check_privacy
-    from partitions.participation.base import pattern_class_of
-    from strategies.base import strategy_class_of
+    from contrafed.partitions.participation.base import pattern_class_of
+    from contrafed.strategies.base import strategy_class_of
 
     config = for_evaluation(composed)
     top = check_top(config)
@@ -113,8 +113,8 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     node, server = node_run(config), server_of(config["strategy"])
     chosen: dict[str, Any] = {group: choose(group, config[group]) for group in SERVER_GROUPS}
     participation = chosen["participation"]
-    partitions.images.check(node.dataset)
-    partitions.checks.check(node.partition, node.num_nodes)
+    contrafed.partitions.images.check(node.dataset)
+    contrafed.partitions.checks.check(node.partition, node.num_nodes)
     if top.held_out_nodes and node.partition.config.scarce_nodes:
         raise UserError("partition.scarce_nodes and held_out_nodes are both the last nodes: the scarce ones would never train")
     asked = participation.config.count(top.num_trained) or top.num_trained
@@ -178,9 +178,9 @@ def check_top(config: Mapping[str, Any]) -> Top:
 
 def check_log(names: Sequence[str], node: Choice, server: Choice, participation: Choice, privacy: Choice) -> None:
     """Raise ``UserError`` for something to log that the chosen method, or the participation, does not have."""
-    from clients.training.workspace import client_class_of
-    from partitions.participation.base import Heterogeneous
-    from strategies.base import FederatedStrategy, strategy_class_of
+    from contrafed.clients.training.workspace import client_class_of
+    from contrafed.partitions.participation.base import Heterogeneous
+    from contrafed.strategies.base import FederatedStrategy, strategy_class_of
 
     shared, rule = client_class_of(node).shared_parts(node.config), strategy_class_of(server)
     missing = {
@@ -210,11 +210,11 @@ def server_of(strategy: Mapping[str, Any]) -> Choice:
 
 def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
     """Return the file that ``strategy.server`` names, or ``strategies/NAME.py`` of a method that has a rule of its own."""
-    from strategies.base import FederatedStrategy
+    from contrafed.strategies.base import FederatedStrategy
 
     if (named := strategy.get("server")) is not None:
-        return registry.find("strategies", "strategy/server", {"name": named})
-    module = registry.find("strategies", "strategy", strategy)
+        return registry.find("contrafed.strategies", "strategy/server", {"name": named})
+    module = registry.find("contrafed.strategies", "strategy", strategy)
     if not registry.own_subclasses(module, FederatedStrategy):
         wanted = "its YAML's defaults may name another's, such as server: fedavg"
         raise UserError(f"strategy={strategy['name']}: {module.__name__} has no server rule (a FederatedStrategy); {wanted}")
@@ -223,12 +223,12 @@ def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
 
 def _check_recipe(strategy: Choice, num_rounds: int) -> None:
     """Raise ``UserError`` for no recipe, for one that is not the plain SGD a method needs, and for a rate that comes to 0."""
-    from clients.training.work import LocalWork
-    from clients.training.workspace import client_class_of
+    from contrafed.clients.training.work import LocalWork
+    from contrafed.clients.training.workspace import client_class_of
 
     reason, local = client_class_of(strategy).plain_sgd, getattr(strategy.config, "local", None)
     if not isinstance(local, LocalWork):
-        wanted = "must have `local: LocalWork` of clients.training.work, the recipe of local training"
+        wanted = "must have `local: LocalWork` of contrafed.clients.training.work, the recipe of local training"
         raise UserError(f"strategy={strategy.name}: Config of {strategy.module.__name__} {wanted}")
     if reason and (local.optimizer != "sgd" or local.momentum):
         wanted = "strategy.local.optimizer=sgd and strategy.local.momentum=0"
@@ -239,8 +239,8 @@ def _check_recipe(strategy: Choice, num_rounds: int) -> None:
 
 def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
     """Return the nodes whose labels an attack turns. Raises ``UserError`` for attackers that do not exist."""
-    from simulation.attacks import label_flip
-    from simulation.attacks.base import Attackers
+    from contrafed.simulation.attacks import label_flip
+    from contrafed.simulation.attacks.base import Attackers
 
     attackers = attack.config.among(top.num_nodes, top.seed) if isinstance(attack.config, Attackers) else ()
     return attackers if isinstance(attack.config, label_flip.Config) else ()

@@ -29,11 +29,11 @@ from hydra.errors import HydraException
 
 from contrafed import grid
 from contrafed.composition import CHOICE_GROUPS, as_choices, choice_key, grid_of, own_folder
+from contrafed.core.errors import RunStopped, UserError
 from contrafed.prepare import LATEST
 from contrafed.reporting.folder import CLAIM, finished, held, make_folder, numbered, taken, taken_by_a_run
 from contrafed.settings import Run
 from contrafed.yamls import choices_of, parse
-from core.errors import RunStopped, UserError
 
 OUTPUTS = Path("outputs")
 POLL = 0.5  # seconds between two looks at what another process does
@@ -146,7 +146,7 @@ class Sweep:
 
     def run(self) -> None:
         """Run what is left. A job that fails is reported and the others go on; Ctrl-C ends the sweep. Raises ``UserError``."""
-        from simulation.personal import place_in
+        from contrafed.simulation.personal import place_in
 
         left = []
         self._check_folders()
@@ -311,7 +311,7 @@ class Sweep:
 
 def _check_data(left: list[Run]) -> None:
     """Load, or download, what several runs train on: what is missing is said once, before the first. Raises ``UserError``."""
-    from partitions.images import load_images
+    from contrafed.partitions.images import load_images
 
     if len(left) > 1:
         for dataset in {repr((run.node.dataset.name, run.node.dataset.config)): run.node.dataset for run in left}.values():

@@ -15,8 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from contrafed import grid
-from core import registry
-from core.errors import UserError, nearest
+from contrafed.core import registry
+from contrafed.core.errors import UserError, nearest
 
 
 def parse(overrides: list[str]) -> list[Override]:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from core.errors import UserError
+from contrafed.core.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):

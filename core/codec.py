@@ -15,7 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from core.tensors import on_host
+from contrafed.core.tensors import on_host
 
 # Ray hands arrays over as read-only views of shared memory. We never write to what was received, so torch's reminder that
 # this would be undefined tells the user nothing. It comes once per process: let it come here, unheard.

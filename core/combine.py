@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from core.tensors import Tensors, flat, unflat
+from contrafed.core.tensors import Tensors, flat, unflat
 
 # Numbers of a tensor that a core adds at a time, so that the sum stays in its cache.
 BLOCK = 2**17

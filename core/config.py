@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from core.errors import UserError, unknown
+from contrafed.core.errors import UserError, unknown
 
 T = TypeVar("T")
 KINDS = "which no key can be; int, float, bool, str, dict, Literal, list[...], tuple[...] can"

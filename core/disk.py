@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from core.errors import DiskError
+from contrafed.core.errors import DiskError
 
 # What a disk says that is full, read-only or broken, and that holds no file so large; a network's errors are others.
 FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from core.errors import UserError, unknown
+from contrafed.core.errors import UserError, unknown
 
 if TYPE_CHECKING:  # the key is checked before torch is imported
     from torch import Tensor

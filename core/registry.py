@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from core.errors import UserError, nearest, unknown
+from contrafed.core.errors import UserError, nearest, unknown
 
 T = TypeVar("T")
 

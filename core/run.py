@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from core import registry
-from core.config import build
-from core.errors import UserError
-from core.privacy import laplace, local
+from contrafed.core import registry
+from contrafed.core.config import build
+from contrafed.core.errors import UserError
+from contrafed.core.privacy import laplace, local
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Choice:
 
 # Where the code behind a group's choices is; of ``strategy`` the node half.
 PACKAGES = {
-    "strategy": "clients",
-    "dataset": "partitions.datasets",
-    "partition": "partitions.partitioners",
-    "participation": "partitions.participation",
-    "model": "models",
-    "engine": "simulation",
-    "privacy": "core.privacy",
+    "strategy": "contrafed.clients",
+    "dataset": "contrafed.partitions.datasets",
+    "partition": "contrafed.partitions.partitioners",
+    "participation": "contrafed.partitions.participation",
+    "model": "contrafed.models",
+    "engine": "contrafed.simulation",
+    "privacy": "contrafed.core.privacy",
     "tracker": "contrafed.trackers",
-    "attack": "simulation.attacks",
-    "aggregation": "strategies.aggregation",
+    "attack": "contrafed.simulation.attacks",
+    "aggregation": "contrafed.strategies.aggregation",
 }
 
 # What the code behind a choice must define, the first of them if it has none, and with which parameters.
@@ -52,9 +52,9 @@ FUNCTIONS = {
 }
 # What its ``Config`` inherits: settings that Contrafed itself reads.
 INHERITED = {
-    "dataset": ("partitions.images", "Common"),
-    "partition": ("partitions.partition", "Common"),
-    "participation": ("partitions.participation.base", "Selection"),
+    "dataset": ("contrafed.partitions.images", "Common"),
+    "partition": ("contrafed.partitions.partition", "Common"),
+    "participation": ("contrafed.partitions.participation.base", "Selection"),
 }
 
 
@@ -103,7 +103,7 @@ class NodeRun:
     partition: Choice
     model: Choice
     flipped: tuple[int, ...] = ()  # in simulation: nodes that train on wrong labels
-    images: Mapping[str, Any] | None = None  # on devices: what their data must be like (partitions.own.facts_of)
+    images: Mapping[str, Any] | None = None  # on devices: what their data must be like (contrafed.partitions.own.facts_of)
     privacy: Choice | None = None  # where nodes themselves add noise
 
     def to_json(self) -> str:

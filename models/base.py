@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from core import registry
-from core.errors import UserError
-from core.randomness import torch_generator
-from core.run import Choice
+from contrafed.core import registry
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import torch_generator
+from contrafed.core.run import Choice
 
 SMALLEST = 8  # pixels a side
 
@@ -222,7 +222,7 @@ def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
     if not isinstance(model, SplitModel):
         raise UserError(f"{said}, got {type(model).__name__}")
     if not isinstance(model.encoder, Stages):
-        raise UserError(f"{said} whose encoder is a models.base.Stages, got {type(model.encoder).__name__}")
+        raise UserError(f"{said} whose encoder is a contrafed.models.base.Stages, got {type(model.encoder).__name__}")
     if model.num_classes != num_classes:
         raise UserError(f"{said} with {num_classes} outputs (num_classes), got {model.num_classes}")
     parts = ("encoder", "projector", "classifier")
@@ -237,10 +237,12 @@ def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
         )
     unsized = [name for name, value in model.named_parameters() if nn.parameter.is_lazy(value)]
     if unsized:
-        raise UserError(f"{said} whose layers know their sizes, got {unsized[0]} without; models.base.features_of counts them")
+        raise UserError(
+            f"{said} whose layers know their sizes, got {unsized[0]} without; contrafed.models.base.features_of counts them"
+        )
     buffers = [name for name, _ in model.named_buffers()]
     if buffers:
-        remedy = "normalise with models.base.group_norm, and make constants in forward"
+        remedy = "normalise with contrafed.models.base.group_norm, and make constants in forward"
         raise UserError(f"{said} without buffers, got {buffers[0]}; {remedy}")
     layers = model.named_modules()
     drawing = [name for name, layer in layers if layer is not model and _drops(layer)]
@@ -255,7 +257,7 @@ def _drops(layer: nn.Module) -> bool:
 
 
 def _said(choice: Choice) -> str:
-    return f"model={choice.name}: {choice.module.__name__}.build must return a models.base.SplitModel"
+    return f"model={choice.name}: {choice.module.__name__}.build must return a contrafed.models.base.SplitModel"
 
 
 def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from torch import nn
 
-from core.config import Range
-from core.errors import UserError
-from models.base import SplitModel, Stages, fitting_padding, hidden_layers, projector_of, relu_pool
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.models.base import SplitModel, Stages, fitting_padding, hidden_layers, projector_of, relu_pool
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Annotated, cast
 
 from torch import Tensor, nn
 
-from core.config import Range
-from models.base import SplitModel, Stages, features_of, relu_pool
+from contrafed.core.config import Range
+from contrafed.models.base import SplitModel, Stages, features_of, relu_pool
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from torch import nn
 
-from core.config import Range
-from models.base import SplitModel, Stages, fitting_padding, hidden_layers, projector_of, relu_pool
+from contrafed.core.config import Range
+from contrafed.models.base import SplitModel, Stages, fitting_padding, hidden_layers, projector_of, relu_pool
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from torch import nn
 
-from core.config import Range
-from models.base import SplitModel, Stages, projector_of
+from contrafed.core.config import Range
+from contrafed.models.base import SplitModel, Stages, projector_of
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from torch import nn
 
-from core.config import Range
-from models.base import HalvingPool, SplitModel, Stages, group_norm, hidden_layers, projector_of
+from contrafed.core.config import Range
+from contrafed.models.base import HalvingPool, SplitModel, Stages, group_norm, hidden_layers, projector_of
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from core import registry
-from core.errors import UserError
-from core.run import Choice
+from contrafed.core import registry
+from contrafed.core.errors import UserError
+from contrafed.core.run import Choice
 
 
 def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:

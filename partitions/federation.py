@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.errors import UserError
-from core.run import NodeRun
-from partitions.flipped import flipped
-from partitions.images import ImageData, load_images
-from partitions.own import fitted, own_images
-from partitions.partition import Partition, make_partition
+from contrafed.core.errors import UserError
+from contrafed.core.run import NodeRun
+from contrafed.partitions.flipped import flipped
+from contrafed.partitions.images import ImageData, load_images
+from contrafed.partitions.own import fitted, own_images
+from contrafed.partitions.partition import Partition, make_partition
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from partitions.images import ImageData
-from partitions.partition import Partition
+from contrafed.partitions.images import ImageData
+from contrafed.partitions.partition import Partition
 
 
 class Flipped(Partition):

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core import registry
-from core.config import Range
-from core.errors import UserError
-from core.randomness import generator
-from core.run import Choice
+from contrafed.core import registry
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.run import Choice
 
 if TYPE_CHECKING:
     from PIL.Image import Image

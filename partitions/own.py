@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import UserError
-from core.run import NodeRun
-from partitions.datasets import folder, npz
-from partitions.images import ImageData
-from partitions.partition import Partition, held_out_fraction
+from contrafed.core.errors import UserError
+from contrafed.core.run import NodeRun
+from contrafed.partitions.datasets import folder, npz
+from contrafed.partitions.images import ImageData
+from contrafed.partitions.partition import Partition, held_out_fraction
 
 
 def facts_of(data: ImageData) -> dict[str, Any]:

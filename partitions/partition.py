@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from core.config import Range
-from core.errors import UserError
-from core.randomness import generator
-from core.run import Choice
-from partitions import checks
-from partitions.images import ImageData
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.run import Choice
+from contrafed.partitions import checks
+from contrafed.partitions.images import ImageData
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
             lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
         if not isinstance(lazy, Partition) or lazy.num_nodes != num_nodes:
             got = f"one of {lazy.num_nodes}" if isinstance(lazy, Partition) else type(lazy).__name__
-            wanted = f"{checks.said_of(choice, 'lazy')} a partitions.partition.Partition of {num_nodes} nodes"
+            wanted = f"{checks.said_of(choice, 'lazy')} a contrafed.partitions.partition.Partition of {num_nodes} nodes"
             raise UserError(f"{wanted}, got {got}")
         checks.check_lazy(choice, lazy, data.test.numpy())
         return lazy

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from core.run import NodeRun
-from partitions.federation import Federation
-from simulation.worker import RUN_ID
+from contrafed.core.run import NodeRun
+from contrafed.partitions.federation import Federation
+from contrafed.simulation.worker import RUN_ID
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from clients.node.app import app
-from clients.training.workspace import Workspace, default_device, install, uninstall
-from core.config import Range
-from core.errors import UserError
-from core.run import NodeRun
-from partitions.federation import Federation
-from simulation.engine import Job
-from simulation.grid import SimulatedGrid
-from simulation.members import Members, Registry
+from contrafed.clients.node.app import app
+from contrafed.clients.training.workspace import Workspace, default_device, install, uninstall
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.core.run import NodeRun
+from contrafed.partitions.federation import Federation
+from contrafed.simulation.engine import Job
+from contrafed.simulation.grid import SimulatedGrid
+from contrafed.simulation.members import Members, Registry
 
 # Seconds between two looks at the runtime's inbox.
 POLL = 0.05
@@ -108,7 +108,7 @@ def run(config: Config, job: Job) -> None:
     """Run a job in Flower's simulation runtime, one CPU per ClientApp by default."""
     from flwr.simulation import run_simulation
 
-    from simulation.ray import start_ray, stop_ray
+    from contrafed.simulation.ray import start_ray, stop_ray
 
     stop_ray()  # it may have joined a cluster
     start_ray(None, job.verbose, None, None)  # else Flower does, and a polite kill aborts the process in mid-sentence
@@ -141,7 +141,7 @@ def _check_resources(config: Config) -> None:
     """Raise ``UserError`` where not even one node has room: Flower would wait for ever."""
     import ray
 
-    from simulation.ray import room
+    from contrafed.simulation.ray import room
 
     there, share = ray.cluster_resources(), config.gpus_per_node
     for key, name in (("cpus_per_node", "CPU"), ("gpus_per_node", "GPU")):

@@ -15,15 +15,15 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
-from clients.node.app import MEMORY
-from clients.training.workspace import Workspace
-from core import codec
-from core.run import NodeRun
-from partitions.federation import Federation
-from simulation.members import Members
-from simulation.memory import Cost, NodeMemory
-from simulation.personal import check_saved, place_in
-from simulation.worker import FIRST_NODE_ID, RUN_ID, BatchRunner, identify
+from contrafed.clients.node.app import MEMORY
+from contrafed.clients.training.workspace import Workspace
+from contrafed.core import codec
+from contrafed.core.run import NodeRun
+from contrafed.partitions.federation import Federation
+from contrafed.simulation.members import Members
+from contrafed.simulation.memory import Cost, NodeMemory
+from contrafed.simulation.personal import check_saved, place_in
+from contrafed.simulation.worker import FIRST_NODE_ID, RUN_ID, BatchRunner, identify
 
 
 class RunGrid(Protocol):

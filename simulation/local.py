@@ -6,15 +6,15 @@ from typing import Annotated
 
 import torch
 
-from clients.training.faults import device_lost
-from clients.training.workspace import Workspace, default_device, fault_of, install, uninstall
-from core.config import Range
-from core.disk import expanded
-from core.errors import RunStopped, UserError
-from simulation.engine import Job, stack_size_for
-from simulation.grid import LocalGrid
-from simulation.memory import NodeMemory, default_budgets
-from simulation.worker import reuse_memory
+from contrafed.clients.training.faults import device_lost
+from contrafed.clients.training.workspace import Workspace, default_device, fault_of, install, uninstall
+from contrafed.core.config import Range
+from contrafed.core.disk import expanded
+from contrafed.core.errors import RunStopped, UserError
+from contrafed.simulation.engine import Job, stack_size_for
+from contrafed.simulation.grid import LocalGrid
+from contrafed.simulation.memory import NodeMemory, default_budgets
+from contrafed.simulation.worker import reuse_memory
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from core import codec
-from core.errors import UserError
-from partitions.federation import Federation
-from partitions.partition import Partition
+from contrafed.core import codec
+from contrafed.core.errors import UserError
+from contrafed.partitions.federation import Federation
+from contrafed.partitions.partition import Partition
 
 # Seconds between two looks at Flower's list of nodes.
 POLL = 1.0

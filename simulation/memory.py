@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from core.disk import FAILING
-from core.errors import UserError
-from core.tensors import Tensors, on_host, read, size_of, write
+from contrafed.core.disk import FAILING
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import Tensors, on_host, read, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 # Of the memory that is there when a run starts, the share that nodes' memories may take.

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from clients.node.files import personal_file, shapes_in
-from clients.training.workspace import Workspace
-from core.errors import UserError
+from contrafed.clients.node.files import personal_file, shapes_in
+from contrafed.clients.training.workspace import Workspace
+from contrafed.core.errors import UserError
 
 FOLDER = "personal"
 

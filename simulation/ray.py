@@ -22,20 +22,20 @@ import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
-from clients.node.app import MEMORY
-from clients.training.workspace import Workspace, default_device, install, uninstall
-from core import codec
-from core.config import Range
-from core.disk import expanded
-from core.errors import UserError
-from core.tensors import size_of
-from simulation import shared
-from simulation.engine import Job
-from simulation.grid import VirtualGrid
-from simulation.memory import Cost
-from simulation.ray_worker import BatchJob, Timing, Worker, unpacked
-from simulation.scheduling import balanced, cost_of, guided
-from simulation.worker import FIRST_NODE_ID, reuse_memory
+from contrafed.clients.node.app import MEMORY
+from contrafed.clients.training.workspace import Workspace, default_device, install, uninstall
+from contrafed.core import codec
+from contrafed.core.config import Range
+from contrafed.core.disk import expanded
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import size_of
+from contrafed.simulation import shared
+from contrafed.simulation.engine import Job
+from contrafed.simulation.grid import VirtualGrid
+from contrafed.simulation.memory import Cost
+from contrafed.simulation.ray_worker import BatchJob, Timing, Worker, unpacked
+from contrafed.simulation.scheduling import balanced, cost_of, guided
+from contrafed.simulation.worker import FIRST_NODE_ID, reuse_memory
 
 # A worker checks its time limit between steps; one that is this many seconds late hangs and is replaced.
 GRACE = 60.0

@@ -11,16 +11,16 @@ import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.metadata import Metadata
 
-from clients.node.app import MEMORY
-from clients.training.faults import device_lost
-from clients.training.workspace import Workspace, default_device, install
-from core import codec
-from core.run import NodeRun
-from core.tensors import on_host, size_of
-from partitions.federation import Federation
-from simulation import shared
-from simulation.engine import stack_size_for
-from simulation.worker import BatchRunner, identify, reuse_memory
+from contrafed.clients.node.app import MEMORY
+from contrafed.clients.training.faults import device_lost
+from contrafed.clients.training.workspace import Workspace, default_device, install
+from contrafed.core import codec
+from contrafed.core.run import NodeRun
+from contrafed.core.tensors import on_host, size_of
+from contrafed.partitions.federation import Federation
+from contrafed.simulation import shared
+from contrafed.simulation.engine import stack_size_for
+from contrafed.simulation.worker import BatchRunner, identify, reuse_memory
 
 # A message's metadata, its records but arrays, and the places of its array records among those of the broadcast.
 Unpacked = tuple[Metadata, dict[str, Any], dict[str, int]]

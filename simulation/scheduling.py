@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from flwr.app import Message
 
-from core import codec
+from contrafed.core import codec
 
 
 def cost_of(message: Message) -> float:

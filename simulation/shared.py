@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import ArrayRecord
 
-from core import codec
+from contrafed.core import codec
 
 ALIGNMENT = 64
 # A worker keeps this many blocks for replies mapped; mapping one anew costs a page fault per 4 KiB.

@@ -10,10 +10,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
-from clients.base import DeadlineError, LocalError, NoRoomError
-from clients.node.app import app, run_stack
-from clients.training.faults import device_lost
-from core import codec
+from contrafed.clients.base import DeadlineError, LocalError, NoRoomError
+from contrafed.clients.node.app import app, run_stack
+from contrafed.clients.training.faults import device_lost
+from contrafed.core import codec
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3

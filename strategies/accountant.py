@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import UserError
-from core.privacy.gaussian import Gaussian
+from contrafed.core.errors import UserError
+from contrafed.core.privacy.gaussian import Gaussian
 
 PACKAGE = "dp_accounting"
 

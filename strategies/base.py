@@ -17,19 +17,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from clients.base import Client
-from core import codec, registry
-from core.errors import UserError
-from core.privacy.central import Config as CentralPrivacy
-from core.run import Choice
-from core.tensors import Tensors, named, settle, size_of
-from models.base import SplitModel
-from partitions.participation.base import Participation
-from strategies import checks
-from strategies.aggregation.base import Aggregation
-from strategies.replies import Replies, Reply, diverged, largest, read_reply
-from strategies.round import Population, Round
-from strategies.scores import Score, named_scores, read_score, summaries
+from contrafed.clients.base import Client
+from contrafed.core import codec, registry
+from contrafed.core.errors import UserError
+from contrafed.core.privacy.central import Config as CentralPrivacy
+from contrafed.core.run import Choice
+from contrafed.core.tensors import Tensors, named, settle, size_of
+from contrafed.models.base import SplitModel
+from contrafed.partitions.participation.base import Participation
+from contrafed.strategies import checks
+from contrafed.strategies.aggregation.base import Aggregation
+from contrafed.strategies.replies import Replies, Reply, diverged, largest, read_reply
+from contrafed.strategies.round import Population, Round
+from contrafed.strategies.scores import Score, named_scores, read_score, summaries
 
 __all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tensors", "strategy_class_of"]
 

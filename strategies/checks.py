@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core import registry
-from core.errors import RunStopped, UserError, nearest
-from core.tensors import TYPES, Tensors, format_of, storable
-from strategies.privacy import aggregate_privately
-from strategies.replies import AbsentError, Replies, norm
+from contrafed.core import registry
+from contrafed.core.errors import RunStopped, UserError, nearest
+from contrafed.core.tensors import TYPES, Tensors, format_of, storable
+from contrafed.strategies.privacy import aggregate_privately
+from contrafed.strategies.replies import AbsentError, Replies, norm
 
 # The types of arrays that a checkpoint holds: those of tensors that NumPy has, in this machine's byte order.
 ARRAYS = {np.dtype(str(kind).removeprefix("torch.")) for kind in TYPES if kind is not torch.bfloat16}
@@ -44,7 +44,7 @@ def sent_fault(rule: Any, *parts: Any) -> str:
         tensors |= part
     if missing := rule.down.keys() - tensors.keys():
         bare = min(missing).removeprefix("model/")
-        hint = f': its {bare} goes out as named("model", ...), of core.tensors' if bare in tensors else ""
+        hint = f': its {bare} goes out as named("model", ...), of contrafed.core.tensors' if bare in tensors else ""
         return f"strategy.server: the nodes' half expects {min(missing)}, which {name} does not send{hint}"
     for tensor, value in tensors.items():
         shape = rule.down.get(tensor)

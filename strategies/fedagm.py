@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from core.config import Range
-from core.tensors import named
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg, Weights
+from contrafed.core.config import Range
+from contrafed.core.tensors import named
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)

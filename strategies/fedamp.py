@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from core.combine import combine, squared_distance
-from core.config import Range
-from core.tensors import named
-from strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.core.combine import combine, squared_distance
+from contrafed.core.config import Range
+from contrafed.core.tensors import named
+from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import numpy as np
 
-from core.config import Range
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg, Weights
-from strategies.intervals import Intervals
+from contrafed.core.config import Range
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg, Weights
+from contrafed.strategies.intervals import Intervals
 
 
 @dataclass(frozen=True)

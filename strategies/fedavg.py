@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from core import registry
-from core.config import Range
-from core.errors import UserError
-from core.run import Choice
-from partitions.participation.base import Participation
-from strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.core import registry
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.core.run import Choice
+from contrafed.partitions.participation.base import Participation
+from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
 
 # Weightings in which a node's weight does not depend on who else takes part.
 FIXED = ("all_nodes", "known_probability")

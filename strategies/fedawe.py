@@ -5,11 +5,11 @@ from typing import Annotated
 
 import numpy as np
 
-from core.combine import combine
-from core.config import Range
-from core.tensors import named
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg, Weights
+from contrafed.core.combine import combine
+from contrafed.core.config import Range
+from contrafed.core.tensors import named
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from core.combine import combine
-from core.config import Range
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg, Weights
+from contrafed.core.combine import combine
+from contrafed.core.config import Range
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)

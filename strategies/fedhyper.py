@@ -5,9 +5,9 @@ from typing import Annotated
 
 import torch
 
-from core.config import Range
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg, Weights
+from contrafed.core.config import Range
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from clients.training.work import LocalWork
-from core.errors import UserError
-from core.run import Choice
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg
-from strategies.fedavg import Weights as Config
+from contrafed.clients.training.work import LocalWork
+from contrafed.core.errors import UserError
+from contrafed.core.run import Choice
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg
+from contrafed.strategies.fedavg import Weights as Config
 
 __all__ = ["Config", "FedNova"]
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from core.combine import combine
-from core.config import Range
-from core.tensors import named
-from strategies.base import FederatedStrategy, Replies, Tensors
-from strategies.prototypes import Prototypes
-from strategies.simplex import simplex_minimum
+from contrafed.core.combine import combine
+from contrafed.core.config import Range
+from contrafed.core.tensors import named
+from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.strategies.prototypes import Prototypes
+from contrafed.strategies.simplex import simplex_minimum
 
 
 @dataclass(frozen=True)

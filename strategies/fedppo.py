@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from core.config import Range
-from core.randomness import torch_generator
-from core.tensors import group, on_host
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg, Weights
-from strategies.ppo import Learning, draw, fresh_agent, learn, output, steps_of
+from contrafed.core.config import Range
+from contrafed.core.randomness import torch_generator
+from contrafed.core.tensors import group, on_host
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg, Weights
+from contrafed.strategies.ppo import Learning, draw, fresh_agent, learn, output, steps_of
 
 LEAST = 1e-5  # of a loss's fall, in the reward
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg
-from strategies.fedavg import Weights as Config
-from strategies.prototypes import Prototypes
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg
+from contrafed.strategies.fedavg import Weights as Config
+from contrafed.strategies.prototypes import Prototypes
 
 __all__ = ["Config", "FedProc"]
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from strategies.base import FederatedStrategy, Replies, Tensors
-from strategies.prototypes import Prototypes
+from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.strategies.prototypes import Prototypes
 
 
 @dataclass(frozen=True)

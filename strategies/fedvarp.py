@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from core.combine import combine
-from core.config import Range
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg, Weights
-from strategies.table import Table
+from contrafed.core.combine import combine
+from contrafed.core.config import Range
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg, Weights
+from contrafed.strategies.table import Table
 
 
 @dataclass(frozen=True)

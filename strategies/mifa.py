@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from core.config import Range
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg, Weights
-from strategies.table import Table
+from contrafed.core.config import Range
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg, Weights
+from contrafed.strategies.table import Table
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import torch
 
-from strategies.base import FederatedStrategy, Replies, Reply, Tensors
-from strategies.prototypes import Prototypes
+from contrafed.strategies.base import FederatedStrategy, Replies, Reply, Tensors
+from contrafed.strategies.prototypes import Prototypes
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from core.config import Range
-from strategies.base import Replies, Tensors
-from strategies.fedavg import FedAvg, Weights
+from contrafed.core.config import Range
+from contrafed.strategies.base import Replies, Tensors
+from contrafed.strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)

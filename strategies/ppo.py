@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from core.randomness import torch_generator
-from core.tensors import Tensors, group, named
+from contrafed.core.randomness import torch_generator
+from contrafed.core.tensors import Tensors, group, named
 
 HIDDEN = 64  # two layers of so many, with tanh
 VALUE_WEIGHT = 0.5  # of the critic's squared error in the loss

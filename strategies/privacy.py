@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.training.privacy import PROTOTYPES, PUBLIC, UPDATES
-from core.combine import combine
-from core.errors import UserError
-from core.privacy.central import Config
-from core.privacy.mechanism import clipped, noise
-from core.tensors import Tensors
-from strategies.replies import Replies, Reply
+from contrafed.clients.training.privacy import PROTOTYPES, PUBLIC, UPDATES
+from contrafed.core.combine import combine
+from contrafed.core.errors import UserError
+from contrafed.core.privacy.central import Config
+from contrafed.core.privacy.mechanism import clipped, noise
+from contrafed.core.tensors import Tensors
+from contrafed.strategies.replies import Replies, Reply
 
 __all__ = ["Hidden", "PrivateReplies", "aggregate_privately", "protected"]
 

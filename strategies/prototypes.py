@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import torch
 
-from core.tensors import Tensors
-from strategies.replies import Replies
+from contrafed.core.tensors import Tensors
+from contrafed.strategies.replies import Replies
 
 Weighting = Literal["class_count", "plain", "data"]
 

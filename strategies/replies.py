@@ -12,11 +12,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from core import codec
-from core.combine import combine
-from core.errors import unknown
-from core.tensors import Tensors, group
-from strategies.aggregation.base import Aggregation
+from contrafed.core import codec
+from contrafed.core.combine import combine
+from contrafed.core.errors import unknown
+from contrafed.core.tensors import Tensors, group
+from contrafed.strategies.aggregation.base import Aggregation
 
 # A .npy header of ours has 128 bytes; anything longer than this is none.
 NPY_HEADER = 4096

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import ConfigRecord, Message
 
-from core import codec
-from strategies.replies import NOT_FINITE
+from contrafed.core import codec
+from contrafed.strategies.replies import NOT_FINITE
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from core import codec
-from core.metrics import FUNCTIONS
+from contrafed.core import codec
+from contrafed.core.metrics import FUNCTIONS
 
 VALUES = ("accuracy", "loss")
 # Scores are in 0..1, but for these, which are in -1..1.
@@ -30,7 +30,7 @@ def read_score(node: int, message: Message, num_test: np.ndarray | None = None) 
 
     ``num_test`` (K,) is how many examples each node is judged on, where that is known.
     The model that counts has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``; and likewise what
-    else was asked for (``core.metrics``).
+    else was asked for (``contrafed.core.metrics``).
     """
     found: dict[str, Any] = dict(message.content.get(codec.METRICS, {}))
     names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}

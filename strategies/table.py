@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from core.tensors import Tensors
+from contrafed.core.tensors import Tensors
 
 
 class Table:

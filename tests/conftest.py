@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import main
+from contrafed import command
 from contrafed.reporting import RunRecorder, quiet_libraries
 
 quiet_libraries(verbose=False)
@@ -20,11 +20,13 @@ quiet_libraries(verbose=False)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_ray_left_over():
     yield
-    from simulation.ray import stop_ray
+    from contrafed.simulation.ray import stop_ray
 
     stop_ray()
 
@@ -41,11 +43,11 @@ def called(monkeypatch, capsys):
     """Run the command in this process, which saves it five seconds of imports; answers as a process of its own would."""
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", [str(Path(main.__file__)), *arguments])
-        if (ray := sys.modules.get("simulation.ray")) is not None:  # the one that other tests go on with
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *arguments])
+        if (ray := sys.modules.get("contrafed.simulation.ray")) is not None:  # the one that other tests go on with
             monkeypatch.setattr(ray, "stop_ray", lambda: None)
         capsys.readouterr()
-        status = main.main()
+        status = command.main()
         said = capsys.readouterr()
         return SimpleNamespace(returncode=status, stdout=said.out, stderr=said.err)
 
@@ -73,10 +75,10 @@ def local_runs(tmp_path_factory):
 def quick_devices(monkeypatch):
     """Look at inboxes every hundredth of a second."""
     import contrafed.devices
-    import simulation.members
-    from clients.training.workspace import uninstall
+    import contrafed.simulation.members
+    from contrafed.clients.training.workspace import uninstall
 
     monkeypatch.setattr(contrafed.devices, "POLL", 0.01)
-    monkeypatch.setattr(simulation.members, "POLL", 0.01)
+    monkeypatch.setattr(contrafed.simulation.members, "POLL", 0.01)
     yield
     uninstall()

@@ -9,18 +9,18 @@ from flwr.app import ConfigRecord, MetricRecord
 from omegaconf import OmegaConf
 from torch import nn
 
-from clients.training.work import LocalWork
-from clients.training.workspace import Workspace, install, uninstall
+from contrafed.clients.training.work import LocalWork
+from contrafed.clients.training.workspace import Workspace, install, uninstall
 from contrafed.composition import compose_job
+from contrafed.core import codec, registry
+from contrafed.core.run import node_run
+from contrafed.models.base import Features, SplitModel
+from contrafed.partitions.federation import Federation
+from contrafed.partitions.images import ImageData
+from contrafed.partitions.partition import Partition
 from contrafed.settings import server_of
-from core import codec, registry
-from core.run import node_run
-from models.base import Features, SplitModel
-from partitions.federation import Federation
-from partitions.images import ImageData
-from partitions.partition import Partition
-from simulation.grid import LocalGrid
-from strategies.base import Population, strategy_class_of
+from contrafed.simulation.grid import LocalGrid
+from contrafed.strategies.base import Population, strategy_class_of
 
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
 PERSONAL = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")

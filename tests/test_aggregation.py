@@ -8,15 +8,14 @@ import pytest
 import torch
 from rig import close, config_of, digits_run
 
-import strategies
+from contrafed.core.errors import UserError
+from contrafed.core.run import choose
 from contrafed.settings import resolve
-from core.errors import UserError
-from core.run import choose
-from strategies.aggregation.base import make_aggregation, share_of
-from strategies.base import FederatedStrategy
-from strategies.fedavg import FedAvg
-from strategies.prototypes import Prototypes
-from strategies.replies import Replies, Reply
+from contrafed.strategies.aggregation.base import make_aggregation, share_of
+from contrafed.strategies.base import FederatedStrategy
+from contrafed.strategies.fedavg import FedAvg
+from contrafed.strategies.prototypes import Prototypes
+from contrafed.strategies.replies import Replies, Reply
 
 AVERAGING = {
     "fedavg": ("fedavg", "fedavgm", "fedadam", "fedagm", "fedhyper", "pfedme"),
@@ -135,8 +134,8 @@ def test_prototypes_are_combined_by_class_among_their_holders():
 
 
 def test_exactly_the_rules_that_take_nothing_but_means_say_so():
-    names = [path.stem for path in Path(strategies.__path__[0]).glob("*.py")]
-    rules = {name: importlib.import_module(f"strategies.{name}") for name in names}
+    names = [path.stem for path in (Path(__file__).resolve().parent.parent / "strategies").glob("*.py")]
+    rules = {name: importlib.import_module(f"contrafed.strategies.{name}") for name in names}
     found = [value for rule in rules.values() for value in vars(rule).values() if isinstance(value, type)]
     own = {value.__module__.split(".")[1]: value for value in found if issubclass(value, FederatedStrategy)}
     assert {name for name, rule in own.items() if vars(rule).get("averages")} == {*AVERAGING["fedavg"], *AVERAGING["own"]}

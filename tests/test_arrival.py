@@ -7,12 +7,12 @@ from safetensors.torch import load_file
 from tiny import TINY
 from wire import SMALL, Wire, plain, rows_of, run_devices
 
+from contrafed.core.errors import UserError
+from contrafed.core.run import choose
 from contrafed.experiment import run
-from core.errors import UserError
-from core.run import choose
-from partitions.participation.base import make_participation
-from simulation.grid import LocalGrid
-from simulation.worker import FIRST_NODE_ID
+from contrafed.partitions.participation.base import make_participation
+from contrafed.simulation.grid import LocalGrid
+from contrafed.simulation.worker import FIRST_NODE_ID
 
 
 def make(name="arrival", num_nodes=20, seed=0, **changes):

@@ -20,10 +20,10 @@ from rig import config_of
 from safetensors.torch import save
 
 from contrafed import checkpoint
+from contrafed.core import registry
+from contrafed.core.errors import UserError
 from contrafed.experiment import run
 from contrafed.settings import resolve
-from core import registry
-from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("engine=local", "num_nodes=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "partition=iid")
@@ -182,8 +182,8 @@ def test_a_damaged_npz_file_is_one_line_and_leaves_nothing(tmp_path, name):
 @settings(PROBED, max_examples=60)
 @given(st.integers(0, len(arrays()) - 1), st.binary(min_size=1, max_size=8), st.booleans())
 def test_an_npz_file_with_any_bytes_overwritten_is_read_or_refused(tmp_path_factory, place, bytes_, cut):
-    from core.run import choose
-    from partitions.images import load_images
+    from contrafed.core.run import choose
+    from contrafed.partitions.images import load_images
 
     path = tmp_path_factory.mktemp("npz") / "bad.npz"
     good = arrays()

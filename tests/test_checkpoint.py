@@ -17,14 +17,14 @@ import yaml
 from rig import config_of, same
 from safetensors.torch import load_file
 
-from clients.base import Client
 from contrafed import checkpoint
+from contrafed.clients.base import Client
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.tensors import named
 from contrafed.experiment import run
 from contrafed.reporting import RoundLog
-from core.errors import UserError
-from core.randomness import generator
-from core.tensors import named
-from strategies.fedavg import FedAvg
+from contrafed.strategies.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = (

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from rig import METHODS, config_of
 
-from clients.training.work import LocalWork
 from contrafed.cli import check_jobs, help_text
+from contrafed.clients.training.work import LocalWork
+from contrafed.core import registry
+from contrafed.core.errors import UserError
+from contrafed.core.run import PACKAGES
 from contrafed.settings import GROUPS, Top, server_of
 from contrafed.sweep import expand
-from core import registry
-from core.errors import UserError
-from core.run import PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
@@ -142,7 +142,7 @@ def test_a_mistake_is_answered_before_torch_flower_or_ray_are_imported():
 import sys, main
 for arguments in {KNOWN_BEFORE_ANY_IMPORT!r}:
     sys.argv = ["main.py", *arguments]
-    assert main.main() == (0 if arguments == ["--help"] else 2), arguments
+    assert command.main() == (0 if arguments == ["--help"] else 2), arguments
     loaded = [name for name in ("torch", "flwr", "ray", "matplotlib", "pandas") if name in sys.modules]
     assert not loaded, (arguments, loaded)
 """
@@ -166,7 +166,7 @@ def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch)
     def refuses(config, job):
         raise UserError("no room")
 
-    monkeypatch.setattr("simulation.local.run", refuses)
+    monkeypatch.setattr("contrafed.simulation.local.run", refuses)
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="no room"):
         run(config_of(*QUICK, f"output_dir={folder}"))

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import pytest
 
-from core.config import Range, convert
-from core.errors import UserError
+from contrafed.core.config import Range, convert
+from contrafed.core.errors import UserError
 
 
 class Colour(Enum):

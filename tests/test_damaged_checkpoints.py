@@ -8,8 +8,8 @@ from rig import config_of
 from test_checkpoint import SMALL, equal, outcome, stopped, whole  # noqa: F401
 
 from contrafed import checkpoint
+from contrafed.core.errors import UserError
 from contrafed.experiment import run
-from core.errors import UserError
 
 
 def damage_state(folder):

@@ -5,13 +5,13 @@ import json
 import pytest
 from reported import method, write_run
 
-import report
+from contrafed import report_command
 from contrafed.analysis.groups import usable
 from contrafed.analysis.pages import leave
 from contrafed.analysis.runs import find
 from contrafed.analysis.statistics import first_at
 from contrafed.analysis.tables import runs_table, titled
-from core.errors import UserError
+from contrafed.core.errors import UserError
 
 
 def rewrite(path, change):
@@ -45,14 +45,14 @@ def test_a_run_that_cannot_be_read_is_left_out_with_a_line(pair, capsys, name, d
     assert str(pair / "other" / name) in damaged[0]
     assert said in damaged[0]
     for asked in ([str(pair)], ["--list", str(pair)]):
-        assert report.main(asked) == 0
+        assert report_command.main(asked) == 0
         assert f"left out: {damaged[0]}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "damage", "said"), DAMAGES)
 def test_where_there_is_no_other_run_it_is_a_mistake(pair, capsys, name, damage, said):
     rewrite(pair / "other" / name, damage)
-    assert report.main([str(pair / "other")]) == 2
+    assert report_command.main([str(pair / "other")]) == 2
     assert said in capsys.readouterr().err
     with pytest.raises(UserError, match=said):
         find([pair])
@@ -109,7 +109,7 @@ def test_tables_and_figures_of_small_runs_say_so(tmp_path, capsys):
     for name in ("fedavg", "pmfl"):
         write_run(tmp_path / name, **method(name), scale="small", summary={"stand_in": "generated"})
     assert titled(find([tmp_path / "pmfl"]), "mine") == "mine (generated images, scale=small)"
-    assert report.main([str(tmp_path), "--title", "mine"]) == 0
+    assert report_command.main([str(tmp_path), "--title", "mine"]) == 0
     for name in ("runs.md", "runs.tex"):
         assert "mine (generated images, scale=small)" in (tmp_path / "report" / name).read_text()
     leave(tmp_path, [tmp_path / "fedavg", tmp_path / "pmfl"])
@@ -121,6 +121,6 @@ def test_nodes_without_a_file_are_in_no_figure(tmp_path, recwarn):
     for seed in range(2):
         write_run(tmp_path / str(seed), seed=seed, nodes=nodes)
     (tmp_path / "0" / "nodes.csv").unlink()
-    assert report.main([str(tmp_path)]) == 0
+    assert report_command.main([str(tmp_path)]) == 0
     assert [str(w.message) for w in recwarn if issubclass(w.category, RuntimeWarning)] == []
     assert (tmp_path / "report" / "nodes.png").exists()

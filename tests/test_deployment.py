@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from contrafed import keys
+from contrafed.core.errors import UserError
 from contrafed.experiment import run
 from contrafed.prepare import deployed
-from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("core", "contrafed", "strategies", "clients", "models", "partitions", "simulation", "conf")

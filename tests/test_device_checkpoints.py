@@ -10,10 +10,10 @@ from rig import config_of, same
 from safetensors.torch import load_file
 from wire import RUN, Wire, plain, rows_of, run_devices
 
-from clients.node.files import MemoryFileError, Moment, StateDir
 from contrafed import checkpoint
+from contrafed.clients.node.files import MemoryFileError, Moment, StateDir
+from contrafed.core.errors import UserError
 from contrafed.experiment import run
-from core.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 

@@ -11,13 +11,13 @@ from test_device_checkpoints import nodes
 from test_node_faults import with_tensors
 from wire import Wire, plain, rows_of, run_devices
 
-from clients.training.workspace import uninstall
+from contrafed.clients.training.workspace import uninstall
+from contrafed.core import codec
+from contrafed.core.errors import UserError
 from contrafed.devices import DeviceGrid
 from contrafed.prepare import deployed
 from contrafed.server_app import serve
-from core import codec
-from core.errors import UserError
-from simulation.members import _Answer
+from contrafed.simulation.members import _Answer
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 

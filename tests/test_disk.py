@@ -18,13 +18,13 @@ from test_checkpoint import ROOT, SMALL, equal, outcome
 from wire import RUN, Wire, plain, rows_of, run_devices
 
 import contrafed.checkpoint
-import core.tensors
-from clients.node.files import Moment, StateDir
+import contrafed.core.tensors
 from contrafed import checkpoint
+from contrafed.clients.node.files import Moment, StateDir
+from contrafed.core.disk import told_in_one_line
+from contrafed.core.errors import DiskError
 from contrafed.experiment import run
 from contrafed.reporting import RoundLog, RunRecorder
-from core.disk import told_in_one_line
-from core.errors import DiskError
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def no_room(*_):
 
 def half_a_file(path, tensors, metadata=None):
     """Write as far as there is room."""
-    core.tensors.write(path, tensors, metadata)
+    contrafed.core.tensors.write(path, tensors, metadata)
     os.truncate(path, path.stat().st_size // 2)
     no_room()
 
@@ -145,7 +145,7 @@ def test_a_slow_disk_only_takes_time(tmp_path, monkeypatch, whole):
         waiting.append(1)
         most.append(len(waiting))
         time.sleep(0.1)
-        core.tensors.write(*arguments)
+        contrafed.core.tensors.write(*arguments)
         waiting.pop()
 
     flush = RunRecorder.flush

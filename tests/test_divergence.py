@@ -11,11 +11,11 @@ import torch
 from rig import Schedule, config_of, run_strategy, same, sized_workspace
 from tiny import TINY
 
-from clients.fedper import FedPerClient
+from contrafed.clients.fedper import FedPerClient
+from contrafed.core.errors import RunStopped
 from contrafed.experiment import run
-from core.errors import RunStopped
-from simulation.grid import LocalGrid
-from simulation.worker import FIRST_NODE_ID
+from contrafed.simulation.grid import LocalGrid
+from contrafed.simulation.worker import FIRST_NODE_ID
 
 ROOT = Path(__file__).resolve().parent.parent
 WILD = (*TINY, "engine=local", "strategy=fedavg", "participation=full", "strategy.local.lr=1e30")

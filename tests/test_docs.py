@@ -16,14 +16,13 @@ import yaml
 from omegaconf import OmegaConf
 from reported import method, write_run
 
-import main
 from contrafed.analysis.runs import find
 from contrafed.cli import check_jobs, read
 from contrafed.composition import compose_job
+from contrafed.core import registry
+from contrafed.core.errors import UserError
 from contrafed.settings import resolve
 from contrafed.sweep import expand, take_shard
-from core import registry
-from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
@@ -75,7 +74,7 @@ class Reader:
         if ours := OURS.match(command):  # in this process, which saves it the imports
             self.monkeypatch.chdir(self.cwd)
             self.monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *shlex.split(ours["arguments"])])
-            assert main.main() == 0, command
+            assert command.main() == 0, command
             return
         script = f"set -e\n{command}\nenv -0 > {shlex.quote(str(self.state))}"
         done = subprocess.run(["bash", "-c", script], cwd=self.cwd, env=self.env, capture_output=True, text=True, timeout=300)
@@ -91,7 +90,7 @@ class Reader:
 def reader(tmp_path, monkeypatch):
     """A reader in a fresh folder; what is imported from there is forgotten again."""
     before, known = signal.getsignal(signal.SIGTERM), set(sys.modules)
-    if (ray := sys.modules.get("simulation.ray")) is not None:  # the one that other tests go on with
+    if (ray := sys.modules.get("contrafed.simulation.ray")) is not None:  # the one that other tests go on with
         monkeypatch.setattr(ray, "stop_ray", lambda: None)
     yield Reader(tmp_path, monkeypatch)
     signal.signal(signal.SIGTERM, before)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny import run_tiny, tiny_workspace
 
 from contrafed.experiment import run
-from simulation import flower, shared
+from contrafed.simulation import flower, shared
 
 
 # FedAvg keeps nothing, PMFL sends changes and remembers models, FedCRL has personal parts and tables; every shape of message

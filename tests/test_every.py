@@ -12,16 +12,16 @@ from accelerator import NAME, accelerator, crossings
 from rig import close, same, workspace_of
 from watched import ROUNDS, STACK, numbers, sent_tensors, settings_of, shapes, watch, write_problem
 
-from clients.training.loop import part_of
-from clients.training.workspace import EVALUATION_BATCH
 from contrafed import checkpoint
+from contrafed.clients.training.loop import part_of
+from contrafed.clients.training.workspace import EVALUATION_BATCH
+from contrafed.core import registry
+from contrafed.core.config import convert
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import on_host
 from contrafed.experiment import run
 from contrafed.settings import resolve, server_of
-from core import registry
-from core.config import convert
-from core.errors import UserError
-from core.tensors import on_host
-from strategies.base import FederatedStrategy, strategy_class_of
+from contrafed.strategies.base import FederatedStrategy, strategy_class_of
 
 METHODS = list(registry.choices("strategy"))
 
@@ -136,7 +136,7 @@ def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config
 
 def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
     """On the stand-in, which refuses a tensor that was forgotten on the other side."""
-    monkeypatch.setattr("clients.training.workspace.EVALUATION_BATCH_ELSEWHERE", EVALUATION_BATCH)
+    monkeypatch.setattr("contrafed.clients.training.workspace.EVALUATION_BATCH_ELSEWHERE", EVALUATION_BATCH)
     config, rounds = settings_of(method, problem, epochs=1), [(1, 3), (1, 2, 4)]
     here = watch(config, rounds, stack_size=STACK)
     with accelerator():

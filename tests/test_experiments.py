@@ -5,9 +5,9 @@ from omegaconf import OmegaConf
 from rig import config_of
 
 from contrafed.composition import compose_job
+from contrafed.core import registry
+from contrafed.core.errors import UserError
 from contrafed.settings import resolve
-from core import registry
-from core.errors import UserError
 
 RECIPE = tuple(OmegaConf.load(registry.CONF / "strategy" / "_recipe.yaml"))
 
@@ -40,7 +40,7 @@ def test_an_experiment_has_one_recipe_for_every_method(experiment):
 
 
 def client_of(run):
-    from clients.training.workspace import client_class_of
+    from contrafed.clients.training.workspace import client_class_of
 
     return client_class_of(run.node.strategy)
 
@@ -162,7 +162,7 @@ def test_a_key_that_the_method_does_not_have_is_named(tmp_path):
 
 @pytest.fixture
 def plain(monkeypatch):
-    from clients.fedavg import FedAvgClient
+    from contrafed.clients.fedavg import FedAvgClient
 
     monkeypatch.setattr(FedAvgClient, "plain_sgd", "its corrections are sums of plain steps")
 

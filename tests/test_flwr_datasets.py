@@ -6,12 +6,12 @@ import pytest
 from PIL import Image
 from rig import config_of, with_images
 
+from contrafed.core.errors import UserError
+from contrafed.core.run import choose
+from contrafed.partitions.datasets import hub_sets
+from contrafed.partitions.images import load_images
+from contrafed.partitions.partition import make_partition
 from contrafed.settings import resolve
-from core.errors import UserError
-from core.run import choose
-from partitions.datasets import hub_sets
-from partitions.images import load_images
-from partitions.partition import make_partition
 
 
 @pytest.fixture

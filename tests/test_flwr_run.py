@@ -12,9 +12,9 @@ from rig import config_of, same
 from safetensors.torch import load_file
 from test_deployment import QUIET, app_folder, command, free_ports, listens, wait_for
 
+from contrafed.core.errors import UserError
 from contrafed.experiment import run
 from contrafed.prepare import deployed
-from core.errors import UserError
 
 SMALL = "strategy=pmfl num_rounds=2 eval_every=1 participation=full model=mlp model.hidden=[12]"
 

@@ -7,7 +7,7 @@ from reported import write_run
 
 from contrafed.analysis import results
 from contrafed.analysis.runs import find, read
-from core.errors import UserError
+from contrafed.core.errors import UserError
 
 
 def test_a_link_to_a_run_is_found_and_one_that_leads_back_ends(tmp_path):

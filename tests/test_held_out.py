@@ -11,7 +11,7 @@ from tiny import TINY
 
 from contrafed import UserError, run
 from contrafed.analysis.runs import read
-from strategies.scores import Score, summaries
+from contrafed.strategies.scores import Score, summaries
 
 FULL = (*TINY, "engine=local", "participation=full", "held_out_nodes=2", "num_rounds=2")
 

@@ -65,7 +65,7 @@ def test_what_runs_up_is_noticed():
 
 def test_no_imports_go_round():
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in HOUSE}
-    # ``from core import codec`` needs the module core.codec, ``from core.errors import UserError`` the module core.errors.
+    # ``from contrafed.core import codec`` needs the module contrafed.core.codec.
     whole = [(module, name, name.rpartition(".")[0]) for module, path in modules.items() for name, _ in imported(path)]
     needs: dict = {module: set() for module in modules}
     for module, name, parent in whole:

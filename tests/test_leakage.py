@@ -14,7 +14,7 @@ from contrafed.analysis.gallery import markdown
 from contrafed.analysis.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
 from contrafed.analysis.likeness import best_constant, mse, psnr, ssim
 from contrafed.analysis.sent import sent_by
-from core.registry import CONF
+from contrafed.core.registry import CONF
 
 
 @pytest.fixture(scope="module")

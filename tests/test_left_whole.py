@@ -10,10 +10,10 @@ from rig import config_of, same
 from safetensors.torch import load_file, save_file
 
 from contrafed import checkpoint
+from contrafed.core.errors import DiskError, UserError
 from contrafed.experiment import run
 from contrafed.reporting import RunRecorder, figures
 from contrafed.session import Session
-from core.errors import DiskError, UserError
 
 QUICK = ("strategy=fedavg", "engine=local", "tracker=none", "num_nodes=4", "num_rounds=4", "model=mlp", "model.hidden=[8]")
 KEPT = ("checkpoint_every=2", "checkpoint_keep=9")

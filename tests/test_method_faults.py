@@ -10,13 +10,13 @@ import torch
 from rig import config_of, given, sized_workspace
 from torch.nn.functional import cross_entropy
 
-from clients.base import LocalError
-from clients.fedavg import FedAvgClient
-from clients.losses import cosine
-from clients.training.stack import Memory
+from contrafed.clients.base import LocalError
+from contrafed.clients.fedavg import FedAvgClient
+from contrafed.clients.losses import cosine
+from contrafed.clients.training.stack import Memory
+from contrafed.core.errors import UserError
 from contrafed.reporting import print_summary
 from contrafed.settings import resolve
-from core.errors import UserError
 
 NODES = [[0], [0, 1, 2]]  # alone, and as a stack whose nodes take different numbers of steps
 SHORT = {"epochs": 1, "iterations": None, "batch_size": 10}

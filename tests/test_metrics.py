@@ -11,10 +11,10 @@ from tiny import TINY
 
 from contrafed.analysis import figures, results, tables
 from contrafed.analysis.runs import find
+from contrafed.core.errors import UserError
+from contrafed.core.metrics import FUNCTIONS, confusion, scores_of
 from contrafed.experiment import run
 from contrafed.settings import check_top
-from core.errors import UserError
-from core.metrics import FUNCTIONS, confusion, scores_of
 
 SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "tracker=none")
 

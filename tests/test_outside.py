@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from contrafed.cli import help_text, read
 from contrafed.composition import compose_job
+from contrafed.core.errors import UserError
 from contrafed.settings import resolve
-from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ("num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "participation=full")
@@ -20,8 +20,8 @@ NODE = """
 from dataclasses import dataclass
 from typing import Annotated
 
-from clients.base import Client, LocalWork
-from core.config import Range
+from contrafed.clients.base import Client, LocalWork
+from contrafed.core.config import Range
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MyClient(Client):
 RULE = """
 from dataclasses import dataclass
 
-from strategies.fedavg import FedAvg, Weights
+from contrafed.strategies.fedavg import FedAvg, Weights
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         ("my_method.py", "x = 1\ny = (", r"cannot be imported: .*my_method.py, line 2: SyntaxError: '\(' was never closed"),
         (
             "my_method.py",
-            "\n\nfrom core.errors import Nothing",
+            "\n\nfrom contrafed.core.errors import Nothing",
             r"my_method.py, line 3: ImportError: cannot import",
         ),
         ("my_rule.py", "\n1 / 0", r"my_rule.py, line 2: ZeroDivisionError: division by zero"),
@@ -211,7 +211,7 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         (
             "my_method.py",
             NODE.replace("(Client)", "(NumPyClient)").replace("import Client, ", "import NumPyClient, "),
-            "my_package.my_method: MyClient must inherit clients.base.Client",
+            "my_package.my_method: MyClient must inherit contrafed.clients.base.Client",
         ),
         (
             "my_method.py",
@@ -241,7 +241,7 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         (
             "my_method.py",
             NODE.replace("(Client)", ""),
-            "must define exactly one class that inherits clients.base.Client, found 0",
+            "must define exactly one class that inherits contrafed.clients.base.Client, found 0",
         ),
         ("my_method.py", None, "there is no module my_package.my_method; is its package installed, or on PYTHONPATH"),
     ],

@@ -10,21 +10,21 @@ from test_method_faults import NODES, line_of, refused
 from test_rule_faults import rule, stopped
 from torch import nn
 
-from clients.fedavg import FedAvgClient
+from contrafed.clients.fedavg import FedAvgClient
+from contrafed.core.errors import RunStopped, UserError
+from contrafed.core.run import choose
 from contrafed.experiment import run
+from contrafed.models import mlp
+from contrafed.models.base import build_model
+from contrafed.partitions.checks import check_lazy
+from contrafed.partitions.federation import load_federation
+from contrafed.partitions.participation import full
+from contrafed.partitions.participation.base import Participation, make_participation
+from contrafed.partitions.partition import Partition
+from contrafed.partitions.partitioners import iid
 from contrafed.settings import _check_recipe, resolve
-from core.errors import RunStopped, UserError
-from core.run import choose
-from models import mlp
-from models.base import build_model
-from partitions.checks import check_lazy
-from partitions.federation import load_federation
-from partitions.participation import full
-from partitions.participation.base import Participation, make_participation
-from partitions.partition import Partition
-from partitions.partitioners import iid
-from strategies.base import FederatedStrategy
-from strategies.fedavg import FedAvg
+from contrafed.strategies.base import FederatedStrategy
+from contrafed.strategies.fedavg import FedAvg
 
 
 def resolved_fault(*overrides):
@@ -135,7 +135,7 @@ def raises(cls, config, node, participation):
         (classmethod(raises), "strategy.server=fedavg: FedAvg.check: KeyError: 'x' (tests/test_own_faults.py, line "),
         (
             raises,
-            "strategies.fedavg: FedAvg.check must take (config, node, participation), as FederatedStrategy.check does, a class",
+            "contrafed.strategies.fedavg: FedAvg.check must take (config, node, participation), as FederatedStrategy.check does, a class",
         ),
     ],
 )
@@ -172,7 +172,9 @@ def test_what_a_node_half_declares_are_two_tables_of_shapes(monkeypatch, message
 def test_a_node_half_has_a_recipe_of_local_training(monkeypatch):
     choice = resolve(config_of("strategy=fedavg")).node.strategy
     bare = make_dataclass("Config", ["rho"], frozen=True)(0.5)
-    with pytest.raises(UserError, match=r"Config of clients.fedavg must have `local: LocalWork` of clients.training.work"):
+    with pytest.raises(
+        UserError, match=r"Config of contrafed.clients.fedavg must have `local: LocalWork` of contrafed.clients.training.work"
+    ):
         _check_recipe(replace(choice, config=bare), num_rounds=1)
 
 
@@ -283,7 +285,7 @@ def test_a_model_has_three_parts_that_train(monkeypatch, change, said):
     choice = choose("model", config_of("model=mlp")["model"])
     with pytest.raises(UserError) as found:
         build_model(choice, 1, (8, 8), 10, 0)
-    assert str(found.value) == f"model=mlp: models.mlp.build must return a models.base.SplitModel {said}"
+    assert str(found.value) == f"model=mlp: contrafed.models.mlp.build must return a contrafed.models.base.SplitModel {said}"
 
 
 def pattern_fault(monkeypatch, **functions):
@@ -302,7 +304,7 @@ def pattern_fault(monkeypatch, **functions):
 def test_a_pattern_says_who_is_there(monkeypatch):
     said = "participation=full: Mine says `everyone = False` and must define `available(self, server_round)`"
     assert pattern_fault(monkeypatch, everyone=False) == said
-    said = "nothing in partitions.participation.full uses Mine.availible, did you mean 'available'?"
+    said = "nothing in contrafed.partitions.participation.full uses Mine.availible, did you mean 'available'?"
     assert pattern_fault(monkeypatch, everyone=False, availible=lambda self, server_round: np.zeros(2, bool)) == said
 
 
@@ -349,7 +351,7 @@ def test_a_partition_that_goes_wrong_is_one_line(monkeypatch):
     with pytest.raises(UserError) as found:
         load_federation(resolve(config_of("partition=iid", "num_nodes=2")).node)
     assert str(found.value).startswith(
-        "partition=iid: partitions.partitioners.iid.split: TypeError: 'NoneType' object is not sub"
+        "partition=iid: contrafed.partitions.partitioners.iid.split: TypeError: 'NoneType' object is not sub"
     )
 
 
@@ -374,7 +376,7 @@ def test_what_explicit_returns_is_a_partition(monkeypatch, found, said):
     monkeypatch.setattr(iid, "explicit", lambda config, test, num_nodes: found, raising=False)
     with pytest.raises(UserError) as error:
         load_federation(resolve(config_of("partition=iid", "num_nodes=2")).node)
-    assert str(error.value).startswith(f"partition=iid: partitions.partitioners.iid.explicit {said}")
+    assert str(error.value).startswith(f"partition=iid: contrafed.partitions.partitioners.iid.explicit {said}")
 
 
 def test_an_empty_part_has_no_type():

@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 from rig import config_of
 
-from core.errors import UserError
-from core.run import choose
-from partitions.images import check, load_images, make_images
+from contrafed.core.errors import UserError
+from contrafed.core.run import choose
+from contrafed.partitions.images import check, load_images, make_images
 
 
 def settings_of(name, **changes):

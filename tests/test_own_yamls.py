@@ -10,10 +10,10 @@ import pytest
 from test_outside import METHOD, OTHER_RULE, packaged, write
 
 from contrafed.composition import compose_job
+from contrafed.core import registry
+from contrafed.core.errors import UserError
+from contrafed.core.run import PACKAGES
 from contrafed.yamls import composed, rule_of
-from core import registry
-from core.errors import UserError
-from core.run import PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_RULE = METHOD.replace("server: my_package.my_rule\n", "")
@@ -171,7 +171,9 @@ def test_who_leaves_its_rule_is_what_hydra_composes(name):
     assert (rule_of(name, None) is not None) == ("strategy/server" in choices)
 
 
-@pytest.mark.parametrize("command", ["from main import command; command()", "from report import main; main()"])
+@pytest.mark.parametrize(
+    "command", ["from contrafed.command import command; command()", "from contrafed.report_command import command; command()"]
+)
 @pytest.mark.parametrize(("file", "what"), [("models/__init__.py", "folder"), ("core.py", "file")])
 def test_the_commands_name_what_hides_one_of_our_packages(tmp_path, file, what, command):
     write(tmp_path / "own" / file, "")

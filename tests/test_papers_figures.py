@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from contrafed.analysis import figures, measures, pictures, plots
 from contrafed.analysis.runs import find
 from contrafed.composition import compose_yaml, grid_of
+from contrafed.core import registry
 from contrafed.sweep import expand
-from core import registry
 
 FEATURES = ("within", "between", "effective_rank", "vci")
 
@@ -40,8 +40,8 @@ def sampled(experiment):
 
 def leave(folder, config):
     """Write what a run of a configuration leaves, as far as figures take it."""
-    from clients.training.workspace import client_class_of
-    from core.run import node_half
+    from contrafed.clients.training.workspace import client_class_of
+    from contrafed.core.run import node_half
 
     node, log = node_half(config["strategy"]), config["log"]
     personal = config["judge"] == "post_train" or client_class_of(node).is_personal(node.config)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from rig import config_of
 
-from core.errors import UserError
-from core.randomness import generator
-from core.run import choose
-from partitions.participation import markovian
-from partitions.participation.base import Heterogeneous, make_participation, probabilities
-from partitions.participation.markovian import transitions
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.run import choose
+from contrafed.partitions.participation import markovian
+from contrafed.partitions.participation.base import Heterogeneous, make_participation, probabilities
+from contrafed.partitions.participation.markovian import transitions
 
 
 @functools.cache

@@ -7,13 +7,13 @@ import pytest
 from parted import data_of, data_with_a_gap, make, settings_of
 from rig import config_of
 
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.partitions.federation import load_federation
+from contrafed.partitions.partition import Draw
+from contrafed.partitions.partitioners import iid
+from contrafed.partitions.partitioners.balanced_dirichlet import split
 from contrafed.settings import resolve
-from core.errors import UserError
-from core.randomness import generator
-from partitions.federation import load_federation
-from partitions.partition import Draw
-from partitions.partitioners import iid
-from partitions.partitioners.balanced_dirichlet import split
 
 
 def test_iid_sizes_differ_by_at_most_one():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from parted import data_of, data_with_a_gap, make, settings_of
 
-from core.errors import UserError
-from partitions.checks import check
-from partitions.partition import keep_stratified, make_partition
+from contrafed.core.errors import UserError
+from contrafed.partitions.checks import check
+from contrafed.partitions.partition import keep_stratified, make_partition
 
 DRAWN = [
     ("iid", {}),

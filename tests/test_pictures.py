@@ -8,14 +8,13 @@ import pytest
 from omegaconf import OmegaConf
 from rig import config_of
 
-import report
-from contrafed import run
+from contrafed import report_command, run
 from contrafed.analysis import embedding, figures, pictures, plots
 from contrafed.analysis.runs import find
+from contrafed.core import registry
+from contrafed.core.run import node_run
+from contrafed.partitions.federation import load_federation
 from contrafed.settings import read_config
-from core import registry
-from core.run import node_run
-from partitions.federation import load_federation
 
 TINY = (
     *("engine=local", "tracker=none", "model=mlp", "model.hidden=[8]", "num_nodes=5", "num_rounds=1"),
@@ -49,7 +48,7 @@ def embedded(tmp_path_factory):
 
 def test_representations_stand_beside_each_other_each_of_its_runs_models(embedded, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(pictures, "POINTS", 60)
-    assert report.main([str(embedded), "--out", str(tmp_path)]) == 0
+    assert report_command.main([str(embedded), "--out", str(tmp_path)]) == 0
     assert {"fedcrl-figure4.png", "fedcrl-figure4.pdf"} <= {path.name for path in tmp_path.iterdir()}
     assert "left out" not in capsys.readouterr().err
     figure = figures.of_papers(find([embedded]))["fedcrl-figure4"]

@@ -6,12 +6,12 @@ import yaml
 from reported import write_run
 from test_outside import write
 
-import report
+from contrafed import report_command
 from contrafed.analysis.places import placed
 from contrafed.analysis.published import compare
 from contrafed.analysis.runs import find
 from contrafed.composition import compose_job, plain
-from core.errors import UserError
+from contrafed.core.errors import UserError
 
 
 def run_of(folder, *overrides, accuracy=0.8):
@@ -27,7 +27,7 @@ PMFL = ("experiment=pmfl/table1", "dataset=cifar10", "participation=bernoulli", 
 def test_a_run_of_one_table_is_a_cell_of_another(tmp_path, capsys):
     run_of(tmp_path / "runs" / "whole", *PMFL, "eval_every=100")
     run_of(tmp_path / "runs" / "fedau", *PMFL[:3], "strategy=fedau", "eval_every=100")
-    assert report.main(["--as", "pmfl/table5", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert report_command.main(["--as", "pmfl/table5", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     assert "of 1 run are in" in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "out" / "pmfl-tablev-eval_every=100.csv").dropna(subset=["ours"])
     assert table[["setting", "method", "paper", "ours"]].to_numpy().tolist() == [
@@ -68,19 +68,19 @@ def test_an_experiment_of_ones_own(tmp_path, capsys):
     asked = ["--as", "short", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     run_of(tmp_path / "runs" / "any", "strategy=fedavg", "num_rounds=7")
     run_of(tmp_path / "runs" / "longer", "strategy=fedavg", "num_rounds=9", "dataset=cifar10")
-    assert report.main([*asked, "--config-dir", str(yamls)]) == 0
+    assert report_command.main([*asked, "--config-dir", str(yamls)]) == 0
     assert "of 1 run are in" in capsys.readouterr().out
-    assert report.main(asked) == 2
+    assert report_command.main(asked) == 2
     assert "unknown experiment 'short'" in capsys.readouterr().err
-    assert report.main([*asked, "--config-dir", str(tmp_path / "elsewhere")]) == 2
+    assert report_command.main([*asked, "--config-dir", str(tmp_path / "elsewhere")]) == 2
     assert capsys.readouterr().err.endswith(f"error: --config-dir: there is no folder {tmp_path / 'elsewhere'}\n")
-    assert report.main(["--config-dir", str(yamls), str(tmp_path / "runs")]) == 2
+    assert report_command.main(["--config-dir", str(yamls), str(tmp_path / "runs")]) == 2
     assert capsys.readouterr().err == "error: --config-dir goes with --as EXPERIMENT\n"
 
 
 def test_an_unknown_experiment_and_another_kind_of_report_are_one_line(tmp_path, capsys):
     run = run_of(tmp_path / "run", *PMFL)
-    assert report.main(["--as", "pmfl/tabel5", str(run)]) == 2
+    assert report_command.main(["--as", "pmfl/tabel5", str(run)]) == 2
     assert "unknown experiment 'pmfl/tabel5', did you mean 'pmfl/table5'?" in capsys.readouterr().err
-    assert report.main(["--list", "--as", "pmfl/table5", str(run)]) == 2
+    assert report_command.main(["--list", "--as", "pmfl/table5", str(run)]) == 2
     assert "--as does not go with --list" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from reported import method, write_run
 from contrafed.analysis import figures, plots
 from contrafed.analysis.runs import find
 from contrafed.analysis.style import method_of, style_of, styles
-from core import registry
+from contrafed.core import registry
 
 METHODS = list(registry.choices("strategy"))
 

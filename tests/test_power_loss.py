@@ -11,8 +11,8 @@ import pytest
 import torch
 from rig import same
 
-from clients.node.files import Moment, StateDir
 from contrafed import checkpoint
+from contrafed.clients.node.files import Moment, StateDir
 from contrafed.reporting import LOGS
 
 KEEP = {"checkpoint_keep": 1}

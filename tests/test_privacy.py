@@ -15,17 +15,17 @@ from safetensors import safe_open
 from test_checkpoint import SMALL, equal, outcome, stopped  # noqa: F401
 from tiny import run_tiny
 
-from clients.training.privacy import made_private
+from contrafed.clients.training.privacy import made_private
+from contrafed.core.errors import UserError
+from contrafed.core.privacy import central, laplace, local
+from contrafed.core.privacy.mechanism import noise
+from contrafed.core.randomness import torch_generator
 from contrafed.experiment import run
 from contrafed.prepare import deployed
 from contrafed.settings import resolve
-from core.errors import UserError
-from core.privacy import central, laplace, local
-from core.privacy.mechanism import noise
-from core.randomness import torch_generator
-from strategies.accountant import Budget
-from strategies.privacy import PrivateReplies
-from strategies.replies import Replies, Reply
+from contrafed.strategies.accountant import Budget
+from contrafed.strategies.privacy import PrivateReplies
+from contrafed.strategies.replies import Replies, Reply
 
 HOW = {"clip_norm": 1.0, "prototype_clip": 2.0, "noise_multiplier": 0.5, "delta": 1e-5, "noise": "seeded"}
 CENTRAL, LOCAL = central.Config(**HOW, amplification=False), local.Config(**HOW)

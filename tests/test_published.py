@@ -7,7 +7,7 @@ from reported import method, write_run
 
 from contrafed.analysis import pages, published, results, tables
 from contrafed.analysis.runs import find
-from core.errors import UserError
+from contrafed.core.errors import UserError
 
 CELLS = [
     {"metric": metric, "setting": "bernoulli", "value": f"{prefix}accuracy_top5_mean", "std": None}

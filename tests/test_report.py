@@ -12,14 +12,14 @@ import pytest
 from matplotlib import image
 from reported import method, write_run
 
-import report
+from contrafed import report_command
 from contrafed.analysis import figures, pages, results, tables
 from contrafed.analysis.groups import groups, usable, varied
 from contrafed.analysis.pages import leave
 from contrafed.analysis.runs import find, read
-from core.errors import UserError
+from contrafed.core.errors import UserError
 
-ROOT = Path(report.__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def sweep(tmp_path):
 
 
 def answer(capsys, *arguments):
-    status = report.main([str(argument) for argument in arguments])
+    status = report_command.main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()
     return status, out, err
 

@@ -20,6 +20,7 @@ import torch
 from matplotlib import image
 from safetensors import safe_open
 
+from contrafed.core.errors import UserError
 from contrafed.reporting import (
     Progress,
     RunRecorder,
@@ -31,7 +32,6 @@ from contrafed.reporting import (
     versions,
 )
 from contrafed.reporting.series import ema, moving_average, summary_of_curves, top_k_mean
-from core.errors import UserError
 
 pytestmark = pytest.mark.figures
 

@@ -13,12 +13,12 @@ from rig import config_of, digits_run, same
 from test_outside import METHOD, NODE, RULE, write
 
 from contrafed.composition import compose_job
+from contrafed.core.errors import RunStopped, UserError
 from contrafed.experiment import run
+from contrafed.partitions.participation.base import Participation, Selection
 from contrafed.settings import resolve
-from core.errors import RunStopped, UserError
-from partitions.participation.base import Participation, Selection
-from strategies.fedavg import FedAvg
-from strategies.replies import AbsentError, Replies, Reply
+from contrafed.strategies.fedavg import FedAvg
+from contrafed.strategies.replies import AbsentError, Replies, Reply
 
 NAME = "classifier.bias"
 
@@ -293,7 +293,7 @@ def test_what_one_node_alone_receives_is_looked_at(own, said):
         (lambda sent: {n: v for n, v in sent.items() if NAME not in n}, f"half expects model/{NAME}, which Mine does not send"),
         (
             lambda sent: {n.removeprefix("model/"): v for n, v in sent.items()},
-            rf'which Mine does not send: its {NAME} goes out as named\("model", ...\), of core.tensors',
+            rf'which Mine does not send: its {NAME} goes out as named\("model", ...\), of contrafed.core.tensors',
         ),
         (lambda sent: sent | {"extra/x": 1}, "Mine must send tensors, but extra/x is a int"),
         (lambda sent: sent | {"modl/x": torch.ones(1)}, "Mine sends modl/x, which the nodes' half does not expect, did you .*"),
@@ -393,6 +393,6 @@ def test_a_presence_that_is_no_shares_is_refused(presence, got):
 
 
 def test_a_presence_is_looked_at_before_a_run(monkeypatch):
-    monkeypatch.setattr("partitions.participation.bernoulli.Bernoulli.presence", lambda self: 0.5)
+    monkeypatch.setattr("contrafed.partitions.participation.bernoulli.Bernoulli.presence", lambda self: 0.5)
     with pytest.raises(UserError, match=r"^Bernoulli\.presence must return \(4,\) shares"):
         resolve(config_of("strategy=fedavg", "strategy.weights=known_probability", "num_nodes=4", "participation=bernoulli"))

@@ -3,9 +3,9 @@
 import pytest
 from rig import config_of
 
+from contrafed.core.errors import UserError
 from contrafed.said import said_of_attackers, said_of_delta
 from contrafed.settings import resolve
-from core.errors import UserError
 
 
 def resolved(*overrides):

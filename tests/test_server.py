@@ -10,14 +10,14 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from rig import Scalar, Schedule, close, config_of, digits_run, run_strategy, same, scalar_workspace, strategy_settings
 
-from clients.fedavg import FedAvgClient
+from contrafed.clients.fedavg import FedAvgClient
+from contrafed.core import codec
 from contrafed.experiment import run
 from contrafed.settings import server_of
-from core import codec
-from simulation.worker import identify
-from strategies.base import Population, strategy_class_of
-from strategies.fedavg import FedAvg
-from strategies.replies import Replies, Reply
+from contrafed.simulation.worker import identify
+from contrafed.strategies.base import Population, strategy_class_of
+from contrafed.strategies.fedavg import FedAvg
+from contrafed.strategies.replies import Replies, Reply
 
 W = {"model/a": torch.tensor([1.0, 0.1]), "model/b": torch.tensor([[3.0]])}
 TRAINED = {"a": torch.tensor([1.3, 0.7]), "b": torch.tensor([[2.0]])}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 
-from core.codec import from_record, to_record
-from simulation import shared
+from contrafed.core.codec import from_record, to_record
+from contrafed.simulation import shared
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memfd")
 

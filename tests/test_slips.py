@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from rig import config_of
 
 from contrafed import UserError, compose, run
-from core import registry
+from contrafed.core import registry
 
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=1", "model=mlp", "model.hidden=[8]")
 
@@ -112,7 +112,7 @@ def test_a_run_that_ends_while_its_engine_starts_leaves_no_claim(tmp_path, monke
     def starts(config, job):
         raise stopped
 
-    monkeypatch.setattr("simulation.local.run", starts)
+    monkeypatch.setattr("contrafed.simulation.local.run", starts)
     again = config_of(*QUICK, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     with pytest.raises(stopped):
         run(again)

@@ -5,9 +5,9 @@ import pytest
 from rig import config_of
 from test_partitions import data_of, make
 
+from contrafed.core.errors import UserError
 from contrafed.experiment import run
-from core.errors import UserError
-from partitions.partition import Small
+from contrafed.partitions.partition import Small
 
 
 def test_small_nodes_error_move_and_drop():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from contrafed import checkpoint
-from strategies.base import _move
+from contrafed.strategies.base import _move
 
 
 def test_state_survives_packing():

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from tiny import TINY
 
 from contrafed.analysis.runs import read
+from contrafed.core.errors import UserError
 from contrafed.experiment import run
 from contrafed.reporting import shown
 from contrafed.stopping import Stopping
-from core.errors import UserError
-from strategies.base import Round
+from contrafed.strategies.base import Round
 
 SIX = (*TINY, "num_rounds=6", "participation=full", "engine=local", "strategy=fedavg", "tracker=none")
 STILL = "strategy.local.lr=1e-12"  # nothing is learned, so that no accuracy rises

@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from contrafed.analysis.published import ELSEWHERE
 from contrafed.cli import check_jobs
 from contrafed.composition import as_choices, compose_job, compose_yaml, grid_of
+from contrafed.core import registry
+from contrafed.core.errors import UserError
 from contrafed.experiment import run
 from contrafed.sweep import expand, take_shard
-from core import registry
-from core.errors import UserError
 
 EXPERIMENT = """# @package _global_
 # a table of one's own

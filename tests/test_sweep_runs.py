@@ -11,10 +11,10 @@ import pytest
 import yaml
 from rig import config_of
 
-import main
 from contrafed import experiment, sweep
 from contrafed.checkpoint import identity
 from contrafed.cli import check_jobs
+from contrafed.command import INTERRUPTED
 from contrafed.reporting.folder import claim_folder
 from contrafed.settings import resolve
 from contrafed.sweep import Sweep, expand, runs_in
@@ -90,7 +90,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, mon
     with monkeypatch.context() as patched:
         patched.setattr(RunRecorder, "flush", stops)
         stopped = called(*DIGITS, *whole)
-    assert stopped.status == main.INTERRUPTED
+    assert stopped.status == INTERRUPTED
     assert finished("outputs/digits") == []
     again = called(*DIGITS, *whole)
     assert (again.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
@@ -110,7 +110,7 @@ def test_a_stopped_sweep_leaves_the_table_of_what_is_finished(called, monkeypatc
         return real(config, **more)
 
     monkeypatch.setattr(experiment, "run", stops)
-    assert called(*DIGITS, "seed=0,1,2").status == main.INTERRUPTED
+    assert called(*DIGITS, "seed=0,1,2").status == INTERRUPTED
     assert "| fedavg | 2 |" in Path("outputs/digits/sweep.md").read_text()
 
 
@@ -194,7 +194,7 @@ def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(RunRecorder, "flush", stops)
-        assert called(*DIGITS, *secret).status == main.INTERRUPTED
+        assert called(*DIGITS, *secret).status == INTERRUPTED
     again = called(*DIGITS, *secret)
     assert (again.status, again.err) == (0, "")
     assert len(finished("outputs/digits")) == 1

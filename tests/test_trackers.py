@@ -14,12 +14,12 @@ from rig import config_of
 from tiny import TINY
 
 from contrafed import trackers
+from contrafed.core.errors import UserError
+from contrafed.core.run import Choice
 from contrafed.experiment import run
 from contrafed.settings import resolve
 from contrafed.trackers import Followed, Tracked, Tracker
 from contrafed.trackers.tensorboard import TensorBoard
-from core.errors import UserError
-from core.run import Choice
 
 SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "strategy=fedavg")
 

@@ -10,16 +10,16 @@ from reported import write_run
 from rig import Schedule, config_of, run_strategy, workspace_of
 from tiny import TINY
 
-from clients.base import PARTS
-from clients.training.workspace import client_class_of
 from contrafed import run
 from contrafed.analysis import results, tables
 from contrafed.analysis.runs import find, read
 from contrafed.analysis.traffic import FORMULAS, formula
-from core import registry
-from core.errors import UserError
-from core.run import choose, node_run
-from models.base import build_model
+from contrafed.clients.base import PARTS
+from contrafed.clients.training.workspace import client_class_of
+from contrafed.core import registry
+from contrafed.core.errors import UserError
+from contrafed.core.run import choose, node_run
+from contrafed.models.base import build_model
 
 # What our messages carry beside the formulas, down and up: validity and counts, one number a class; FedProc's a_t, whether
 # there is a mixed head for FedPAC, the two accuracies of FedPPO.

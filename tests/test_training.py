@@ -9,10 +9,10 @@ import pytest
 import torch
 from rig import close, config_of, digits_run, run_scalar, sized_workspace, work_of, workspace_of
 
-from clients.base import DeadlineError, LocalError
-from clients.training import stack as stack_module
-from clients.training.optimizers import Optimizer
-from core.errors import UserError
+from contrafed.clients.base import DeadlineError, LocalError
+from contrafed.clients.training import stack as stack_module
+from contrafed.clients.training.optimizers import Optimizer
+from contrafed.core.errors import UserError
 
 # ----------------------------------------------------------------------------------------------------------------- batches
 

@@ -7,8 +7,8 @@ from test_models import built_by
 from torch import nn
 from torch.func import functional_call, vmap
 
-from core.errors import UserError
-from models.base import SplitModel, Stages
+from contrafed.core.errors import UserError
+from contrafed.models.base import SplitModel, Stages
 
 
 class Tokens(nn.Module):

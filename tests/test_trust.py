@@ -15,14 +15,14 @@ from rig import config_of
 from tiny import TINY, tiny_workspace
 from wire import ROOT, RUN, Wire, plain, run_devices
 
-import clients.node.app
-from clients.node.files import Moment
-from clients.node.trust import check_paths, moment_of, run_name
-from clients.training.workspace import uninstall
-from core import codec
-from core.errors import UserError
-from core.run import node_run
-from simulation.worker import identify
+import contrafed.clients.node.app
+from contrafed.clients.node.files import Moment
+from contrafed.clients.node.trust import check_paths, moment_of, run_name
+from contrafed.clients.training.workspace import uninstall
+from contrafed.core import codec
+from contrafed.core.errors import UserError
+from contrafed.core.run import node_run
+from contrafed.simulation.worker import identify
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
@@ -96,7 +96,7 @@ def node(tmp_path_factory):
         context = Context(RUN, 10, {"partition-id": 0, "state-dir": str(folder)}, RecordDict(), {})
         message = Message(content, 10, kind)
         message.metadata.__dict__["_message_id"] = "1"
-        return clients.node.app.app(message, context)
+        return contrafed.clients.node.app.app(message, context)
 
     send(MessageType.QUERY, {})
     yield folder, send
@@ -189,7 +189,7 @@ def test_a_path_to_save_to_is_refused_without_state_dir(tmp_path):
     context = Context(RUN, 10, {"partition-id": 0}, RecordDict(), {})
     for key in ("save", "load"):
         with pytest.raises(UserError, match="--node-config needs state-dir"):
-            clients.node.app._places({key: str(tmp_path)}, context, None)
+            contrafed.clients.node.app._places({key: str(tmp_path)}, context, None)
 
 
 def test_deploy_lists_every_field_that_a_node_sends(tmp_path):

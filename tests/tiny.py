@@ -6,10 +6,10 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from rig import config_of, workspace_of
 from safetensors.torch import load_file
 
+from contrafed.core import codec
+from contrafed.core.run import node_run
 from contrafed.experiment import run
-from core import codec
-from core.run import node_run
-from simulation.worker import FIRST_NODE_ID
+from contrafed.simulation.worker import FIRST_NODE_ID
 
 TINY = (
     "partition.test_fraction=0.2",

@@ -14,14 +14,14 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import Client, Judged, Tensors, Update
-from clients.node.files import MemoryFileError, Moment, StateDir, read_personal, write_personal
-from clients.node.trust import DATA_DIR, check_paths, in_simulation, moment_of, run_name
-from clients.training.workspace import Workspace, workspace_for
-from core import codec
-from core.errors import UserError, unknown
-from core.run import NodeRun
-from partitions.own import class_names
+from contrafed.clients.base import Client, Judged, Tensors, Update
+from contrafed.clients.node.files import MemoryFileError, Moment, StateDir, read_personal, write_personal
+from contrafed.clients.node.trust import DATA_DIR, check_paths, in_simulation, moment_of, run_name
+from contrafed.clients.training.workspace import Workspace, workspace_for
+from contrafed.core import codec
+from contrafed.core.errors import UserError, unknown
+from contrafed.core.run import NodeRun
+from contrafed.partitions.own import class_names
 
 MEMORY = "memory"
 

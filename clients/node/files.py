@@ -13,8 +13,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from core.disk import replace
-from core.tensors import Tensors, group, raw, read, write
+from contrafed.core.disk import replace
+from contrafed.core.tensors import Tensors, group, raw, read, write
 
 
 def personal_file(folder: str | Path, node: int) -> Path:

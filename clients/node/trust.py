@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clients.node.files import Moment
-from core.errors import UserError
-from partitions.images import GENERATED
+from contrafed.clients.node.files import Moment
+from contrafed.core.errors import UserError
+from contrafed.partitions.images import GENERATED
 
 # Flower's run ids have 64 bits.
 RUN = re.compile(r"[0-9]{1,20}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from core.randomness import torch_generator
+from contrafed.core.randomness import torch_generator
 
 # Degrees either way, and pixels of black border that a crop is cut from: 4 on 32x32, and never more than an eighth of a side.
 LARGEST_ANGLE, BORDER, SHARE = 10.0, 4, 8

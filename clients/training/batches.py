@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from clients.training.augment import augmented, draw_augmentation
-from clients.training.stack import Stack, each_image
-from clients.training.work import LocalWork
-from core.randomness import generator, torch_generator
-from core.tensors import Tensors
+from contrafed.clients.training.augment import augmented, draw_augmentation
+from contrafed.clients.training.stack import Stack, each_image
+from contrafed.clients.training.work import LocalWork
+from contrafed.core.randomness import generator, torch_generator
+from contrafed.core.tensors import Tensors
 
 
 class Batch(NamedTuple):

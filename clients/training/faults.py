@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from clients.training.stack import DeadlineError, Stack
-from core.registry import short_place
-from core.tensors import Tensors
+from contrafed.clients.training.stack import DeadlineError, Stack
+from contrafed.core.registry import short_place
+from contrafed.core.tensors import Tensors
 
 # What CUDA, cuBLAS and cuDNN say for want of memory where torch has no type for it.
 NO_ROOM = ("out of memory", "alloc_failed", "not_initialized", "unable to find an engine")

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from clients.training.batches import Batch, Batches
-from clients.training.faults import ReturnError, kind_of
-from clients.training.optimizers import Optimizer
-from clients.training.stack import Stack, in_order, per_node
-from clients.training.work import LocalWork
-from core.errors import unknown
-from core.tensors import Tensors, group
+from contrafed.clients.training.batches import Batch, Batches
+from contrafed.clients.training.faults import ReturnError, kind_of
+from contrafed.clients.training.optimizers import Optimizer
+from contrafed.clients.training.stack import Stack, in_order, per_node
+from contrafed.clients.training.work import LocalWork
+from contrafed.core.errors import unknown
+from contrafed.core.tensors import Tensors, group
 
 PARTS = ("encoder", "projector", "classifier")  # of a model
 Loss = Callable[[Tensors, Batch, Any], dict[str, Tensor]]

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clients.losses import cross_entropies
-from clients.training.batches import Batch
-from clients.training.faults import ReturnError, divergence, kind_of, named
-from clients.training.privacy import made_private
-from clients.training.stack import Memory, Stack, joined, stacked, taken_apart, unstacked
-from core.metrics import confusion, scores_of
-from core.tensors import Tensors, format_of, storable
+from contrafed.clients.losses import cross_entropies
+from contrafed.clients.training.batches import Batch
+from contrafed.clients.training.faults import ReturnError, divergence, kind_of, named
+from contrafed.clients.training.privacy import made_private
+from contrafed.clients.training.stack import Memory, Stack, joined, stacked, taken_apart, unstacked
+from contrafed.core.metrics import confusion, scores_of
+from contrafed.core.tensors import Tensors, format_of, storable
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Judging(NamedTuple):
     final: bool  # whether this is the run's last evaluation
     post_train: bool  # after the next round's local work, of which nothing is kept
     deadline: float | None  # a moment of time.monotonic()
-    metrics: Sequence[str] = ()  # beside accuracy and loss, of core.metrics
+    metrics: Sequence[str] = ()  # beside accuracy and loss, of contrafed.core.metrics
 
 
 def judge(

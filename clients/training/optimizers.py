@@ -6,8 +6,8 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from clients.training.work import LocalWork
-from core.tensors import Tensors
+from contrafed.clients.training.work import LocalWork
+from contrafed.core.tensors import Tensors
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch.optim.Adam's defaults
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from core.privacy import laplace, local
-from core.privacy.mechanism import clipped, noise
-from core.tensors import Tensors
+from contrafed.core.privacy import laplace, local
+from contrafed.core.privacy.mechanism import clipped, noise
+from contrafed.core.tensors import Tensors
 
 UPDATES, PROTOTYPES = ("model/", "delta/"), "proto/mean"
 # What is sent beside them as it is: how many examples of which class a node holds, taken as known (docs/RELIABILITY.md).

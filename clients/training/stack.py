@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from core.errors import unknown
-from core.tensors import Tensors, group
+from contrafed.core.errors import unknown
+from contrafed.core.tensors import Tensors, group
 
 
 class DeadlineError(Exception):

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from core.config import Range
-from core.errors import UserError
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
 
 
 @dataclass(frozen=True)

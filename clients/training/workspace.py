@@ -9,12 +9,12 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from clients.training.loop import PARTS, parts_fault
-from core import registry
-from core.errors import UserError
-from core.run import Choice, NodeRun
-from models.base import SplitModel, build_model
-from partitions.federation import Federation, load_federation
+from contrafed.clients.training.loop import PARTS, parts_fault
+from contrafed.core import registry
+from contrafed.core.errors import UserError
+from contrafed.core.run import Choice, NodeRun
+from contrafed.models.base import SplitModel, build_model
+from contrafed.partitions.federation import Federation, load_federation
 
 # How many examples an evaluation takes at a time, over all nodes of a stack. On a CPU activations then fit its cache. An
 # accelerator needs more: as many as hold EVALUATION_NUMBERS numbers together, and at most 1,024.
@@ -23,9 +23,9 @@ EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2*
 
 def client_class_of(strategy: Choice) -> Any:
     """Return the ``Client`` class of a node half. Raises ``UserError`` where what it shares is no part of a model, or fails."""
-    found: Any = registry.only_subclass(strategy.module, NumPyClient, "clients.base.Client")
+    found: Any = registry.only_subclass(strategy.module, NumPyClient, "contrafed.clients.base.Client")
     if not hasattr(found, "shared_parts"):
-        raise UserError(f"{strategy.module.__name__}: {found.__name__} must inherit clients.base.Client")
+        raise UserError(f"{strategy.module.__name__}: {found.__name__} must inherit contrafed.clients.base.Client")
     half = f"strategy={strategy.name}: {found.__name__}"
     with registry.blamed(f"{half}.shared_parts", inspect.getfile(found)):
         parts = found.shared_parts(strategy.config)

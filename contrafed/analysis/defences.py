@@ -13,8 +13,8 @@ from torch import Tensor
 
 from contrafed.analysis.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
 from contrafed.analysis.likeness import best_constant, mse, psnr, ssim
-from core.tensors import Tensors
-from models.base import SplitModel
+from contrafed.core.tensors import Tensors
+from contrafed.models.base import SplitModel
 
 # What DLG's LeNet calls its layers here, and the tensors' names begin with.
 LAYERS = {

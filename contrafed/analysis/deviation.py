@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from contrafed.core.combine import combine, squared_distance
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import Tensors, flat, group
 from contrafed.settings import read_config
-from core.combine import combine, squared_distance
-from core.errors import UserError
-from core.tensors import Tensors, flat, group
-from simulation.personal import place_in
+from contrafed.simulation.personal import place_in
 
 
 def deviation(deltas: Sequence[Tensors]) -> tuple[float, float]:

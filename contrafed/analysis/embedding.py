@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clients.node.files import read_personal
-from clients.training.workspace import Workspace
+from contrafed.clients.node.files import read_personal
+from contrafed.clients.training.workspace import Workspace
+from contrafed.core.arguments import Parser
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.tensors import Tensors
 from contrafed.evaluation import MODEL_FILE, initial_model, representations
+from contrafed.partitions.federation import Federation
 from contrafed.prepare import checked
 from contrafed.settings import read_config
-from core.arguments import Parser
-from core.errors import UserError
-from core.randomness import generator
-from core.tensors import Tensors
-from partitions.federation import Federation
-from simulation.personal import check_saved, place_in
+from contrafed.simulation.personal import check_saved, place_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ import numpy as np
 
 from contrafed.analysis.runs import FinishedRun, flat
 from contrafed.composition import plain
+from contrafed.core import registry
+from contrafed.core.config import dotted, plain_numbers
 from contrafed.yamls import composed
-from core import registry
-from core.config import dotted, plain_numbers
 
 
 def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from core.randomness import generator, torch_generator
-from core.tensors import Tensors
-from models.base import SplitModel, Stages, features_of
+from contrafed.core.randomness import generator, torch_generator
+from contrafed.core.tensors import Tensors
+from contrafed.models.base import SplitModel, Stages, features_of
 
 CHANNELS, BOUND = 12, 0.5
 # A matching loss below this is a match.

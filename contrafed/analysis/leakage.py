@@ -28,16 +28,16 @@ from contrafed.analysis.gallery import draw, markdown
 from contrafed.analysis.inversion import sigmoid_lenet, weights_of
 from contrafed.analysis.sent import sent_by
 from contrafed.composition import compose_job
+from contrafed.core import registry
+from contrafed.core.arguments import Parser
+from contrafed.core.disk import replace
+from contrafed.core.errors import UserError, unknown
+from contrafed.core.run import choose
+from contrafed.core.tensors import Tensors
+from contrafed.models.base import SplitModel
+from contrafed.partitions.images import GENERATED, load_images
 from contrafed.reporting import quiet_libraries, versions
 from contrafed.reporting.provenance import hardware
-from core import registry
-from core.arguments import Parser
-from core.disk import replace
-from core.errors import UserError, unknown
-from core.run import choose
-from core.tensors import Tensors
-from models.base import SplitModel
-from partitions.images import GENERATED, load_images
 
 CSV, MARKDOWN, PICTURES = "leakage.csv", "leakage.md", "pictures.npz"
 

@@ -8,7 +8,7 @@ from contrafed.analysis.gains import gaining, gains
 from contrafed.analysis.groups import number_of, shown
 from contrafed.analysis.runs import FinishedRun, Points, composition, flat
 from contrafed.analysis.weights import expected_weight
-from core.errors import UserError
+from contrafed.core.errors import UserError
 
 # Metrics of nodes, one by one.
 NODES = "nodes:"

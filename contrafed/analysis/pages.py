@@ -8,8 +8,8 @@ from contrafed.analysis import figures, plots, published, results, tables
 from contrafed.analysis.groups import groups, usable
 from contrafed.analysis.runs import FinishedRun, accuracy_of, find
 from contrafed.analysis.tables import Table
+from contrafed.core.errors import UserError
 from contrafed.reporting.console import counted
-from core.errors import UserError
 
 HEAD = """# Results
 

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from contrafed.analysis.measures import place_of, plot_of
 from contrafed.analysis.plots import as_written, head
 from contrafed.analysis.runs import FinishedRun, read_table
+from contrafed.core.errors import UserError
 from contrafed.reporting.figures import show_participation, show_partition
 from contrafed.reporting.series import shown_nodes
-from core.errors import UserError
 
 if TYPE_CHECKING:  # torch is slow to import
-    from partitions.federation import Federation
+    from contrafed.partitions.federation import Federation
 
 # Panels beside each other and in all, and points of one: more than that nobody can tell apart.
 ACROSS, PANELS, POINTS = 5, 12, 1000
@@ -115,8 +115,8 @@ def _class_counts(run: FinishedRun, folder: Path) -> np.ndarray:
 def _federation(run: FinishedRun) -> "Federation":
     """Return a run's data and who held which, as it had them; nothing is downloaded. Raises ``UserError``."""
     from contrafed.analysis.embedding import on_cpu
+    from contrafed.partitions.federation import load_federation
     from contrafed.prepare import checked
-    from partitions.federation import load_federation
 
     dataset: Mapping[str, Any] = run.config["dataset"]
     here = {**dataset, "download": False} if "download" in dataset else dataset

@@ -9,10 +9,10 @@ from typing import Any
 
 from contrafed.analysis.runs import FinishedRun, flat
 from contrafed.composition import compose_yaml, grid_of, own_folder, plain, use_plain_sgd
+from contrafed.core import registry
+from contrafed.core.errors import UserError, unknown
 from contrafed.reporting.console import counted
 from contrafed.sweep import expand
-from core import registry
-from core.errors import UserError, unknown
 
 
 def placed(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from contrafed.analysis.runs import FinishedRun
 from contrafed.analysis.statistics import first_at, over_seeds, ranks, spearman
-from core.errors import unknown
+from contrafed.core.errors import unknown
 
 FOLDER = Path(__file__).resolve().parent / "published"
 LONGEST = 150  # characters of a file's name, to which endings come

@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from contrafed.analysis.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, flat, placeless, read_table
+from contrafed.core.disk import replace
+from contrafed.core.errors import UserError
 from contrafed.reporting.folder import numbered
-from core.disk import replace
-from core.errors import UserError
 
 # Points of a curve, about.
 POINTS = 1000

@@ -14,13 +14,13 @@ from typing import Any
 
 import pandas as pd
 
+from contrafed.core import registry
+from contrafed.core.config import dotted, plain_numbers
+from contrafed.core.errors import UserError
+from contrafed.core.metrics import ACCURACY
 from contrafed.reporting.series import points_of, summary_of_curves
 from contrafed.settings import HOW_IT_RUNS, counts, read_config
 from contrafed.yamls import rule_of
-from core import registry
-from core.config import dotted, plain_numbers
-from core.errors import UserError
-from core.metrics import ACCURACY
 
 Points = list[tuple[int, float]]
 

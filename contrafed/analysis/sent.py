@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.training.workspace import Workspace
 from contrafed.analysis.inversion import gradient, weights_of
+from contrafed.clients.training.workspace import Workspace
 from contrafed.composition import compose_job
+from contrafed.core.tensors import Tensors, flat, group
+from contrafed.models.base import SplitModel
+from contrafed.partitions.federation import Federation
+from contrafed.partitions.images import ImageData
+from contrafed.partitions.partition import Partition
 from contrafed.prepare import checked
 from contrafed.session import make_strategy
-from core.tensors import Tensors, flat, group
-from models.base import SplitModel
-from partitions.federation import Federation
-from partitions.images import ImageData
-from partitions.partition import Partition
-from simulation.members import Members
+from contrafed.simulation.members import Members
 
 # Rate of the step: what a float32 upload loses of the gradient by rounding falls with it.
 RATE = 0.1

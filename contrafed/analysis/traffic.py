@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from core.errors import unknown
+from contrafed.core.errors import unknown
 
 BYTES = 4  # of a float32
 # theta: the model; phi: the parts of it that the method shares; pi: the classifier; omega: class prototypes C x D; h: FedPAC's

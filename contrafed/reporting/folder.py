@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from core.errors import UserError
+from contrafed.core.errors import UserError
 
 # Whoever creates this file owns the folder; the recorder then fills it with the run's configuration.
 CLAIM = "config.yaml"

@@ -5,7 +5,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from core.combine import cores
+from contrafed.core.combine import cores
 
 _HOME = Path(__file__).resolve().parents[2]
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from contrafed.core.disk import replace
 from contrafed.reporting.folder import CLAIM
 from contrafed.reporting.series import points_of, shown_nodes, summary_of_curves
-from core.disk import replace
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from numpy.typing import ArrayLike
@@ -182,7 +182,7 @@ class RunRecorder:
 
     def save_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
         """Write ``model.safetensors``."""
-        from core.tensors import write
+        from contrafed.core.tensors import write
 
         write(self.folder / "model.safetensors", tensors, metadata)
 

@@ -7,8 +7,8 @@ from contrafed.reporting.console import Progress, counted
 from contrafed.reporting.recorder import RunRecorder
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
-    from simulation.memory import Cost
-    from strategies.base import FederatedStrategy, Round
+    from contrafed.simulation.memory import Cost
+    from contrafed.strategies.base import FederatedStrategy, Round
 
 
 def shown(done: "Round", personal: bool) -> tuple[str, dict[str, float]]:

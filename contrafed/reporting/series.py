@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from core.metrics import FUNCTIONS
+from contrafed.core.metrics import FUNCTIONS
 
 # (scope, split, metric) of metrics.csv -> its points (round, value), in the order of rounds.
 Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
@@ -64,7 +64,7 @@ def summary_of_curves(curves: Curves, first_round: int = 1) -> dict[str, float]:
 
 
 def _other_scores(curves: Curves, first_round: int) -> dict[str, float]:
-    """Return the last and best of the scores beside accuracy (``core.metrics``)."""
+    """Return the last and best of the scores beside accuracy (``contrafed.core.metrics``)."""
     found: dict[str, float] = {}
     for scope, prefix, last in (("global", "", "final"), ("personal", "personal_", "mean")):
         for name in FUNCTIONS:

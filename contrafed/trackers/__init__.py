@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from core import registry
-from core.errors import UserError
-from core.run import Choice
+from contrafed.core import registry
+from contrafed.core.errors import UserError
+from contrafed.core.run import Choice
 
 
 @dataclass(frozen=True)

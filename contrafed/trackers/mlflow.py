@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from contrafed.core.config import dotted
 from contrafed.trackers import Tracked, Tracker
-from core.config import dotted
 
 # In the run's folder: by which a run that goes on finds itself again.
 NAME_FILE = "mlflow.id"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from core.config import Range
+from contrafed.core.config import Range
 
 
 @dataclass(frozen=True)

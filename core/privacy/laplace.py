@@ -6,7 +6,7 @@ Nothing is clipped, so there is no epsilon to tell.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from core.config import Range
+from contrafed.core.config import Range
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from core.privacy.gaussian import Gaussian
+from contrafed.core.privacy.gaussian import Gaussian
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from core.privacy import laplace
-from core.privacy.gaussian import Gaussian
-from core.randomness import torch_generator
-from core.tensors import Tensors
+from contrafed.core.privacy import laplace
+from contrafed.core.privacy.gaussian import Gaussian
+from contrafed.core.randomness import torch_generator
+from contrafed.core.tensors import Tensors
 
 KEY_BITS = 128
 

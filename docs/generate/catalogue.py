@@ -10,13 +10,13 @@ import results
 import yaml
 from blocks import NEEDS, ROOT, blocks_of, pages
 
-from clients.base import PARTS
-from clients.training.workspace import client_class_of
+from contrafed.clients.base import PARTS
+from contrafed.clients.training.workspace import client_class_of
 from contrafed.composition import compose_job
+from contrafed.core import registry
+from contrafed.core.run import node_half
 from contrafed.settings import server_of
-from core import registry
-from core.run import node_half
-from strategies.base import FederatedStrategy
+from contrafed.strategies.base import FederatedStrategy
 
 KEY = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*)(?:# ?(?P<comment>.*))?$")
 

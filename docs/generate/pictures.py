@@ -18,9 +18,9 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from contrafed.composition import compose_job
+from contrafed.partitions.federation import load_federation
 from contrafed.prepare import checked
 from contrafed.reporting.figures import BLUE, GREEN, ORANGE, partition_figure
-from partitions.federation import load_federation
 
 FIGURES = ROOT / "docs" / "figures"
 PARTITIONS = {
@@ -62,7 +62,7 @@ def draw_participation() -> None:
 
 def draw_presence(name: str, *overrides: str) -> None:
     """Draw nodes by rounds, lost replies in another colour, and beside it each node's measured and expected rate."""
-    from partitions.participation.base import make_participation
+    from contrafed.partitions.participation.base import make_participation
 
     ready = checked(compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides]))
     partition = load_federation(ready.node).partition

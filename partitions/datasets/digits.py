@@ -5,8 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from core.config import Range
-from partitions.images import Common, ImageData, make_images, stratified_split
+from contrafed.core.config import Range
+from contrafed.partitions.images import Common, ImageData, make_images, stratified_split
 
 
 @dataclass(frozen=True)

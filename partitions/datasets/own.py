@@ -6,9 +6,9 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from core.config import Range
-from core.errors import UserError
-from partitions.images import SMALLEST, Common, ImageData
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.partitions.images import SMALLEST, Common, ImageData
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from core.errors import UserError
-from core.randomness import generator
-from partitions.datasets import npz
-from partitions.images import GENERATED, Common, ImageData, make_images
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.partitions.datasets import npz
+from contrafed.partitions.images import GENERATED, Common, ImageData, make_images
 
 # Height, width, channels and classes.
 SHAPES = {

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import UserError
-from partitions.datasets.network import reachable
-from partitions.datasets.stand_in import Downloaded, in_place
-from partitions.images import ImageData, make_images
+from contrafed.core.errors import UserError
+from contrafed.partitions.datasets.network import reachable
+from contrafed.partitions.datasets.stand_in import Downloaded, in_place
+from contrafed.partitions.images import ImageData, make_images
 
 # torchvision's class, and what it looks for below dataset.root.
 SETS = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import UserError
-from core.randomness import generator
-from partitions.participation.base import Participation, Selection
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.partitions.participation.base import Participation, Selection
 
 NEVER = np.iinfo(np.int64).max
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from core import registry
-from core.config import Range
-from core.errors import UserError
-from core.randomness import generator
-from core.run import Choice
+from contrafed.core import registry
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.run import Choice
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.randomness import generator
-from partitions.participation.base import Heterogeneous, Participation, probabilities
+from contrafed.core.randomness import generator
+from contrafed.partitions.participation.base import Heterogeneous, Participation, probabilities
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from partitions.participation.base import Participation, Selection
+from contrafed.partitions.participation.base import Participation, Selection
 
 
 @dataclass(frozen=True)

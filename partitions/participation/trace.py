@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import UserError
-from partitions.participation.base import Participation, Selection
+from contrafed.core.errors import UserError
+from contrafed.partitions.participation.base import Participation, Selection
 
 COLUMNS = ("node", "round", "available")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import UserError
-from partitions.partition import Common
+from contrafed.core.errors import UserError
+from contrafed.partitions.partition import Common
 
 
 @dataclass(frozen=True)

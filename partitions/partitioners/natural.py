@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.errors import UserError
-from partitions.partition import Common, Draw
+from contrafed.core.errors import UserError
+from contrafed.partitions.partition import Common, Draw
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitions.partition import Common
+from contrafed.partitions.partition import Common
 
 
 @dataclass(frozen=True)

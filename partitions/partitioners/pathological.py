@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from core.config import Range
-from core.errors import UserError
-from partitions.partition import Common, Draw
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.partitions.partition import Common, Draw
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import numpy as np
 
-from core.config import Range
-from core.randomness import generator
-from partitions.partition import Common, Partition
+from contrafed.core.config import Range
+from contrafed.core.randomness import generator
+from contrafed.partitions.partition import Common, Partition
 
 # Class distributions are drawn for so many nodes at a time: a generator a node would be slow for a million.
 CHUNK = 256

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Literal
 
-from core.config import Range
-from core.tensors import Tensors
-from simulation.attacks.base import Attack, Attackers, moments
+from contrafed.core.config import Range
+from contrafed.core.tensors import Tensors
+from contrafed.simulation.attacks.base import Attack, Attackers, moments
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from typing import Annotated, Any, cast
 import torch
 from flwr.app import Message, MessageType, RecordDict
 
-from core import codec, registry
-from core.config import Range
-from core.errors import UserError
-from core.randomness import generator
-from core.run import Choice, NodeRun
-from core.tensors import Tensors
-from partitions.federation import Federation
-from simulation.grid import RunGrid
-from simulation.members import Members
+from contrafed.core import codec, registry
+from contrafed.core.config import Range
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.run import Choice, NodeRun
+from contrafed.core.tensors import Tensors
+from contrafed.partitions.federation import Federation
+from contrafed.simulation.grid import RunGrid
+from contrafed.simulation.members import Members
 
 # What attackers replace: their model or its change, and their prototypes. Counts, statistics and reports stay as they are.
 MODEL, ATTACKED = "model/", ("model/", "delta/", "proto/mean")

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from core.config import Range
-from core.tensors import Tensors
-from simulation.attacks.base import Attack, Attackers, moments
+from contrafed.core.config import Range
+from contrafed.core.tensors import Tensors
+from contrafed.simulation.attacks.base import Attack, Attackers, moments
 
 
 @dataclass(frozen=True)

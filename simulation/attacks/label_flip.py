@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from simulation.attacks.base import Attackers
+from contrafed.simulation.attacks.base import Attackers
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import torch
 
-from core.config import Range
-from core.randomness import torch_generator
-from core.tensors import Tensors
-from simulation.attacks.base import Attack, Attackers
+from contrafed.core.config import Range
+from contrafed.core.randomness import torch_generator
+from contrafed.core.tensors import Tensors
+from contrafed.simulation.attacks.base import Attack, Attackers
 
 
 @dataclass(frozen=True)

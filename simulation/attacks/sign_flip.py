@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from core.config import Range
-from core.tensors import Tensors
-from simulation.attacks.base import Attack, Attackers
+from contrafed.core.config import Range
+from contrafed.core.tensors import Tensors
+from contrafed.simulation.attacks.base import Attack, Attackers
 
 
 @dataclass(frozen=True)

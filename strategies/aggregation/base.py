@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from core import registry
-from core.run import Choice
-from core.tensors import Tensors, on_host
+from contrafed.core import registry
+from contrafed.core.run import Choice
+from contrafed.core.tensors import Tensors, on_host
 
 
 class Aggregation:

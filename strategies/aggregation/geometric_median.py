@@ -6,10 +6,10 @@ from typing import Annotated
 
 import numpy as np
 
-from core.combine import combine, squared_distance
-from core.config import Range
-from core.tensors import Tensors
-from strategies.aggregation.base import Aggregation
+from contrafed.core.combine import combine, squared_distance
+from contrafed.core.config import Range
+from contrafed.core.tensors import Tensors
+from contrafed.strategies.aggregation.base import Aggregation
 
 
 @dataclass(frozen=True)

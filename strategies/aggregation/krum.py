@@ -7,9 +7,9 @@ from typing import Annotated
 import numpy as np
 from flwr.server.strategy.aggregate import aggregate_krum
 
-from core.config import Range
-from core.tensors import Tensors
-from strategies.aggregation.base import Aggregation, by_flower, share_of
+from contrafed.core.config import Range
+from contrafed.core.tensors import Tensors
+from contrafed.strategies.aggregation.base import Aggregation, by_flower, share_of
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.server.strategy.aggregate import aggregate_median
 
-from core.tensors import Tensors
-from strategies.aggregation.base import Aggregation, by_flower
+from contrafed.core.tensors import Tensors
+from contrafed.strategies.aggregation.base import Aggregation, by_flower
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import numpy as np
 
-from core.combine import combine
-from core.config import Range
-from core.tensors import Tensors
-from strategies.aggregation.base import Aggregation
-from strategies.replies import norm
+from contrafed.core.combine import combine
+from contrafed.core.config import Range
+from contrafed.core.tensors import Tensors
+from contrafed.strategies.aggregation.base import Aggregation
+from contrafed.strategies.replies import norm
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from rig import (
     workspace_of,
 )
 
-from clients.base import Batch, Stack
-from clients.training.workspace import client_class_of
+from contrafed.clients.base import Batch, Stack
+from contrafed.clients.training.workspace import client_class_of
+from contrafed.core.run import node_half
+from contrafed.models.base import Features
+from contrafed.partitions.federation import Federation
+from contrafed.partitions.partition import Partition
 from contrafed.settings import server_of
-from core.run import node_half
-from models.base import Features
-from partitions.federation import Federation
-from partitions.partition import Partition
-from simulation.grid import LocalGrid
-from strategies.base import Population, Replies, Reply, strategy_class_of
+from contrafed.simulation.grid import LocalGrid
+from contrafed.strategies.base import Population, Replies, Reply, strategy_class_of
 
 # Who takes part in the golden runs, nodes counted from 0.
 FULL = [[0, 1, 2]] * 5

@@ -7,7 +7,7 @@ from hand import FULL, GOLDEN, PATTERN
 from omegaconf import OmegaConf
 from rig import run_scalar
 
-from core import registry
+from contrafed.core import registry
 
 PLAIN_WORK = {"momentum": 0.0, "lr_decay": 1.0, "epoch_lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None, "augment": []}
 NOTHING_OF_ITS_OWN = {

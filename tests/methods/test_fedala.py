@@ -5,8 +5,8 @@ import torch
 from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
 from rig import close, config_of, same, strategy_settings, workspace_of
 
-from clients.fedala import FedALAClient, top_layers
-from clients.training.loop import Losses
+from contrafed.clients.fedala import FedALAClient, top_layers
+from contrafed.clients.training.loop import Losses
 
 STILL = {"blend_lr": 1e-30}  # 1 less so little is 1
 

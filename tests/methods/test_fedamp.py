@@ -8,8 +8,8 @@ import torch
 from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
 from rig import close, same
 
-from strategies.base import Replies, Reply, Round
-from strategies.fedamp import Config, FedAMP, spread
+from contrafed.strategies.base import Replies, Reply, Round
+from contrafed.strategies.fedamp import Config, FedAMP, spread
 
 GOLDEN = {"cloud_lr": 0.5, "sigma": 1.0, "relative": False, "cap": False}
 INITIAL = {"w": torch.tensor([0.5], dtype=torch.float64)}

@@ -5,8 +5,8 @@ import torch
 from hand import as_fedavg, class_losses
 from rig import digits_run, same
 
-from clients.fedavg_fitnet import FitNetClient
-from models.base import Features
+from contrafed.clients.fedavg_fitnet import FitNetClient
+from contrafed.models.base import Features
 
 
 def test_by_hand(monkeypatch):

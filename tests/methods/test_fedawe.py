@@ -5,7 +5,7 @@ import pytest
 from hand import AWAY, FULL, PATTERN, WORK, as_fedavg
 from rig import Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, strategy_settings, workspace_of
 
-from strategies.fedawe import FedAWE
+from contrafed.strategies.fedawe import FedAWE
 
 
 @pytest.mark.parametrize(

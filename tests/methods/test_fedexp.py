@@ -10,7 +10,7 @@ from tiny import run_tiny
 
 from contrafed import checkpoint
 from contrafed.experiment import run
-from strategies.base import Replies, Reply
+from contrafed.strategies.base import Replies, Reply
 
 PLAIN = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
 

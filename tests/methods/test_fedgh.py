@@ -3,8 +3,8 @@
 import torch
 from rig import close, config_of, digits_run, same, workspace_of
 
-from strategies.base import Replies, Reply
-from strategies.fedgh import Config, FedGH
+from contrafed.strategies.base import Replies, Reply
+from contrafed.strategies.fedgh import Config, FedGH
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
 SHORT = {"epochs": 1}

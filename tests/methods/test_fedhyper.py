@@ -4,7 +4,7 @@ import pytest
 from hand import AWAY, FULL, GOLDEN, PATTERN, WORK, path, rule_of
 from rig import close, digits_run, run_scalar, same
 
-from core.errors import UserError
+from contrafed.core.errors import UserError
 
 
 def alphas(updates, **changes):

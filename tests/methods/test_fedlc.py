@@ -5,8 +5,8 @@ import torch
 from hand import as_fedavg, class_losses
 from rig import close, config_of, same, strategy_settings, workspace_of
 
-from clients.prototypes import class_counts
-from clients.training.stack import Stack
+from contrafed.clients.prototypes import class_counts
+from contrafed.clients.training.stack import Stack
 
 
 def loss(logits, y, counts, **changes):
@@ -43,7 +43,7 @@ def test_without_calibration_nothing_is_masked_and_it_is_fedavg():
 
 
 def test_equal_counts_of_all_classes_are_fedavg(monkeypatch):
-    monkeypatch.setattr("clients.fedlc.class_counts", lambda workspace, stack: torch.full((len(stack), 10), 12.0))
+    monkeypatch.setattr("contrafed.clients.fedlc.class_counts", lambda workspace, stack: torch.full((len(stack), 10), 12.0))
     fedlc, fedavg = as_fedavg("fedlc")
     for a, b in zip(fedlc, fedavg, strict=True):
         close(a, b)
@@ -58,8 +58,8 @@ def test_class_counts_are_those_of_the_stacks_training_parts():
 
 
 def test_nodes_and_the_global_model_are_judged_by_the_logits_as_they_are():
-    from clients.base import Client
-    from clients.fedlc import FedLCClient
+    from contrafed.clients.base import Client
+    from contrafed.clients.fedlc import FedLCClient
 
     assert FedLCClient.scores is Client.scores
     assert FedLCClient.judged is Client.judged

@@ -5,10 +5,10 @@ import torch
 from hand import WORK, as_fedavg, rule_of
 from rig import close, config_of, digits_run, work_of
 
+from contrafed.core.errors import UserError
 from contrafed.settings import resolve
-from core.errors import UserError
-from strategies.base import Replies, Reply
-from strategies.fednova import path_length
+from contrafed.strategies.base import Replies, Reply
+from contrafed.strategies.fednova import path_length
 
 
 def step_of(deltas, sizes, **changes):

@@ -9,12 +9,12 @@ from hand import client_of, losses_of, rule_of
 from rig import Vector, close, config_of, digits_run, given, strategy_settings, workspace_of
 from scipy.optimize import minimize
 
-from partitions.federation import Federation
-from partitions.images import ImageData
-from partitions.partition import Partition
-from strategies.base import Replies, Reply
-from strategies.fedpac import Config, FedPAC
-from strategies.simplex import simplex_minimum
+from contrafed.partitions.federation import Federation
+from contrafed.partitions.images import ImageData
+from contrafed.partitions.partition import Partition
+from contrafed.strategies.base import Replies, Reply
+from contrafed.strategies.fedpac import Config, FedPAC
+from contrafed.strategies.simplex import simplex_minimum
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
 SHORT = {"epochs": 1}
@@ -94,7 +94,7 @@ def test_a_solver_that_gives_up_leaves_the_node_its_own_head(monkeypatch):
     def gives_up(matrix, target):
         raise RuntimeError("Maximum number of iterations reached.")
 
-    monkeypatch.setattr("strategies.simplex.nnls", gives_up)
+    monkeypatch.setattr("contrafed.strategies.simplex.nnls", gives_up)
     assert simplex_minimum(np.eye(3)) is None
 
 

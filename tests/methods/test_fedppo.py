@@ -8,11 +8,11 @@ import torch
 from hand import rule_of
 from rig import close, config_of, digits_run, same, workspace_of
 
-from core.randomness import torch_generator
-from core.tensors import group
-from strategies.base import Replies, Reply, Round
-from strategies.fedppo import rewards_of
-from strategies.ppo import Learning, draw, fresh_agent, learn, output, returns_of, steps_of
+from contrafed.core.randomness import torch_generator
+from contrafed.core.tensors import group
+from contrafed.strategies.base import Replies, Reply, Round
+from contrafed.strategies.fedppo import rewards_of
+from contrafed.strategies.ppo import Learning, draw, fresh_agent, learn, output, returns_of, steps_of
 
 ALL = torch.ones(3, dtype=torch.bool)
 ROUNDS = [[0, 1, 2, 3, 4, 5], [1, 2, 5], [], [0, 1, 4, 5], [2, 3], [0, 1, 2, 3, 4, 5, 6, 7], [4]]
@@ -162,7 +162,7 @@ def test_the_rule_learns_as_it_is_told(monkeypatch):
         seen.append((len(rollout), discount, how))
         return learn(agent, adam, rollout, discount, how)
 
-    monkeypatch.setattr("strategies.fedppo.learn", watched)
+    monkeypatch.setattr("contrafed.strategies.fedppo.learn", watched)
     _, rule = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), choose=2, update_every=2, **told)
     assert seen == [(rounds, 0.4, Learning(0.02, 0.3, 3, 0.05)) for rounds in (2, 1, 2)]
     assert int(rule.state["adam"]["actor/0.weight/step"]) == 3 * 3
@@ -206,9 +206,9 @@ def test_stacked_equals_alone():
 
 
 def test_a_failed_node_gives_no_reward_and_the_agent_still_learns():
-    import clients.fedppo
+    import contrafed.clients.fedppo
 
-    class Fails(clients.fedppo.FedPPOClient):
+    class Fails(contrafed.clients.fedppo.FedPPOClient):
         def local_work(self, stack):
             if 5 in stack.nodes:
                 raise RuntimeError("broken")
@@ -223,6 +223,6 @@ def test_a_failed_node_gives_no_reward_and_the_agent_still_learns():
 
 
 def _rule():
-    from strategies.fedppo import FedPPO
+    from contrafed.strategies.fedppo import FedPPO
 
     return FedPPO

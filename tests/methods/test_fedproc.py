@@ -6,8 +6,8 @@ import pytest
 import torch
 from rig import close, digits_run, same
 
-from clients.base import Batch, Client
-from clients.losses import prototype_contrast
+from contrafed.clients.base import Batch, Client
+from contrafed.clients.losses import prototype_contrast
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
 TWO = torch.eye(2, dtype=torch.float64)
@@ -34,7 +34,7 @@ def test_classes_without_a_prototype_are_masked():
 
 def test_the_mix_by_hand(monkeypatch):
     """a = 0.25, CE = 1, L_p = 0.313262: 0.484946."""
-    from clients.fedproc import FedProcClient
+    from contrafed.clients.fedproc import FedProcClient
 
     class Fixed(FedProcClient):
         def __init__(self):
@@ -96,7 +96,7 @@ def test_stacked_equals_alone():
 
 
 def test_it_remembers_nothing():
-    from clients.fedproc import FedProcClient
+    from contrafed.clients.fedproc import FedProcClient
 
     assert FedProcClient.fresh_memory is Client.fresh_memory
 
@@ -104,4 +104,4 @@ def test_it_remembers_nothing():
 def _rule(name):
     from importlib import import_module
 
-    return import_module(f"strategies.{name}").FedProc
+    return import_module(f"contrafed.strategies.{name}").FedProc

@@ -5,8 +5,8 @@ import torch
 from hand import client_of, heads, losses_of, rule_of, whole
 from rig import close
 
-from models.base import Features
-from strategies.base import Replies, Reply
+from contrafed.models.base import Features
+from contrafed.strategies.base import Replies, Reply
 
 
 def test_distance_by_hand():

@@ -6,13 +6,13 @@ import pytest
 import torch
 from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
 
-from clients.base import Batch, Client, Stack
-from clients.fedrcl import Config, _all, _hard
-from clients.training.batches import Batches
-from core.config import build
-from core.errors import UserError
-from core.run import choose
-from models.base import build_model
+from contrafed.clients.base import Batch, Client, Stack
+from contrafed.clients.fedrcl import Config, _all, _hard
+from contrafed.clients.training.batches import Batches
+from contrafed.core.config import build
+from contrafed.core.errors import UserError
+from contrafed.core.run import choose
+from contrafed.models.base import build_model
 
 
 def settings(**changes):

@@ -6,7 +6,7 @@ import torch
 from hand import AWAY, FULL, GOLDEN, PATTERN, WORK, path, rule_of
 from rig import close, digits_run, run_scalar, same
 
-from strategies.fedvarp import FedVARP
+from contrafed.strategies.fedvarp import FedVARP
 
 
 def test_two_nodes_by_hand():

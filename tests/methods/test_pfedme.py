@@ -5,9 +5,9 @@ import torch
 from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
 from rig import close, config_of
 
-from clients.pfedme import PFedMeClient
+from contrafed.clients.pfedme import PFedMeClient
+from contrafed.core.errors import UserError
 from contrafed.settings import resolve
-from core.errors import UserError
 
 RATE = {"lr": 0.01}
 

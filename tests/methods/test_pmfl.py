@@ -22,10 +22,10 @@ from rig import (
 )
 from step import loss_of
 
-from clients.losses import unit
-from clients.training.stack import each_image
-from strategies.base import Round
-from strategies.replies import Replies, Reply
+from contrafed.clients.losses import unit
+from contrafed.clients.training.stack import each_image
+from contrafed.strategies.base import Round
+from contrafed.strategies.replies import Replies, Reply
 
 PLAIN = {"contrast_weight": 0.0}
 

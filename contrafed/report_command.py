@@ -1,0 +1,139 @@
+"""Tables and figures of finished runs.
+
+    python report.py DIR...                  every table (Markdown, CSV, LaTeX) and figure (PNG, PDF), in DIR/report
+    python report.py --as pmfl/table5 DIR... of an experiment's jobs alone, also of runs that another experiment made
+    python report.py --list DIR...           a line on each run
+    python report.py --compare A B           two runs: what their configurations differ in, their numbers side by side
+    python report.py --results [DIR...]      keep folders' runs in results/, and write docs/RESULTS.md from all of it
+
+Exit status: 0, or 2 for a mistake in what was asked for, which is said in one line.
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from contrafed.core.arguments import Parser, program
+from contrafed.core.errors import UserError
+from contrafed.core.streams import outliving
+from contrafed.reporting.console import counted
+
+
+def parser() -> Parser:
+    """Return the command line's reader."""
+    assert __doc__ is not None
+    called = program("contrafed-report", "python report.py")
+    text = __doc__.replace("python report.py", called)
+    out = Parser(called, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="a run's folder, or one with runs somewhere below it")
+    kind = out.add_mutually_exclusive_group()
+    kind.add_argument("--list", action="store_true", help="a line on each run")
+    kind.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs side by side")
+    kind.add_argument(
+        "--results", action="store_true", help="keep runs in results/, and write docs/RESULTS.md and docs/figures"
+    )
+    out.add_argument("--out", type=Path, metavar="FOLDER", help="where to write instead of DIR/report")
+    out.add_argument("--name", help="with --results: what results/ calls the runs; by default the folder's name")
+    out.add_argument("--title", help="of tables and figures; by default the folder's name")
+    target = "accuracy to count rounds and MiB to; by default the runs' target_accuracy, or FedAvg's last in the same setting"
+    out.add_argument("--target", type=float, metavar="PERCENT", help=target)
+    out.add_argument("--unfinished", action="store_true", help="take runs that did not end as well")
+    out.add_argument("--as", metavar="EXPERIMENT", help="the runs that are jobs of it, whatever ran them")
+    out.add_argument("--config-dir", type=Path, metavar="DIR", help="with --as: the folder of YAMLs of your own that it is in")
+    return out
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line asks for, and return the exit status."""
+    with outliving():
+        try:
+            _report(parser().parse_args(arguments))
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    return 0
+
+
+def _report(asked: argparse.Namespace) -> None:
+    # After the command line was read: pandas and matplotlib take a second.
+    from contrafed.analysis import pages, tables
+    from contrafed.analysis.runs import find
+
+    _refuse_unused(asked)
+    if asked.target is not None and not 1 < asked.target <= 100:
+        raise UserError(f"--target {asked.target:g} is no percentage above 1 and up to 100, such as 80")
+    if asked.compare:
+        pair = [find([folder]) for folder in asked.compare]
+        for folder, runs in zip(asked.compare, pair, strict=True):
+            if len(runs) != 1:
+                raise UserError(f"--compare takes two runs, and {folder} holds {len(runs)}")
+        a, b = (run for runs in pair for run in runs)
+        if a.name == b.name:
+            a, b = (replace(run, name=str(folder)) for run, folder in zip((a, b), asked.compare, strict=True))
+        print("\n".join(f"{table.title}\n\n{table.plain}" for table in tables.compared(a, b)), end="")
+    elif asked.results:
+        _results(asked)
+    elif not asked.folders:
+        parser().error("name a folder with runs")
+    elif asked.list:
+        damaged: list[str] = []
+        print(tables.listed(find(asked.folders, damaged)).plain, end="")
+        _left_out(damaged)
+    else:
+        runs = _usable(asked.folders, asked)
+        folder = asked.out or asked.folders[0] / "report"
+        title = asked.title or ", ".join(dict.fromkeys(map(pages.name_of, asked.folders)))
+        files = pages.write(runs, folder, title, None if asked.target is None else round(asked.target / 100, 12))
+        print((folder / "runs.md").read_text(encoding="utf-8"))
+        print(f"{len(files)} files of {counted(len(runs), 'run')} are in {folder}: {', '.join(path.name for path in files)}")
+
+
+def _refuse_unused(asked: argparse.Namespace) -> None:
+    kind = next((name for name in ("list", "compare", "results") if getattr(asked, name)), None)
+    refused = {"results": ("out", "title", "target"), None: ("name",)}.get(kind, ("out", "title", "target", "as", "name"))
+    unused = [name for name in refused if getattr(asked, name) is not None]
+    if unused:
+        raise UserError(f"--{unused[0]} does not go with " + (f"--{kind}" if kind else "a report: it is for --results"))
+    if asked.config_dir is not None and getattr(asked, "as") is None:
+        raise UserError("--config-dir goes with --as EXPERIMENT")
+    if kind == "compare" and asked.folders:
+        raise UserError(f"--compare takes two runs, and nothing beside them: {asked.folders[0]}")
+
+
+def _results(asked: argparse.Namespace) -> None:
+    from contrafed.analysis import pages, results
+
+    if asked.name and len(asked.folders) != 1:
+        raise UserError("--name goes with one folder")
+    for folder in asked.folders:
+        runs = _usable([folder], asked)
+        kept = results.keep(runs, Path("results"), asked.name or pages.name_of(folder))
+        print(f"wrote {counted(len(runs), 'run')} of {folder} to {kept}")
+    files = pages.results_page(Path())
+    print(f"wrote {files[0]} and {len(files) - 1} figures")
+
+
+def _left_out(lines: list[str]) -> None:
+    for line in lines:
+        print(f"left out: {line}", file=sys.stderr)
+
+
+def _usable(folders: list[Path], asked: argparse.Namespace) -> list:
+    from contrafed.analysis.groups import usable
+    from contrafed.analysis.places import placed
+    from contrafed.analysis.runs import find
+
+    damaged: list[str] = []
+    found = find(folders, damaged)
+    runs, aside = usable(found, unfinished=asked.unfinished)
+    _left_out(damaged + aside)
+    if not runs:
+        more = "; --unfinished takes those that did not end" if not all(run.finished for run in found) else ""
+        raise UserError(f"none of {counted(len(found), 'run')} can be reported" + ("" if asked.unfinished else more))
+    return placed(runs, experiment, asked.config_dir) if (experiment := getattr(asked, "as")) else runs
+
+
+def command() -> None:
+    """Run ``main`` and end the process with its status: the console script ``contrafed-report``."""
+    sys.exit(main())
