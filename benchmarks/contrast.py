@@ -16,9 +16,9 @@ def contrast(folder: Path, repeats: int, device: str) -> None:
     import torch
     from omegaconf import OmegaConf
 
-    from contrafed.clients.training.workspace import Workspace
-    from contrafed.core.run import node_run
-    from contrafed.simulation.worker import reuse_memory
+    from contrafed.core.client_run import node_run
+    from contrafed.engines.worker import reuse_memory
+    from contrafed.training.workspace import Workspace
 
     torch.set_num_threads(1)
     reuse_memory()
@@ -73,7 +73,7 @@ def bare_passes(model: Any, batch: int, steps: int, method: str, kind: str) -> C
     import torch
     from torch import nn
 
-    from contrafed.models.base import HalvingPool
+    from contrafed.core.split_model import HalvingPool
 
     network = copy.deepcopy(model).train().requires_grad_(True)
     if kind == "bare":

@@ -63,8 +63,8 @@ def _seconds_a_round(name: str, rounds: int) -> float:
 
 def table() -> None:
     """Write the table of docs/METHODS.md between its two marks."""
-    from contrafed.analysis import results
     from contrafed.core import registry
+    from contrafed.report import results
 
     digits = results.load(ROOT / "results" / "digits.csv")
     with (ROOT / "results" / "digits.csv").open(encoding="utf-8") as file:
@@ -104,7 +104,7 @@ def _halves(name: str) -> list[str]:
     from omegaconf import OmegaConf
 
     from contrafed import compose
-    from contrafed.settings import resolve
+    from contrafed.config.run_config import resolve
 
     ready: Any = resolve(OmegaConf.to_container(compose(f"strategy={name}"), resolve=True))  # type: ignore[arg-type]
     return [str(_lines(ready.node.strategy.module)), str(_lines(ready.server.module))]

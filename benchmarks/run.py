@@ -79,8 +79,8 @@ def loop(setting: str, nodes: int) -> float:
     from omegaconf import OmegaConf
 
     from contrafed import compose
-    from contrafed.core.run import choose
-    from contrafed.models.base import build_model
+    from contrafed.core.client_run import choose
+    from contrafed.core.split_model import build_model
 
     torch.set_num_threads(1)
     _, _, steps, size = SETTINGS[setting]
@@ -138,8 +138,8 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
     from pfl.model.pytorch import PyTorchModel
 
     from contrafed import compose
-    from contrafed.core.run import choose
-    from contrafed.models.base import build_model
+    from contrafed.core.client_run import choose
+    from contrafed.core.split_model import build_model
 
     _, nodes, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
@@ -196,8 +196,8 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
     from omegaconf import OmegaConf
 
     from contrafed import compose
-    from contrafed.core.run import choose
-    from contrafed.models.base import build_model
+    from contrafed.core.client_run import choose
+    from contrafed.core.split_model import build_model
 
     _, nodes, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
@@ -286,7 +286,7 @@ def main() -> None:
                         found.setdefault((setting, peer), []).append(json.loads(done.stdout.splitlines()[-1]))
                     elif repeat == 0:
                         print(f"{peer} could not run {setting}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-    from contrafed.reporting import versions
+    from contrafed.runs.output import versions
 
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {versions()}")
     print(f"median seconds per round of {options.repeats} alternating repeats; memory of the largest process\n")

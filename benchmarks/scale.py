@@ -43,9 +43,9 @@ def node_times(nodes: list[tuple[int, int]], frozen: int, barrier: Any) -> list[
     from omegaconf import OmegaConf
 
     from contrafed import compose
-    from contrafed.core.run import choose
-    from contrafed.models.base import build_model
-    from contrafed.simulation.worker import reuse_memory
+    from contrafed.core.client_run import choose
+    from contrafed.core.split_model import build_model
+    from contrafed.engines.worker import reuse_memory
 
     torch.set_num_threads(1)
     reuse_memory()
@@ -78,9 +78,9 @@ def balance(folder: Path, repeats: int) -> None:
     import numpy as np
     from omegaconf import OmegaConf
 
-    from contrafed.core.run import node_run
-    from contrafed.partitions.federation import load_federation
-    from contrafed.reporting import RoundLog
+    from contrafed.core.client_run import node_run
+    from contrafed.data.federation import load_federation
+    from contrafed.runs.output import RoundLog
 
     workers, skipped = os.cpu_count() or 1, 3
     nodes = (
@@ -137,7 +137,7 @@ def population(folder: Path, repeats: int) -> None:
 
 def one_population(count: int, folder: Path) -> None:
     """Print the seconds of a round, the seconds until round 1 began, and the memory then."""
-    from contrafed.reporting import RoundLog
+    from contrafed.runs.output import RoundLog
 
     began, ready = time.perf_counter(), []
     write = RoundLog.write
@@ -189,14 +189,14 @@ def aggregate(folder: Path, repeats: int) -> None:
     import torch
     from omegaconf import OmegaConf
 
-    from contrafed.clients.training.workspace import Workspace
-    from contrafed.core.combine import cores
-    from contrafed.session import make_strategy
-    from contrafed.settings import resolve
-    from contrafed.simulation.members import Members
-    from contrafed.simulation.worker import reuse_memory
-    from contrafed.strategies.base import Replies, Reply, Round
-    from contrafed.strategies.replies import norm
+    from contrafed.config.run_config import resolve
+    from contrafed.core.weighted_sum import cores
+    from contrafed.engines.client_registry import Members
+    from contrafed.engines.worker import reuse_memory
+    from contrafed.runs.session import make_strategy
+    from contrafed.server.base import Replies, Reply, Round
+    from contrafed.server.replies import norm
+    from contrafed.training.workspace import Workspace
 
     torch.set_num_threads(1)
     reuse_memory()
@@ -291,7 +291,7 @@ def main() -> None:
         return
     import torch
 
-    from contrafed.reporting.provenance import hardware
+    from contrafed.runs.output.provenance import hardware
 
     print(f"{hardware(options.device)}, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as name:

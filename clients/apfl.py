@@ -6,9 +6,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from contrafed.clients.base import PARTS, Batch, Client, LocalWork, Stack, Step, Tensors, per_node
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
+from contrafed.training.base import PARTS, Batch, Client, LocalWork, Stack, Step, Tensors, per_node
 
 
 @dataclass(frozen=True)

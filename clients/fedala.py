@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
-from contrafed.core.config import Range
 from contrafed.core.randomness import generator
+from contrafed.core.schema import Range
+from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
-from contrafed.models.base import SplitModel
+from contrafed.training.base import Batch, Client, LocalWork, Stack, Step, Tensors
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from contrafed.clients.base import Client, LocalWork, Stack, Tensors
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import named
+from contrafed.training.base import Client, LocalWork, Stack, Tensors
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """FedAvg, the node half: plain local training of the whole model."""
 
-from contrafed.clients.base import Client, Config
+from contrafed.training.base import Client, Config
 
 __all__ = ["Config", "FedAvgClient"]
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from contrafed.clients.base import PARTS, LocalWork, Stack, Tensors
 from contrafed.clients.fedper import HEADS, FedPerClient
-from contrafed.clients.tuning import tuned
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
+from contrafed.training.base import PARTS, LocalWork, Stack, Tensors
+from contrafed.training.tuning import tuned
 
 
 @dataclass(frozen=True)

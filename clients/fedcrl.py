@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from contrafed.clients.base import PARTS, Batch, Client, LocalWork, Losses, Shapes, Stack, Tensors, per_node
-from contrafed.clients.losses import masked_mean, prototype_contrast
-from contrafed.clients.prototypes import prototype_table, with_prototypes
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
+from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
-from contrafed.models.base import SplitModel
+from contrafed.training.base import PARTS, Batch, Client, LocalWork, Losses, Shapes, Stack, Tensors, per_node
+from contrafed.training.losses import masked_mean, prototype_contrast
+from contrafed.training.prototypes import prototype_table, with_prototypes
 
 
 @dataclass(frozen=True)

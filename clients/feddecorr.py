@@ -5,9 +5,9 @@ from typing import Annotated
 
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Tensors
-from contrafed.clients.losses import decorrelation
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
+from contrafed.training.base import Batch, Client, LocalWork, Tensors
+from contrafed.training.losses import decorrelation
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from contrafed.clients.base import Client, Config, Shapes, Stack, Tensors
-from contrafed.clients.prototypes import with_prototypes
+from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
-from contrafed.models.base import SplitModel
+from contrafed.training.base import Client, Config, Shapes, Stack, Tensors
+from contrafed.training.prototypes import with_prototypes
 
 __all__ = ["Config", "FedGHClient"]
 

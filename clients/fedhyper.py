@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contrafed.clients.base import Client, LocalWork, Shapes, Stack, Tensors
-from contrafed.models.base import SplitModel
+from contrafed.core.split_model import SplitModel
+from contrafed.training.base import Client, LocalWork, Shapes, Stack, Tensors
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import Annotated
 
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Stack, Tensors
-from contrafed.clients.losses import without
-from contrafed.clients.prototypes import class_counts
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
+from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.losses import without
+from contrafed.training.prototypes import class_counts
 
 
 @dataclass(frozen=True)

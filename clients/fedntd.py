@@ -6,10 +6,10 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Stack, Tensors
-from contrafed.clients.losses import kl, masked_mean, without
-from contrafed.core.config import Range
-from contrafed.models.base import Features
+from contrafed.core.schema import Range
+from contrafed.core.split_model import Features
+from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.losses import kl, masked_mean, without
 
 
 @dataclass(frozen=True)

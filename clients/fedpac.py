@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors, per_node
-from contrafed.clients.losses import masked_mean
-from contrafed.clients.prototypes import prototype_table, with_prototypes
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
+from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
-from contrafed.models.base import SplitModel
+from contrafed.training.base import Batch, Client, LocalWork, Shapes, Stack, Tensors, per_node
+from contrafed.training.losses import masked_mean
+from contrafed.training.prototypes import prototype_table, with_prototypes
 
 
 @dataclass(frozen=True)

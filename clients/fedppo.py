@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, Config, Shapes, Stack, Tensors
-from contrafed.models.base import SplitModel
+from contrafed.core.split_model import SplitModel
+from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors
 
 __all__ = ["Config", "FedPPOClient"]
 

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, Config, Shapes, Stack, Tensors
-from contrafed.clients.losses import masked_mean, prototype_contrast
-from contrafed.clients.prototypes import prototype_table, with_prototypes
-from contrafed.models.base import SplitModel
+from contrafed.core.split_model import SplitModel
+from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors
+from contrafed.training.losses import masked_mean, prototype_contrast
+from contrafed.training.prototypes import prototype_table, with_prototypes
 
 __all__ = ["Config", "FedProcClient"]
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
-from contrafed.clients.losses import masked_mean
-from contrafed.clients.prototypes import prototype_table, with_prototypes
-from contrafed.core.config import Range
-from contrafed.models.base import Features, SplitModel
+from contrafed.core.schema import Range
+from contrafed.core.split_model import Features, SplitModel
+from contrafed.training.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
+from contrafed.training.losses import masked_mean
+from contrafed.training.prototypes import prototype_table, with_prototypes
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Stack, Tensors
-from contrafed.clients.losses import squared_distance
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
+from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.losses import squared_distance
 
 
 @dataclass(frozen=True)

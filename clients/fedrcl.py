@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
-from contrafed.clients.losses import masked_mean, unit, without
-from contrafed.core.config import Range
 from contrafed.core.errors import UserError
+from contrafed.core.schema import Range
+from contrafed.training.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.training.losses import masked_mean, unit, without
 
 
 @dataclass(frozen=True)

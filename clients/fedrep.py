@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from contrafed.clients.base import Client, LocalWork, Stack, Tensors
 from contrafed.clients.fedper import HEADS, FedPerClient
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
+from contrafed.training.base import Client, LocalWork, Stack, Tensors
 
 
 @dataclass(frozen=True)

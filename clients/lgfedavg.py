@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from contrafed.clients.base import Client
 from contrafed.clients.fedper import HEADS, Config
+from contrafed.training.base import Client
 
 __all__ = ["Config", "LGFedAvgClient"]
 

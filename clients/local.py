@@ -1,6 +1,6 @@
 """Local (also SOLO), the node half: every node trains its own model; nothing travels."""
 
-from contrafed.clients.base import Client, Config
+from contrafed.training.base import Client, Config
 
 __all__ = ["Config", "LocalClient"]
 

@@ -6,10 +6,10 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Stack, Tensors
-from contrafed.clients.losses import cosine, masked_mean
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
+from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.losses import cosine, masked_mean
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contrafed.clients.base import PARTS, Batch, Shapes, Stack, Tensors
 from contrafed.clients.fedrep import Config as FedRepConfig
 from contrafed.clients.fedrep import FedRepClient
-from contrafed.clients.losses import cosine, masked_mean
-from contrafed.clients.prototypes import prototype_table, with_prototypes
-from contrafed.core.config import Range
-from contrafed.models.base import SplitModel
+from contrafed.core.schema import Range
+from contrafed.core.split_model import SplitModel
+from contrafed.training.base import PARTS, Batch, Shapes, Stack, Tensors
+from contrafed.training.losses import cosine, masked_mean
+from contrafed.training.prototypes import prototype_table, with_prototypes
 
 
 @dataclass(frozen=True)

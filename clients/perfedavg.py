@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from contrafed.clients.base import Batch, Client, LocalWork, Stack, Tensors
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
+from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
 
 BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 2}  # that a step takes, one after the other
 

@@ -5,11 +5,11 @@ from typing import Annotated
 
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
-from contrafed.clients.losses import squared_distance
-from contrafed.core.config import Range
 from contrafed.core.errors import UserError
+from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
+from contrafed.training.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.training.losses import squared_distance
 
 
 @dataclass(frozen=True)

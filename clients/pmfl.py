@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, LocalWork, Stack, Step, Tensors
-from contrafed.clients.losses import EPSILON, contrast, cosines, masked_mean
-from contrafed.clients.training.stack import each_image
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
+from contrafed.training.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.training.client_stack import each_image
+from contrafed.training.losses import EPSILON, contrast, cosines, masked_mean
 
 # Where one unit alone is active, two representations are parallel and their cosine is 1 up to rounding: this much below the
 # threshold still counts as reaching it, so that such ties do not fall differently on another device or in another stack.

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contrafed.clients.base import Batch, Client, Config, Shapes, Stack, Tensors, per_node
+from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
-from contrafed.models.base import SplitModel
+from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors, per_node
 
 __all__ = ["Config", "ScaffoldClient"]
 

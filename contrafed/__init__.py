@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from contrafed.clients.base import Client, LocalWork
     from contrafed.core.errors import UserError
-    from contrafed.experiment import compose, run
-    from contrafed.strategies.base import FederatedStrategy
+    from contrafed.runs.run import compose, run
+    from contrafed.server.base import FederatedStrategy
+    from contrafed.training.base import Client, LocalWork
 
 # In a checkout and in a Flower app bundle clients/, strategies/ and the other folders are beside this package. A wheel has
 # them inside it.
@@ -23,12 +23,12 @@ if not (Path(__file__).parent / "clients").is_dir():
 __all__ = ["Client", "FederatedStrategy", "LocalWork", "UserError", "compose", "run"]
 
 _HOMES = {
-    "Client": "contrafed.clients.base",
-    "FederatedStrategy": "contrafed.strategies.base",
-    "LocalWork": "contrafed.clients.base",
+    "Client": "contrafed.training.base",
+    "FederatedStrategy": "contrafed.server.base",
+    "LocalWork": "contrafed.training.base",
     "UserError": "contrafed.core.errors",
-    "compose": "contrafed.experiment",
-    "run": "contrafed.experiment",
+    "compose": "contrafed.runs.run",
+    "run": "contrafed.runs.run",
 }
 
 

@@ -17,16 +17,16 @@ from types import FrameType
 import hydra
 from omegaconf import DictConfig
 
-from contrafed.cli import check_jobs, help_text, read, shown
-from contrafed.composition import as_choices, compose_job, own_folder
+from contrafed.config.command_line import check_jobs, help_text, read, shown
+from contrafed.config.compose import as_choices, compose_job, own_folder
+from contrafed.config.run_config import Run
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.registry import CONF
-from contrafed.core.streams import outliving
-from contrafed.prepare import check_latest, names_folder
-from contrafed.reporting import print_summary, quiet_libraries, versions
-from contrafed.reporting.folder import held
-from contrafed.settings import Run
-from contrafed.sweep import Sweep, expand, part, take_shard
+from contrafed.core.stdio import outliving
+from contrafed.runs.output import print_summary, quiet_libraries, versions
+from contrafed.runs.output.folder import held
+from contrafed.runs.setup import check_latest, names_folder
+from contrafed.runs.sweep import Sweep, expand, part, take_shard
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 
@@ -76,13 +76,13 @@ def main() -> int:
         print("interrupted: what was finished, if anything, is in the run's folder", file=sys.stderr)
         return INTERRUPTED
     finally:
-        if (ray := sys.modules.get("contrafed.simulation.ray")) is not None:
+        if (ray := sys.modules.get("contrafed.engines.ray")) is not None:
             ray.stop_ray()
 
 
 def run_one(run: Run, unique: bool) -> int:
     """Run one job and return the exit status. Raises ``UserError``."""
-    from contrafed.experiment import run as run_experiment
+    from contrafed.runs.run import run as run_experiment
 
     try:
         with held(Path(run.output_dir)) as free:

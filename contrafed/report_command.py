@@ -16,8 +16,8 @@ from pathlib import Path
 
 from contrafed.core.arguments import Parser, program
 from contrafed.core.errors import UserError
-from contrafed.core.streams import outliving
-from contrafed.reporting.console import counted
+from contrafed.core.stdio import outliving
+from contrafed.runs.output.console import counted
 
 
 def parser() -> Parser:
@@ -57,8 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _report(asked: argparse.Namespace) -> None:
     # After the command line was read: pandas and matplotlib take a second.
-    from contrafed.analysis import pages, tables
-    from contrafed.analysis.runs import find
+    from contrafed.report import pages, tables
+    from contrafed.report.runs import find
 
     _refuse_unused(asked)
     if asked.target is not None and not 1 < asked.target <= 100:
@@ -102,7 +102,7 @@ def _refuse_unused(asked: argparse.Namespace) -> None:
 
 
 def _results(asked: argparse.Namespace) -> None:
-    from contrafed.analysis import pages, results
+    from contrafed.report import pages, results
 
     if asked.name and len(asked.folders) != 1:
         raise UserError("--name goes with one folder")
@@ -120,9 +120,9 @@ def _left_out(lines: list[str]) -> None:
 
 
 def _usable(folders: list[Path], asked: argparse.Namespace) -> list:
-    from contrafed.analysis.groups import usable
-    from contrafed.analysis.places import placed
-    from contrafed.analysis.runs import find
+    from contrafed.report.groups import usable
+    from contrafed.report.match_experiment import placed
+    from contrafed.report.runs import find
 
     damaged: list[str] = []
     found = find(folders, damaged)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from torch import nn
 
-from contrafed.core.config import Range
-from contrafed.models.base import SplitModel, Stages, fitting_padding, hidden_layers, projector_of, relu_pool
+from contrafed.core.schema import Range
+from contrafed.core.split_model import SplitModel, Stages, fitting_padding, hidden_layers, projector_of, relu_pool
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Annotated, cast
 
 from torch import Tensor, nn
 
-from contrafed.core.config import Range
-from contrafed.models.base import SplitModel, Stages, features_of, relu_pool
+from contrafed.core.schema import Range
+from contrafed.core.split_model import SplitModel, Stages, features_of, relu_pool
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from torch import nn
 
-from contrafed.core.config import Range
-from contrafed.models.base import SplitModel, Stages, projector_of
+from contrafed.core.schema import Range
+from contrafed.core.split_model import SplitModel, Stages, projector_of
 
 
 @dataclass(frozen=True)

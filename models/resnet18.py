@@ -6,8 +6,8 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contrafed.core.config import Range
-from contrafed.models.base import SplitModel, group_norm, pooled, projector_of
+from contrafed.core.schema import Range
+from contrafed.core.split_model import SplitModel, group_norm, pooled, projector_of
 
 # The longest vector of a CPU, in numbers of 4 bytes.
 VECTOR = 16

@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from contrafed.core.config import Range
-from contrafed.models.base import SplitModel, group_norm, pooled, projector_of
+from contrafed.core.schema import Range
+from contrafed.core.split_model import SplitModel, group_norm, pooled, projector_of
 
 GROUPED = 3  # groups of the 1x1 convolutions
 STEM, STAGES = 24, ((240, 4), (480, 8), (960, 4))  # channels; channels and units of each stage

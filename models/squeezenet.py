@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from contrafed.core.config import Range
-from contrafed.models.base import HalvingPool, SplitModel, group_norm, pooled, projector_of
+from contrafed.core.schema import Range
+from contrafed.core.split_model import HalvingPool, SplitModel, group_norm, pooled, projector_of
 
 # Of each fire module: output channels, squeezed channels, whether its input is added, whether a pool follows.
 MODULES = (

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from torch import nn
 
-from contrafed.core.config import Range
-from contrafed.models.base import HalvingPool, SplitModel, Stages, group_norm, hidden_layers, projector_of
+from contrafed.core.schema import Range
+from contrafed.core.split_model import HalvingPool, SplitModel, Stages, group_norm, hidden_layers, projector_of
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The server half of every method."""
+"""The strategy of every method."""
 
 if __name__ == "strategies":
     raise ImportError("this package is imported as contrafed.strategies")

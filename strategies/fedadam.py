@@ -5,8 +5,8 @@ from typing import Annotated
 
 import torch
 
-from contrafed.core.config import Range
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.core.schema import Range
+from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import named
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from contrafed.core.combine import combine, squared_distance
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import named
-from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.core.weighted_sum import combine, squared_distance
+from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 
 @dataclass(frozen=True)

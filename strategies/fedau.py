@@ -5,10 +5,10 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.core.config import Range
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.core.schema import Range
+from contrafed.server.base import Replies, Tensors
+from contrafed.server.intervals import Intervals
 from contrafed.strategies.fedavg import FedAvg, Weights
-from contrafed.strategies.intervals import Intervals
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from contrafed.core import registry
-from contrafed.core.config import Range
+from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
-from contrafed.core.run import Choice
-from contrafed.partitions.participation.base import Participation
-from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.core.schema import Range
+from contrafed.data.participation import Participation
+from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 # Weightings in which a node's weight does not depend on who else takes part.
 FIXED = ("all_nodes", "known_probability")

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from contrafed.core.config import Range
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.core.schema import Range
+from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 
 

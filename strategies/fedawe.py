@@ -5,10 +5,10 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.core.combine import combine
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import named
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.core.weighted_sum import combine
+from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
-from contrafed.strategies.prototypes import Prototypes
+from contrafed.server.base import FederatedStrategy, Replies, Tensors
+from contrafed.server.prototypes import Prototypes
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from contrafed.core.config import Range
-from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.core.schema import Range
+from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 
 @dataclass(frozen=True)

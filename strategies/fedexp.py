@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from contrafed.core.combine import combine
-from contrafed.core.config import Range
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.core.schema import Range
+from contrafed.core.weighted_sum import combine
+from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 
-from contrafed.core.config import Range
-from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.core.schema import Range
+from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 
 @dataclass(frozen=True)

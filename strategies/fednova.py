@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.clients.training.work import LocalWork
+from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
-from contrafed.core.run import Choice
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg
 from contrafed.strategies.fedavg import Weights as Config
+from contrafed.training.local_training import LocalWork
 
 __all__ = ["Config", "FedNova"]
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from contrafed.core.combine import combine
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import named
-from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
-from contrafed.strategies.prototypes import Prototypes
+from contrafed.core.weighted_sum import combine
+from contrafed.server.base import FederatedStrategy, Replies, Tensors
+from contrafed.server.prototypes import Prototypes
 from contrafed.strategies.simplex import simplex_minimum
 
 

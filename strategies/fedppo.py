@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from contrafed.core.config import Range
 from contrafed.core.randomness import torch_generator
+from contrafed.core.schema import Range
 from contrafed.core.tensors import group, on_host
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 from contrafed.strategies.ppo import Learning, draw, fresh_agent, learn, output, steps_of
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.server.base import Replies, Tensors
+from contrafed.server.prototypes import Prototypes
 from contrafed.strategies.fedavg import FedAvg
 from contrafed.strategies.fedavg import Weights as Config
-from contrafed.strategies.prototypes import Prototypes
 
 __all__ = ["Config", "FedProc"]
 

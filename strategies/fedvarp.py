@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from contrafed.core.combine import combine
-from contrafed.core.config import Range
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.core.schema import Range
+from contrafed.core.weighted_sum import combine
+from contrafed.server.base import Replies, Tensors
+from contrafed.server.client_table import Table
 from contrafed.strategies.fedavg import FedAvg, Weights
-from contrafed.strategies.table import Table
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 
 @dataclass(frozen=True)

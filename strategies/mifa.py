@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from contrafed.core.config import Range
-from contrafed.strategies.base import Replies, Tensors
+from contrafed.core.schema import Range
+from contrafed.server.base import Replies, Tensors
+from contrafed.server.client_table import Table
 from contrafed.strategies.fedavg import FedAvg, Weights
-from contrafed.strategies.table import Table
 
 
 @dataclass(frozen=True)

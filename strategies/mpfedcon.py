@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import torch
 
-from contrafed.strategies.base import FederatedStrategy, Replies, Reply, Tensors
-from contrafed.strategies.prototypes import Prototypes
+from contrafed.server.base import FederatedStrategy, Replies, Reply, Tensors
+from contrafed.server.prototypes import Prototypes
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import named
-from contrafed.strategies.base import FederatedStrategy, Replies, Tensors
+from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from contrafed import command
-from contrafed.reporting import RunRecorder, quiet_libraries
+from contrafed.runs.output import RunRecorder, quiet_libraries
 
 quiet_libraries(verbose=False)
 # The tests compare bits: one thread, as in a run.
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="session", autouse=True)
 def _no_ray_left_over():
     yield
-    from contrafed.simulation.ray import stop_ray
+    from contrafed.engines.ray import stop_ray
 
     stop_ray()
 
@@ -44,7 +44,7 @@ def called(monkeypatch, capsys):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *arguments])
-        if (ray := sys.modules.get("contrafed.simulation.ray")) is not None:  # the one that other tests go on with
+        if (ray := sys.modules.get("contrafed.engines.ray")) is not None:  # the one that other tests go on with
             monkeypatch.setattr(ray, "stop_ray", lambda: None)
         capsys.readouterr()
         status = command.main()
@@ -74,11 +74,11 @@ def local_runs(tmp_path_factory):
 @pytest.fixture
 def quick_devices(monkeypatch):
     """Look at inboxes every hundredth of a second."""
-    import contrafed.devices
-    import contrafed.simulation.members
-    from contrafed.clients.training.workspace import uninstall
+    import contrafed.engines.client_registry
+    import contrafed.engines.device_grid
+    from contrafed.training.workspace import uninstall
 
-    monkeypatch.setattr(contrafed.devices, "POLL", 0.01)
-    monkeypatch.setattr(contrafed.simulation.members, "POLL", 0.01)
+    monkeypatch.setattr(contrafed.engines.device_grid, "POLL", 0.01)
+    monkeypatch.setattr(contrafed.engines.client_registry, "POLL", 0.01)
     yield
     uninstall()

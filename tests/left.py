@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from rig import Scalar, Schedule, close, config_of, digits_run, run_strategy, scalar_workspace, strategy_settings
 
-from contrafed.simulation.grid import LocalGrid
-from contrafed.simulation.worker import FIRST_NODE_ID
+from contrafed.engines.grid import LocalGrid
+from contrafed.engines.worker import FIRST_NODE_ID
 
 FULL = [[0, 1, 2]] * 5
 PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]

@@ -3,8 +3,8 @@
 import numpy as np
 from rig import config_of, with_images
 
-from contrafed.core.run import choose
-from contrafed.partitions.partition import make_partition
+from contrafed.core.client_run import choose
+from contrafed.data.partition import make_partition
 
 
 def data_of(count=2000, classes=10, test=0, owner=None, seed=0):

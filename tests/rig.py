@@ -9,18 +9,18 @@ from flwr.app import ConfigRecord, MetricRecord
 from omegaconf import OmegaConf
 from torch import nn
 
-from contrafed.clients.training.work import LocalWork
-from contrafed.clients.training.workspace import Workspace, install, uninstall
-from contrafed.composition import compose_job
+from contrafed.config.compose import compose_job
+from contrafed.config.run_config import server_of
 from contrafed.core import codec, registry
-from contrafed.core.run import node_run
-from contrafed.models.base import Features, SplitModel
-from contrafed.partitions.federation import Federation
-from contrafed.partitions.images import ImageData
-from contrafed.partitions.partition import Partition
-from contrafed.settings import server_of
-from contrafed.simulation.grid import LocalGrid
-from contrafed.strategies.base import Population, strategy_class_of
+from contrafed.core.client_run import node_run
+from contrafed.core.split_model import Features, SplitModel
+from contrafed.data.federation import Federation
+from contrafed.data.images import ImageData
+from contrafed.data.partition import Partition
+from contrafed.engines.grid import LocalGrid
+from contrafed.server.base import Population, strategy_class_of
+from contrafed.training.local_training import LocalWork
+from contrafed.training.workspace import Workspace, install, uninstall
 
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
 PERSONAL = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")

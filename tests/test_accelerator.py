@@ -12,22 +12,22 @@ from rig import close, config_of, digits_run, same, with_images, workspace_of
 from tiny import run_tiny
 from wire import Wire, plain, run_devices
 
-import contrafed.clients.training.workspace
-import contrafed.simulation.ray
-import contrafed.simulation.ray_worker
-from contrafed.analysis import embedding
+import contrafed.engines.ray
+import contrafed.engines.ray_worker
+import contrafed.training.workspace
 from contrafed.clients.pmfl import PMFLClient
-from contrafed.clients.training import one_round
-from contrafed.clients.training.faults import LocalError
-from contrafed.clients.training.workspace import uninstall
 from contrafed.core import codec
+from contrafed.core.client_run import choose
 from contrafed.core.errors import RunStopped, UserError
-from contrafed.core.run import choose
 from contrafed.core.tensors import on_host
-from contrafed.partitions.federation import Federation
-from contrafed.partitions.partition import Partition
-from contrafed.reporting import RunRecorder
-from contrafed.simulation.memory import NodeMemory
+from contrafed.data.federation import Federation
+from contrafed.data.partition import Partition
+from contrafed.engines.client_state import NodeMemory
+from contrafed.report import embedding
+from contrafed.runs.output import RunRecorder
+from contrafed.training import local_round
+from contrafed.training.errors import LocalError
+from contrafed.training.workspace import uninstall
 
 # Budgets so small that nodes' memories lie on all three tiers.
 ON = (f"engine.device={NAME}", "engine.memory_device_bytes=100000", "engine.memory_host_bytes=100000")
@@ -38,9 +38,9 @@ STACKED = ("engine=local", "engine.stack_size=4", "num_rounds=3")
 def _alike(monkeypatch):
     """Evaluate as many examples at a time as on the CPU, so that sums round alike."""
     monkeypatch.setattr(
-        contrafed.clients.training.workspace,
+        contrafed.training.workspace,
         "EVALUATION_BATCH_ELSEWHERE",
-        contrafed.clients.training.workspace.EVALUATION_BATCH,
+        contrafed.training.workspace.EVALUATION_BATCH,
     )
     monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
 
@@ -155,7 +155,7 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
 
     here = run_devices(tmp_path / "out-here", Wire(*nodes("here")), f"strategy={method}")
     uninstall()
-    monkeypatch.setattr(contrafed.clients.training.workspace, "default_device", lambda: NAME)
+    monkeypatch.setattr(contrafed.training.workspace, "default_device", lambda: NAME)
     with accelerator():
         there = run_devices(tmp_path / "out-there", Wire(*nodes("there")), f"strategy={method}")
     uninstall()
@@ -173,7 +173,7 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
     ],
 )
-@pytest.mark.parametrize(("place", "where"), [(one_round, "_opened"), (PMFLClient, "_compared"), (PMFLClient, "sent")])
+@pytest.mark.parametrize(("place", "where"), [(local_round, "_opened"), (PMFLClient, "_compared"), (PMFLClient, "sent")])
 def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, where, error):
     """Memory for three nodes: eight are halved twice, in the first round only, and no result changes."""
     alone, _ = digits_run("pmfl", 3, nodes=8)
@@ -261,9 +261,9 @@ def test_an_evaluation_takes_fewer_large_images_at_a_time():
                 config_of("strategy=fedavg", "num_nodes=1", "model=cnn"), device=device, federation=federation
             ).evaluation_batch
 
-    assert batch(32, NAME) == contrafed.clients.training.workspace.EVALUATION_BATCH_ELSEWHERE
+    assert batch(32, NAME) == contrafed.training.workspace.EVALUATION_BATCH_ELSEWHERE
     assert batch(224, NAME) == 2**22 // (3 * 224 * 224) == 27
-    assert batch(224, "cpu") == contrafed.clients.training.workspace.EVALUATION_BATCH
+    assert batch(224, "cpu") == contrafed.training.workspace.EVALUATION_BATCH
 
 
 def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
@@ -312,7 +312,7 @@ def test_a_device_that_does_not_compute_is_refused_before_a_run(monkeypatch, err
         choose("engine", config_of("engine=local", "engine.device=mps")["engine"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match=rf"^the GPU cannot be used \({said}.*engine.device=cpu"):
-        contrafed.clients.training.workspace.default_device()
+        contrafed.training.workspace.default_device()
 
 
 LOST = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")
@@ -355,7 +355,7 @@ def test_a_run_of_another_machines_gpu_is_looked_at_without_one(tmp_path):
 TESTS = os.path.dirname(__file__)
 
 
-class OnAccelerator(contrafed.simulation.ray_worker.Worker):
+class OnAccelerator(contrafed.engines.ray_worker.Worker):
     """A Ray worker with the stand-in."""
 
     def __init__(self, *args):
@@ -363,8 +363,8 @@ class OnAccelerator(contrafed.simulation.ray_worker.Worker):
         import accelerator
 
         self.stand_in = accelerator.accelerator
-        contrafed.simulation.ray_worker.default_device = lambda: accelerator.NAME
-        contrafed.clients.training.workspace.EVALUATION_BATCH_ELSEWHERE = contrafed.clients.training.workspace.EVALUATION_BATCH
+        contrafed.engines.ray_worker.default_device = lambda: accelerator.NAME
+        contrafed.training.workspace.EVALUATION_BATCH_ELSEWHERE = contrafed.training.workspace.EVALUATION_BATCH
         with self.stand_in():
             super().__init__(*args)
         assert self.runner.stack_size == 4
@@ -380,8 +380,8 @@ def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, me
 
     here = run_tiny(tmp_path / "here", *STACKED, f"strategy={method}")
     on_ray = ("engine=ray", "engine.workers=1", *STACKED[1:])
-    monkeypatch.setattr(contrafed.simulation.ray, "Worker", OnAccelerator)
-    monkeypatch.setattr(contrafed.simulation.ray, "default_device", lambda: NAME)
+    monkeypatch.setattr(contrafed.engines.ray, "Worker", OnAccelerator)
+    monkeypatch.setattr(contrafed.engines.ray, "default_device", lambda: NAME)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         with accelerator():  # the driver evaluates there

@@ -8,14 +8,14 @@ import pytest
 import torch
 from rig import close, config_of, digits_run
 
+from contrafed.config.run_config import resolve
+from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
-from contrafed.core.run import choose
-from contrafed.settings import resolve
-from contrafed.strategies.aggregation.base import make_aggregation, share_of
-from contrafed.strategies.base import FederatedStrategy
+from contrafed.server.aggregation import make_aggregation, share_of
+from contrafed.server.base import FederatedStrategy
+from contrafed.server.prototypes import Prototypes
+from contrafed.server.replies import Replies, Reply
 from contrafed.strategies.fedavg import FedAvg
-from contrafed.strategies.prototypes import Prototypes
-from contrafed.strategies.replies import Replies, Reply
 
 AVERAGING = {
     "fedavg": ("fedavg", "fedavgm", "fedadam", "fedagm", "fedhyper", "pfedme"),
@@ -168,7 +168,7 @@ def test_a_rule_of_ones_own_says_so_itself(monkeypatch):
     class Mine(FedAvg):
         pass
 
-    monkeypatch.setattr("contrafed.compatible.strategy_class_of", lambda server: Mine)
+    monkeypatch.setattr("contrafed.config.validate.strategy_class_of", lambda server: Mine)
     asked = config_of("strategy=fedavg", "aggregation=median")
     with pytest.raises(UserError, match="aggregation=median stands in for .*, which strategy.server=fedavg does not take"):
         resolve(asked)

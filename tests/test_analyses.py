@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 from tiny import TINY
 
 from contrafed import UserError, run
-from contrafed.analysis import covariance, deviation, embedding, weights
-from contrafed.analysis.gains import gaining, gains
-from contrafed.analysis.runs import read
-from contrafed.analysis.style import CLASSES
-from contrafed.core.run import node_run
-from contrafed.settings import resolve
-from contrafed.strategies.intervals import Intervals
+from contrafed.config.run_config import resolve
+from contrafed.core.client_run import node_run
+from contrafed.report import covariance, deviation, embedding, weights
+from contrafed.report.gains import gaining, gains
+from contrafed.report.runs import read
+from contrafed.report.style import CLASSES
+from contrafed.server.intervals import Intervals
 
 
 def updates(*rows):
@@ -277,8 +277,8 @@ def test_nodes_values_of_a_run_that_is_still_written_or_is_none(tmp_path):
 
 
 def parts_of(folder):
-    from contrafed.partitions.federation import load_federation
-    from contrafed.settings import read_config
+    from contrafed.config.run_config import read_config
+    from contrafed.data.federation import load_federation
 
     partition = load_federation(node_run(read_config(folder))).partition
     return [partition.train(node) for node in range(partition.num_nodes)]

@@ -7,12 +7,12 @@ from safetensors.torch import load_file
 from tiny import TINY
 from wire import SMALL, Wire, plain, rows_of, run_devices
 
+from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
-from contrafed.core.run import choose
-from contrafed.experiment import run
-from contrafed.partitions.participation.base import make_participation
-from contrafed.simulation.grid import LocalGrid
-from contrafed.simulation.worker import FIRST_NODE_ID
+from contrafed.data.participation import make_participation
+from contrafed.engines.grid import LocalGrid
+from contrafed.engines.worker import FIRST_NODE_ID
+from contrafed.runs.run import run
 
 
 def make(name="arrival", num_nodes=20, seed=0, **changes):
@@ -70,7 +70,7 @@ def test_a_mistake_is_one_line(changes, says):
 
 
 def test_how_often_they_take_part_is_not_known_so_that_nothing_is_divided_by_it():
-    from contrafed.settings import resolve
+    from contrafed.config.run_config import resolve
 
     with pytest.raises(UserError, match="participation=arrival has no known probabilities"):
         resolve(config_of("participation=arrival", "strategy=fedavg", "strategy.weights=known_probability"))

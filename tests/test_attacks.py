@@ -11,20 +11,20 @@ from safetensors.torch import load_file
 from tiny import TINY
 from wire import rows_of
 
-from contrafed.clients.node.app import app
+from contrafed.client_app.app import app
+from contrafed.config.run_config import resolve
 from contrafed.core import registry
+from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
-from contrafed.core.run import choose
-from contrafed.experiment import run
-from contrafed.partitions.federation import load_federation
-from contrafed.partitions.flipped import flipped
-from contrafed.partitions.images import ImageData
-from contrafed.partitions.partition import Partition
-from contrafed.prepare import deployed
-from contrafed.settings import resolve
-from contrafed.simulation.attacks.alie import z_max
-from contrafed.simulation.attacks.base import Attack, attacked, moments
-from contrafed.simulation.worker import identify
+from contrafed.data.federation import load_federation
+from contrafed.data.images import ImageData
+from contrafed.data.label_flip import flipped
+from contrafed.data.partition import Partition
+from contrafed.engines.attack import Attack, attacked, moments
+from contrafed.engines.worker import identify
+from contrafed.runs.run import run
+from contrafed.runs.setup import deployed
+from contrafed.strategies.attacks.alie import z_max
 
 UPDATES = ("sign_flip", "scale", "noise", "alie", "ipm")
 
@@ -74,13 +74,13 @@ def test_a_mistake_is_one_line(overrides, says):
         (
             "",
             "(Attackers)",
-            "lab.mine must define exactly one class that inherits contrafed.simulation.attacks.base.Attack, found 0",
+            "lab.mine must define exactly one class that inherits contrafed.engines.attack.Attack, found 0",
         ),
-        ("(Attack)", "", "Config of lab.mine must inherit Attackers of contrafed.simulation.attacks.base"),
+        ("(Attack)", "", "Config of lab.mine must inherit Attackers of contrafed.engines.attack"),
     ],
 )
 def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, base, parent, says):
-    imports = "from dataclasses import dataclass\nfrom contrafed.simulation.attacks.base import Attack, Attackers\n"
+    imports = "from dataclasses import dataclass\nfrom contrafed.engines.attack import Attack, Attackers\n"
     config = f"@dataclass(frozen=True)\nclass Config{parent}:\n    pass\n"
     mine = f"class Mine{base}:\n    def one(self, change, *_):\n        return change\n"
     (tmp_path / "lab").mkdir()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rig import close, config_of, digits_run, workspace_of
 
-from contrafed.clients.training.augment import (
+from contrafed.training.augment import (
     COLOURS,
     augmented,
     brightened,

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from rig import config_of
 from safetensors.torch import save
 
-from contrafed import checkpoint
+from contrafed.config.run_config import resolve
 from contrafed.core import registry
 from contrafed.core.errors import UserError
-from contrafed.experiment import run
-from contrafed.settings import resolve
+from contrafed.runs import checkpoint
+from contrafed.runs.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("engine=local", "num_nodes=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "partition=iid")
@@ -98,7 +98,7 @@ def test_thousands_of_wrong_values_in_every_choice(data):
 @settings(PROBED, max_examples=15)
 @given(st.data())
 def test_what_the_command_line_is_given_is_read_or_refused_in_a_line(data):
-    from contrafed.cli import check_jobs
+    from contrafed.config.command_line import check_jobs
 
     pieces = [
         "seed",
@@ -182,8 +182,8 @@ def test_a_damaged_npz_file_is_one_line_and_leaves_nothing(tmp_path, name):
 @settings(PROBED, max_examples=60)
 @given(st.integers(0, len(arrays()) - 1), st.binary(min_size=1, max_size=8), st.booleans())
 def test_an_npz_file_with_any_bytes_overwritten_is_read_or_refused(tmp_path_factory, place, bytes_, cut):
-    from contrafed.core.run import choose
-    from contrafed.partitions.images import load_images
+    from contrafed.core.client_run import choose
+    from contrafed.data.images import load_images
 
     path = tmp_path_factory.mktemp("npz") / "bad.npz"
     good = arrays()

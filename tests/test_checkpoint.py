@@ -17,14 +17,14 @@ import yaml
 from rig import config_of, same
 from safetensors.torch import load_file
 
-from contrafed import checkpoint
-from contrafed.clients.base import Client
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.tensors import named
-from contrafed.experiment import run
-from contrafed.reporting import RoundLog
+from contrafed.runs import checkpoint
+from contrafed.runs.output import RoundLog
+from contrafed.runs.run import run
 from contrafed.strategies.fedavg import FedAvg
+from contrafed.training.base import Client
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = (

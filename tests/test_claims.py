@@ -9,14 +9,14 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 from rig import config_of, digits_run
 from wire import Wire, plain, rows_of, run_devices
 
-import contrafed.simulation.members
+import contrafed.engines.client_registry
 from contrafed.core import codec
+from contrafed.core.client_run import node_run
 from contrafed.core.errors import UserError
-from contrafed.core.run import node_run
-from contrafed.partitions.federation import load_federation
-from contrafed.simulation.members import Registry
-from contrafed.strategies.base import Replies, Reply
-from contrafed.strategies.prototypes import Prototypes
+from contrafed.data.federation import load_federation
+from contrafed.engines.client_registry import Registry
+from contrafed.server.base import Replies, Reply
+from contrafed.server.prototypes import Prototypes
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
@@ -117,7 +117,7 @@ def test_an_odd_answer_of_a_newcomer_leaves_the_run_as_it_is(tmp_path, capsys, o
 
 
 def test_a_newcomer_that_is_silent_is_asked_ever_less_and_not_waited_for_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(contrafed.simulation.members, "NEWCOMERS", 0.05)
+    monkeypatch.setattr(contrafed.engines.client_registry, "NEWCOMERS", 0.05)
     wire = joins(Wire(*plain(), {"partition-id": 1}, offline={3}), lambda k, message, reply: None)
     began = time.monotonic()
     *_, summary = run_devices(tmp_path / "run", wire, "strategy=fedavg", "num_rounds=16", "wait_for_nodes=30")

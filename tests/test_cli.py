@@ -14,13 +14,13 @@ import pytest
 import yaml
 from rig import METHODS, config_of
 
-from contrafed.cli import check_jobs, help_text
-from contrafed.clients.training.work import LocalWork
+from contrafed.config.command_line import check_jobs, help_text
+from contrafed.config.run_config import GROUPS, Top, server_of
 from contrafed.core import registry
+from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError
-from contrafed.core.run import PACKAGES
-from contrafed.settings import GROUPS, Top, server_of
-from contrafed.sweep import expand
+from contrafed.runs.sweep import expand
+from contrafed.training.local_training import LocalWork
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
@@ -161,12 +161,12 @@ def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, called):
 
 
 def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch):
-    from contrafed.experiment import run
+    from contrafed.runs.run import run
 
     def refuses(config, job):
         raise UserError("no room")
 
-    monkeypatch.setattr("contrafed.simulation.local.run", refuses)
+    monkeypatch.setattr("contrafed.engines.local.run", refuses)
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="no room"):
         run(config_of(*QUICK, f"output_dir={folder}"))
@@ -293,7 +293,7 @@ def test_the_summary_says_what_ran(finished):
 
 
 def test_the_saved_configuration_reproduces_the_run(finished, tmp_path):
-    from contrafed.experiment import run
+    from contrafed.runs.run import run
 
     folder, _ = finished
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -392,7 +392,7 @@ def test_jobs_of_a_sweep_share_one_ray_and_leave_none_behind(tmp_path, monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_digits(tmp_path, method):
-    from contrafed.experiment import run
+    from contrafed.runs.run import run
 
     summary = run(
         config_of(f"strategy={method}", "engine=local", "participation=full", "num_rounds=40", f"output_dir={tmp_path}/run")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import pytest
 
-from contrafed.core.config import Range, convert
 from contrafed.core.errors import UserError
+from contrafed.core.schema import Range, convert
 
 
 class Colour(Enum):

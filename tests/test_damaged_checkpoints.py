@@ -7,9 +7,9 @@ import torch
 from rig import config_of
 from test_checkpoint import SMALL, equal, outcome, stopped, whole  # noqa: F401
 
-from contrafed import checkpoint
 from contrafed.core.errors import UserError
-from contrafed.experiment import run
+from contrafed.runs import checkpoint
+from contrafed.runs.run import run
 
 
 def damage_state(folder):

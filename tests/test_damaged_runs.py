@@ -6,12 +6,12 @@ import pytest
 from reported import method, write_run
 
 from contrafed import report_command
-from contrafed.analysis.groups import usable
-from contrafed.analysis.pages import leave
-from contrafed.analysis.runs import find
-from contrafed.analysis.statistics import first_at
-from contrafed.analysis.tables import runs_table, titled
 from contrafed.core.errors import UserError
+from contrafed.report.groups import usable
+from contrafed.report.pages import leave
+from contrafed.report.runs import find
+from contrafed.report.statistics import first_at
+from contrafed.report.tables import runs_table, titled
 
 
 def rewrite(path, change):

@@ -17,10 +17,10 @@ import torch
 from PIL import Image
 from rig import config_of
 
+from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
-from contrafed.core.run import choose
+from contrafed.data.images import check, image_deviations, load_images, make_images, stratified_split
 from contrafed.partitions.datasets import hub_sets, network, torchvision_sets
-from contrafed.partitions.images import check, image_deviations, load_images, make_images, stratified_split
 
 
 def settings_of(name, **changes):

@@ -18,10 +18,10 @@ from rig import config_of, same
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from contrafed import keys
 from contrafed.core.errors import UserError
-from contrafed.experiment import run
-from contrafed.prepare import deployed
+from contrafed.deploy import certificates
+from contrafed.runs.run import run
+from contrafed.runs.setup import deployed
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("core", "contrafed", "strategies", "clients", "models", "partitions", "simulation", "conf")
@@ -78,7 +78,7 @@ class Federation:
         self.folder, self.processes = folder, {}
         self.link, *self.ports = free_ports(5)
         self.keys = folder / "keys"
-        assert keys.main([str(self.keys), "--host", "127.0.0.1", "--nodes", "4"]) == 0
+        assert certificates.main([str(self.keys), "--host", "127.0.0.1", "--nodes", "4"]) == 0
 
     def environment(self, name):
         home = self.folder / f"{name}-home"
@@ -246,7 +246,7 @@ def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, 
     ids=["no key", "a key nobody registered", "another root certificate"],
 )
 def test_a_node_that_is_not_known_is_refused(federation, tmp_path, how, says):
-    assert keys.main([str(tmp_path / "keys"), "--host", "127.0.0.1"]) == 0
+    assert certificates.main([str(tmp_path / "keys"), "--host", "127.0.0.1"]) == 0
     shutil.copy(tmp_path / "keys" / "ca.pem", federation.keys / "other.pem")
     name = f"stranger-{tmp_path.name}"
     federation.start_node(3, name=name, **how)

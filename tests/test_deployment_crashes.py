@@ -15,7 +15,7 @@ from test_deployment import Federation, app_folder, finished, wait_for
 from test_flwr_run import processes_of
 from wire import rows_of
 
-from contrafed.experiment import run
+from contrafed.runs.run import run
 
 NODES = 2
 SMALL = (

@@ -10,10 +10,10 @@ from rig import config_of, same
 from safetensors.torch import load_file
 from wire import RUN, Wire, plain, rows_of, run_devices
 
-from contrafed import checkpoint
-from contrafed.clients.node.files import MemoryFileError, Moment, StateDir
+from contrafed.client_app.files import MemoryFileError, Moment, StateDir
 from contrafed.core.errors import UserError
-from contrafed.experiment import run
+from contrafed.runs import checkpoint
+from contrafed.runs.run import run
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 

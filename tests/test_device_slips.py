@@ -11,13 +11,13 @@ from test_device_checkpoints import nodes
 from test_node_faults import with_tensors
 from wire import Wire, plain, rows_of, run_devices
 
-from contrafed.clients.training.workspace import uninstall
 from contrafed.core import codec
 from contrafed.core.errors import UserError
-from contrafed.devices import DeviceGrid
-from contrafed.prepare import deployed
-from contrafed.server_app import serve
-from contrafed.simulation.members import _Answer
+from contrafed.engines.client_registry import _Answer
+from contrafed.engines.device_grid import DeviceGrid
+from contrafed.runs.server_app import serve
+from contrafed.runs.setup import deployed
+from contrafed.training.workspace import uninstall
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 

@@ -15,15 +15,15 @@ from rig import config_of, same
 from safetensors.torch import load_file, save_file
 from wire import RUN, SMALL, Wire, clients_error, plain, rows_of, run_devices
 
-import contrafed.clients.node.app
-from contrafed.clients.node.files import MemoryFileError, Moment, StateDir
+import contrafed.client_app.app
+from contrafed.client_app.files import MemoryFileError, Moment, StateDir
 from contrafed.core import codec
 from contrafed.core.errors import UserError
-from contrafed.devices import DeviceGrid
-from contrafed.experiment import run
-from contrafed.prepare import deployed
-from contrafed.server_app import serve
-from contrafed.simulation.worker import identify
+from contrafed.engines.device_grid import DeviceGrid
+from contrafed.engines.worker import identify
+from contrafed.runs.run import run
+from contrafed.runs.server_app import serve
+from contrafed.runs.setup import deployed
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 # Where a run stands after round 2.
@@ -151,7 +151,7 @@ def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
     # A path in a message, whoever wrote it, is not where a device writes.
     identify()
     context = Context(RUN, 10, plain(**state)[0], RecordDict(), {})
-    places = contrafed.clients.node.app._places({"save": "/etc"}, context, StateDir(tmp_path / "state0", str(RUN), 0, "fedcrl"))
+    places = contrafed.client_app.app._places({"save": "/etc"}, context, StateDir(tmp_path / "state0", str(RUN), 0, "fedcrl"))
     assert places == {"save": f"{tmp_path}/state0/personal/{RUN}"}
 
 

@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 from test_checkpoint import ROOT, SMALL, equal, outcome
 from wire import RUN, Wire, plain, rows_of, run_devices
 
-import contrafed.checkpoint
 import contrafed.core.tensors
-from contrafed import checkpoint
-from contrafed.clients.node.files import Moment, StateDir
+import contrafed.runs.checkpoint
+from contrafed.client_app.files import Moment, StateDir
 from contrafed.core.disk import told_in_one_line
 from contrafed.core.errors import DiskError
-from contrafed.experiment import run
-from contrafed.reporting import RoundLog, RunRecorder
+from contrafed.runs import checkpoint
+from contrafed.runs.output import RoundLog, RunRecorder
+from contrafed.runs.run import run
 
 
 @contextlib.contextmanager
@@ -104,8 +104,8 @@ def half_a_file(path, tensors, metadata=None):
 # What fails once four rounds are over, and the checkpoint that is then the last good one.
 PLACES = {
     "metrics": (RunRecorder, "flush", no_room, 4),
-    "a checkpoint's tensors": (contrafed.checkpoint, "write", half_a_file, 4),
-    "a checkpoint's names": (contrafed.checkpoint, "sync", no_room, 4),
+    "a checkpoint's tensors": (contrafed.runs.checkpoint, "write", half_a_file, 4),
+    "a checkpoint's names": (contrafed.runs.checkpoint, "sync", no_room, 4),
     "the model": (RunRecorder, "save_model", no_room, 6),
 }
 
@@ -149,7 +149,7 @@ def test_a_slow_disk_only_takes_time(tmp_path, monkeypatch, whole):
         waiting.pop()
 
     flush = RunRecorder.flush
-    monkeypatch.setattr(contrafed.checkpoint, "write", slow)
+    monkeypatch.setattr(contrafed.runs.checkpoint, "write", slow)
     monkeypatch.setattr(RunRecorder, "flush", lambda self: (time.sleep(0.05), flush(self)))
     small = ("strategy=pmfl", *SMALL, "partition.min_node_size=5", "checkpoint_every=3", f"output_dir={tmp_path}/run")
     run(config_of(*small))

@@ -13,9 +13,9 @@ from tiny import TINY
 
 from contrafed.clients.fedper import FedPerClient
 from contrafed.core.errors import RunStopped
-from contrafed.experiment import run
-from contrafed.simulation.grid import LocalGrid
-from contrafed.simulation.worker import FIRST_NODE_ID
+from contrafed.engines.grid import LocalGrid
+from contrafed.engines.worker import FIRST_NODE_ID
+from contrafed.runs.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
 WILD = (*TINY, "engine=local", "strategy=fedavg", "participation=full", "strategy.local.lr=1e30")

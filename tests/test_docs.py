@@ -16,13 +16,13 @@ import yaml
 from omegaconf import OmegaConf
 from reported import method, write_run
 
-from contrafed.analysis.runs import find
-from contrafed.cli import check_jobs, read
-from contrafed.composition import compose_job
+from contrafed.config.command_line import check_jobs, read
+from contrafed.config.compose import compose_job
+from contrafed.config.run_config import resolve
 from contrafed.core import registry
 from contrafed.core.errors import UserError
-from contrafed.settings import resolve
-from contrafed.sweep import expand, take_shard
+from contrafed.report.runs import find
+from contrafed.runs.sweep import expand, take_shard
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
@@ -90,7 +90,7 @@ class Reader:
 def reader(tmp_path, monkeypatch):
     """A reader in a fresh folder; what is imported from there is forgotten again."""
     before, known = signal.getsignal(signal.SIGTERM), set(sys.modules)
-    if (ray := sys.modules.get("contrafed.simulation.ray")) is not None:  # the one that other tests go on with
+    if (ray := sys.modules.get("contrafed.engines.ray")) is not None:  # the one that other tests go on with
         monkeypatch.setattr(ray, "stop_ray", lambda: None)
     yield Reader(tmp_path, monkeypatch)
     signal.signal(signal.SIGTERM, before)
@@ -269,7 +269,7 @@ def test_the_readmes_table_is_what_results_hold():
 
 
 def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_nothing(tmp_path):
-    from contrafed.analysis import results as kept
+    from contrafed.report import results as kept
 
     cell = {"setting": "bernoulli", "metric": "test_accuracy", "value": "accuracy_final"}
     row = {"paper": "pmfl", "table": "I", "dataset": "SVHN", "cells": [cell], "method": "pmfl"}

@@ -14,8 +14,8 @@ from rig import config_of, same, workspace_of
 from safetensors.torch import load_file
 from tiny import run_tiny, tiny_workspace
 
-from contrafed.experiment import run
-from contrafed.simulation import flower, shared
+from contrafed.engines import flower, shared_memory
+from contrafed.runs.run import run
 
 
 # FedAvg keeps nothing, PMFL sends changes and remembers models, FedCRL has personal parts and tables; every shape of message
@@ -23,8 +23,8 @@ from contrafed.simulation import flower, shared
 @pytest.mark.parametrize(("method", "workers"), [("fedavg", 2), ("pmfl", 2), ("fedcrl", 2), ("pmfl", 1)])
 def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method, workers):
     renewed = []
-    renew = shared.Broadcast.renew
-    monkeypatch.setattr(shared.Broadcast, "renew", lambda self, size=None: (renewed.append(size), renew(self, size)))
+    renew = shared_memory.Broadcast.renew
+    monkeypatch.setattr(shared_memory.Broadcast, "renew", lambda self, size=None: (renewed.append(size), renew(self, size)))
     summary, model, metrics, nodes = run_tiny(tmp_path / "run", f"strategy={method}", "engine=ray", f"engine.workers={workers}")
     _, expected, expected_metrics, expected_nodes = local_runs(method)
     assert summary["failures"] == summary["replies_rejected"] == 0
@@ -73,7 +73,7 @@ def test_a_local_run_imports_no_ray():
 
 def test_evaluation_in_parallel_shards_equals_one_pass():
     """Shards run in threads: each must see the model that is judged, and the sums must not depend on the cores."""
-    from contrafed.evaluation import score
+    from contrafed.runs.evaluation import score
 
     config, workspace, _ = tiny_workspace("model=cnn_pmfl")
     index = np.arange(len(workspace.federation.data.y)).repeat(4)  # 7 shards

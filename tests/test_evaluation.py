@@ -12,14 +12,14 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from rig import given, sized_workspace
 from safetensors.torch import save_file
 
-from contrafed.clients.base import DeadlineError
-from contrafed.clients.training import stack as stack_module
-from contrafed.clients.training.workspace import install, uninstall
 from contrafed.core import codec, registry
-from contrafed.evaluation import initial_model
-from contrafed.simulation.grid import LocalGrid
-from contrafed.simulation.worker import FIRST_NODE_ID
-from contrafed.strategies.base import Round
+from contrafed.engines.grid import LocalGrid
+from contrafed.engines.worker import FIRST_NODE_ID
+from contrafed.runs.evaluation import initial_model
+from contrafed.server.base import Round
+from contrafed.training import client_stack as stack_module
+from contrafed.training.base import DeadlineError
+from contrafed.training.workspace import install, uninstall
 
 SIZES, TESTS = (20, 11, 1, 14), (7, 3, 0, 12)  # a node without anything to test
 LOCAL = {"iterations": None, "epochs": 1, "batch_size": 8, "keep_optimizer": True, "momentum": 0.5, "optimizer": "sgd"}

@@ -12,16 +12,16 @@ from accelerator import NAME, accelerator, crossings
 from rig import close, same, workspace_of
 from watched import ROUNDS, STACK, numbers, sent_tensors, settings_of, shapes, watch, write_problem
 
-from contrafed import checkpoint
-from contrafed.clients.training.loop import part_of
-from contrafed.clients.training.workspace import EVALUATION_BATCH
+from contrafed.config.run_config import resolve, server_of
 from contrafed.core import registry
-from contrafed.core.config import convert
 from contrafed.core.errors import UserError
+from contrafed.core.schema import convert
 from contrafed.core.tensors import on_host
-from contrafed.experiment import run
-from contrafed.settings import resolve, server_of
-from contrafed.strategies.base import FederatedStrategy, strategy_class_of
+from contrafed.runs import checkpoint
+from contrafed.runs.run import run
+from contrafed.server.base import FederatedStrategy, strategy_class_of
+from contrafed.training.loop import part_of
+from contrafed.training.workspace import EVALUATION_BATCH
 
 METHODS = list(registry.choices("strategy"))
 
@@ -136,7 +136,7 @@ def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config
 
 def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
     """On the stand-in, which refuses a tensor that was forgotten on the other side."""
-    monkeypatch.setattr("contrafed.clients.training.workspace.EVALUATION_BATCH_ELSEWHERE", EVALUATION_BATCH)
+    monkeypatch.setattr("contrafed.training.workspace.EVALUATION_BATCH_ELSEWHERE", EVALUATION_BATCH)
     config, rounds = settings_of(method, problem, epochs=1), [(1, 3), (1, 2, 4)]
     here = watch(config, rounds, stack_size=STACK)
     with accelerator():

@@ -4,10 +4,10 @@ import pytest
 from omegaconf import OmegaConf
 from rig import config_of
 
-from contrafed.composition import compose_job
+from contrafed.config.compose import compose_job
+from contrafed.config.run_config import resolve
 from contrafed.core import registry
 from contrafed.core.errors import UserError
-from contrafed.settings import resolve
 
 RECIPE = tuple(OmegaConf.load(registry.CONF / "strategy" / "_recipe.yaml"))
 
@@ -40,7 +40,7 @@ def test_an_experiment_has_one_recipe_for_every_method(experiment):
 
 
 def client_of(run):
-    from contrafed.clients.training.workspace import client_class_of
+    from contrafed.training.workspace import client_class_of
 
     return client_class_of(run.node.strategy)
 

@@ -6,12 +6,12 @@ import pytest
 from PIL import Image
 from rig import config_of, with_images
 
+from contrafed.config.run_config import resolve
+from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
-from contrafed.core.run import choose
+from contrafed.data.images import load_images
+from contrafed.data.partition import make_partition
 from contrafed.partitions.datasets import hub_sets
-from contrafed.partitions.images import load_images
-from contrafed.partitions.partition import make_partition
-from contrafed.settings import resolve
 
 
 @pytest.fixture

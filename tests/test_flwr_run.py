@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from test_deployment import QUIET, app_folder, command, free_ports, listens, wait_for
 
 from contrafed.core.errors import UserError
-from contrafed.experiment import run
-from contrafed.prepare import deployed
+from contrafed.runs.run import run
+from contrafed.runs.setup import deployed
 
 SMALL = "strategy=pmfl num_rounds=2 eval_every=1 participation=full model=mlp model.hidden=[12]"
 

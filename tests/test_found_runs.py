@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from reported import write_run
 
-from contrafed.analysis import results
-from contrafed.analysis.runs import find, read
 from contrafed.core.errors import UserError
+from contrafed.report import results
+from contrafed.report.runs import find, read
 
 
 def test_a_link_to_a_run_is_found_and_one_that_leads_back_ends(tmp_path):

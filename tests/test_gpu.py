@@ -9,9 +9,9 @@ from test_every import METHODS
 from tiny import run_tiny
 from watched import STACK, settings_of, watch, write_problem
 
-from contrafed.clients.training.batches import Batches
 from contrafed.core.tensors import on_host
-from contrafed.simulation.worker import BatchRunner
+from contrafed.engines.worker import BatchRunner
+from contrafed.training.batches import Batches
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs CONTRAFED_GPU=1 and a GPU that torch can use; docs/reproducibility.md"

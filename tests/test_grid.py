@@ -11,12 +11,12 @@ from flwr.common.constant import ErrorCode
 from rig import METHODS, Schedule, digits_run, run_strategy, same, workspace_of
 from tiny import tiny_workspace, train_message
 
-import contrafed.clients.node.app
-from contrafed.clients.training.workspace import install, uninstall
+import contrafed.client_app.app
 from contrafed.core import codec
-from contrafed.simulation.grid import LocalGrid
-from contrafed.simulation.worker import FIRST_NODE_ID, RUN_ID
-from contrafed.strategies.replies import norm, read_reply
+from contrafed.engines.grid import LocalGrid
+from contrafed.engines.worker import FIRST_NODE_ID, RUN_ID
+from contrafed.server.replies import norm, read_reply
+from contrafed.training.workspace import install, uninstall
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, m
     shared = train_message(workspace, settings).content
     messages = [Message(shared, FIRST_NODE_ID + k, MessageType.TRAIN) for k in range(2)]
     before = {n: t.clone() for n, t in codec.from_record(shared["arrays"]).items()}
-    original = contrafed.clients.node.app._received
+    original = contrafed.client_app.app._received
 
     def vandal(stack):
         received = original(stack)
@@ -63,7 +63,7 @@ def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, m
             message.content["config"]["settings"] = "gone"
         return received
 
-    monkeypatch.setattr(contrafed.clients.node.app, "_received", vandal)
+    monkeypatch.setattr(contrafed.client_app.app, "_received", vandal)
     replies = list(grid.send_and_receive(messages))
     assert not any(r.has_error() for r in replies)
     assert same(codec.from_record(shared["arrays"]), before)
@@ -136,8 +136,8 @@ def test_messages_survive_the_wire(tiny):
         return Context(RUN_ID, FIRST_NODE_ID, {"partition-id": 0}, RecordDict(), {})
 
     wire_context, near_context = context(), context()
-    far = contrafed.clients.node.app.app(received, wire_context)
-    (near,) = contrafed.clients.node.app.run_stack([message], [near_context])
+    far = contrafed.client_app.app.app(received, wire_context)
+    (near,) = contrafed.client_app.app.run_stack([message], [near_context])
     assert same(codec.from_record(far.content["arrays"]), codec.from_record(near.content["arrays"]))
     assert dict(far.content["metrics"]) == dict(near.content["metrics"])
     assert same(codec.state_of(wire_context.state, "memory"), codec.state_of(near_context.state, "memory"))

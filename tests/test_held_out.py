@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from tiny import TINY
 
 from contrafed import UserError, run
-from contrafed.analysis.runs import read
-from contrafed.strategies.scores import Score, summaries
+from contrafed.report.runs import read
+from contrafed.server.scores import Score, summaries
 
 FULL = (*TINY, "engine=local", "participation=full", "held_out_nodes=2", "num_rounds=2")
 

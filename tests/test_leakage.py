@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from contrafed.analysis import leakage
-from contrafed.analysis.defences import CASES, Settings, attacked, matched, rows_of
-from contrafed.analysis.gallery import markdown
-from contrafed.analysis.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
-from contrafed.analysis.likeness import best_constant, mse, psnr, ssim
-from contrafed.analysis.sent import sent_by
 from contrafed.core.registry import CONF
+from contrafed.report import leakage
+from contrafed.report.defences import CASES, Settings, attacked, matched, rows_of
+from contrafed.report.gradient_capture import sent_by
+from contrafed.report.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
+from contrafed.report.leakage_report import markdown
+from contrafed.report.likeness import best_constant, mse, psnr, ssim
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_the_command_leaves_rows_a_table_and_pictures_and_goes_on(tmp_path, caps
         ("--first=5000", "leaves none of the 1347 training images of dataset=digits"),
         ("--seed=1", "has results of seed=0, not 1: choose another folder"),
         ("--starts=2", "has results of starts=1, not 2"),
-        ("--starts=two", "error: argument --starts: invalid int value: 'two' (python -m contrafed.analysis.leakage --help)"),
+        ("--starts=two", "error: argument --starts: invalid int value: 'two' (python -m contrafed.report.leakage --help)"),
         ("--cases=", "nothing to attack: --cases has none of all_shared, "),
         (f"--out={tmp_path / 'leakage.csv'}", "leakage.csv is a file, no folder"),
     ):

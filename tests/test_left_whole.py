@@ -9,11 +9,11 @@ import yaml
 from rig import config_of, same
 from safetensors.torch import load_file, save_file
 
-from contrafed import checkpoint
 from contrafed.core.errors import DiskError, UserError
-from contrafed.experiment import run
-from contrafed.reporting import RunRecorder, figures
-from contrafed.session import Session
+from contrafed.runs import checkpoint
+from contrafed.runs.output import RunRecorder, figures
+from contrafed.runs.run import run
+from contrafed.runs.session import Session
 
 QUICK = ("strategy=fedavg", "engine=local", "tracker=none", "num_nodes=4", "num_rounds=4", "model=mlp", "model.hidden=[8]")
 KEPT = ("checkpoint_every=2", "checkpoint_keep=9")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from contrafed.clients.losses import contrast, cosine, cross_entropy
+from contrafed.training.losses import contrast, cosine, cross_entropy
 
 
 def test_contrast_by_hand():

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from wire import ROOT, RUN, SMALL, Wire, plain, rows_of, run_devices
 
 from contrafed.core import codec
+from contrafed.core.client_run import node_run
 from contrafed.core.errors import UserError
-from contrafed.core.run import node_run
-from contrafed.devices import DeviceGrid
-from contrafed.experiment import run
-from contrafed.partitions.federation import load_federation
-from contrafed.prepare import deployed
-from contrafed.server_app import serve
-from contrafed.simulation.members import Members, Registry
+from contrafed.data.federation import load_federation
+from contrafed.engines.client_registry import Members, Registry
+from contrafed.engines.device_grid import DeviceGrid
+from contrafed.runs.run import run
+from contrafed.runs.server_app import serve
+from contrafed.runs.setup import deployed
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
@@ -85,12 +85,12 @@ def test_a_node_imports_none_of_what_only_servers_and_simulations_need():
 import json, sys
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-import contrafed.clients.node.app
+import contrafed.client_app.app
 assert not [name for name in {ON_NO_DEVICE} if name in sys.modules]
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 content = RecordDict({{"config": ConfigRecord({{"settings": {json.dumps(node_run(settings).to_json())}}})}})
 context = Context(1, 10, {{"partition-id": 1}}, RecordDict(), {{}})
-reply = contrafed.clients.node.app.app(Message(content, 10, MessageType.QUERY), context)
+reply = contrafed.client_app.app.app(Message(content, 10, MessageType.QUERY), context)
 assert reply.content["metrics"]["partition-id"] == 1
 # scikit-learn, which has the digits, takes pandas.
 print([name for name in {ON_NO_DEVICE} if name in sys.modules and name != "pandas"])

@@ -10,12 +10,12 @@ from accelerator import NAME, There, accelerator
 from rig import config_of, same
 from safetensors.torch import load_file
 
-import contrafed.simulation.memory
+import contrafed.engines.client_state
 from contrafed.core.disk import told_in_one_line
 from contrafed.core.errors import DiskError, UserError
 from contrafed.core.tensors import size_of
-from contrafed.experiment import run
-from contrafed.simulation.memory import NodeMemory, _available, default_budgets
+from contrafed.engines.client_state import NodeMemory, _available, default_budgets
+from contrafed.runs.run import run
 
 EIGHT = 8 * 4  # bytes of one memory below
 
@@ -82,7 +82,7 @@ def test_a_disk_that_fills_up_is_not_the_users_mistake(tmp_path, monkeypatch):
     def full(path, tensors):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(contrafed.simulation.memory, "write", full)
+    monkeypatch.setattr(contrafed.engines.client_state, "write", full)
     said = f"^cannot write to {tmp_path} \\(No space left on device\\); go on$"
     with pytest.raises(DiskError, match=said), told_in_one_line(tmp_path / "run", lambda: "go on"):
         NodeMemory(0, 0, str(tmp_path)).put(1, memory(1))

@@ -10,13 +10,13 @@ import torch
 from rig import config_of, given, sized_workspace
 from torch.nn.functional import cross_entropy
 
-from contrafed.clients.base import LocalError
 from contrafed.clients.fedavg import FedAvgClient
-from contrafed.clients.losses import cosine
-from contrafed.clients.training.stack import Memory
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
-from contrafed.reporting import print_summary
-from contrafed.settings import resolve
+from contrafed.runs.output import print_summary
+from contrafed.training.base import LocalError
+from contrafed.training.client_stack import Memory
+from contrafed.training.losses import cosine
 
 NODES = [[0], [0, 1, 2]]  # alone, and as a stack whose nodes take different numbers of steps
 SHORT = {"epochs": 1, "iterations": None, "batch_size": 10}
@@ -314,7 +314,7 @@ def test_a_mistake_that_a_tool_meets_is_placed_where_the_method_calls_it(nodes):
 def test_a_mistake_in_no_methods_own_code_is_placed_in_the_tool(monkeypatch):
     client, received = node_half([0])
     monkeypatch.setattr(client, "forward", None)
-    with pytest.raises(LocalError, match=r"TypeError: 'NoneType' object is not callable \(clients/base\.py, line \d+\)"):
+    with pytest.raises(LocalError, match=r"TypeError: 'NoneType' object is not callable \(training/base\.py, line \d+\)"):
         client.update(received, 1)
 
 

@@ -9,12 +9,12 @@ from rig import config_of
 from sklearn import metrics as sklearn_metrics
 from tiny import TINY
 
-from contrafed.analysis import figures, results, tables
-from contrafed.analysis.runs import find
+from contrafed.config.run_config import check_top
 from contrafed.core.errors import UserError
 from contrafed.core.metrics import FUNCTIONS, confusion, scores_of
-from contrafed.experiment import run
-from contrafed.settings import check_top
+from contrafed.report import figures, results, tables
+from contrafed.report.runs import find
+from contrafed.runs.run import run
 
 SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "tracker=none")
 

@@ -12,15 +12,15 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
-from contrafed.clients.training.batches import Batches, draw_dropout
-from contrafed.clients.training.stack import Stack
 from contrafed.core import registry
+from contrafed.core.client_run import Choice, choose
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import torch_generator
-from contrafed.core.run import Choice, choose
-from contrafed.models.base import HalvingPool, SplitModel, Stages, build_model, group_norm
+from contrafed.core.split_model import HalvingPool, SplitModel, Stages, build_model, group_norm
 from contrafed.models.resnet18 import Strided
 from contrafed.models.shufflenet import Unit
+from contrafed.training.batches import Batches, draw_dropout
+from contrafed.training.client_stack import Stack
 
 MODELS = sorted(registry.choices("model"))
 SMALL = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
@@ -343,7 +343,7 @@ def split_of(stage, width=16):
         ),
         (
             split_of(lambda: nn.Linear(8, 16)),
-            "mine.build must return a contrafed.models.base.SplitModel whose classifier gets (2, 16) of 2 images, got (2, 1, 8, 16); "
+            "mine.build must return a contrafed.core.split_model.SplitModel whose classifier gets (2, 16) of 2 images, got (2, 1, 8, 16); "
             "nn.Flatten() makes a row of each image",
         ),
         (split_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), width=17), "gets (2, 17) of 2 images, got (2, 16)"),

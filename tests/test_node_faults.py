@@ -9,8 +9,8 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from rig import Scalar, Schedule, config_of, run_strategy, scalar_workspace, strategy_settings
 
 from contrafed.core import codec
-from contrafed.simulation.grid import LocalGrid
-from contrafed.simulation.worker import FIRST_NODE_ID
+from contrafed.engines.grid import LocalGrid
+from contrafed.engines.worker import FIRST_NODE_ID
 
 ALL = [0, 1, 2]
 

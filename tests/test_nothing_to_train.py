@@ -8,7 +8,7 @@ import torch
 from rig import config_of, workspace_of
 
 from contrafed import compose, run
-from contrafed.clients.training.batches import Batches
+from contrafed.training.batches import Batches
 
 SMALL = ("num_nodes=4", "model=mlp", "model.hidden=[8]", "participation=full", "num_rounds=2", "engine=local", "tracker=none")
 NO_STEP = {

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from contrafed.cli import help_text, read
-from contrafed.composition import compose_job
+from contrafed.config.command_line import help_text, read
+from contrafed.config.compose import compose_job
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
-from contrafed.settings import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ("num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "participation=full")
@@ -20,8 +20,8 @@ NODE = """
 from dataclasses import dataclass
 from typing import Annotated
 
-from contrafed.clients.base import Client, LocalWork
-from contrafed.core.config import Range
+from contrafed.training.base import Client, LocalWork
+from contrafed.core.schema import Range
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def test_flwr_runs_config_names_the_folder(home, monkeypatch):
     """``flwr run . --run-config 'config-dir="..." overrides="..."'``: the folder reaches the composition."""
     from flwr.app import Context, RecordDict
 
-    import contrafed.server_app
+    import contrafed.runs.server_app
 
     def serve(grid, run):
         assert run.node.strategy.module.__name__ == "my_package.my_method"
@@ -140,14 +140,14 @@ def test_flwr_runs_config_names_the_folder(home, monkeypatch):
         return {"num_nodes": run.num_nodes}
 
     reached = []
-    monkeypatch.setattr(contrafed.server_app, "serve", serve)
-    monkeypatch.setattr(contrafed.server_app, "print_summary", lambda summary, folder: reached.append((summary, folder)))
+    monkeypatch.setattr(contrafed.runs.server_app, "serve", serve)
+    monkeypatch.setattr(contrafed.runs.server_app, "print_summary", lambda summary, folder: reached.append((summary, folder)))
     config = {"overrides": f"strategy=mine num_nodes=3 output_dir={home}/devices", "config-dir": str(home / "yamls")}
     context = Context(7, 0, node_config={}, state=RecordDict(), run_config=config)
-    contrafed.server_app.main(object(), context)
+    contrafed.runs.server_app.main(object(), context)
     assert reached == [({"num_nodes": 3}, f"{home}/devices")]
     with pytest.raises(UserError, match="unknown strategy 'mine'"):
-        contrafed.server_app.main(object(), Context(7, 0, {}, RecordDict(), {**config, "config-dir": ""}))
+        contrafed.runs.server_app.main(object(), Context(7, 0, {}, RecordDict(), {**config, "config-dir": ""}))
 
 
 def test_choices_from_outside_are_listed_and_offered(home):
@@ -211,7 +211,7 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         (
             "my_method.py",
             NODE.replace("(Client)", "(NumPyClient)").replace("import Client, ", "import NumPyClient, "),
-            "my_package.my_method: MyClient must inherit contrafed.clients.base.Client",
+            "my_package.my_method: MyClient must inherit contrafed.training.base.Client",
         ),
         (
             "my_method.py",
@@ -241,7 +241,7 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         (
             "my_method.py",
             NODE.replace("(Client)", ""),
-            "must define exactly one class that inherits contrafed.clients.base.Client, found 0",
+            "must define exactly one class that inherits contrafed.training.base.Client, found 0",
         ),
         ("my_method.py", None, "there is no module my_package.my_method; is its package installed, or on PYTHONPATH"),
     ],

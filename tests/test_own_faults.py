@@ -11,19 +11,19 @@ from test_rule_faults import rule, stopped
 from torch import nn
 
 from contrafed.clients.fedavg import FedAvgClient
+from contrafed.config.run_config import _check_recipe, resolve
+from contrafed.core.client_run import choose
 from contrafed.core.errors import RunStopped, UserError
-from contrafed.core.run import choose
-from contrafed.experiment import run
+from contrafed.core.split_model import build_model
+from contrafed.data.checks import check_lazy
+from contrafed.data.federation import load_federation
+from contrafed.data.participation import Participation, make_participation
+from contrafed.data.partition import Partition
 from contrafed.models import mlp
-from contrafed.models.base import build_model
-from contrafed.partitions.checks import check_lazy
-from contrafed.partitions.federation import load_federation
 from contrafed.partitions.participation import full
-from contrafed.partitions.participation.base import Participation, make_participation
-from contrafed.partitions.partition import Partition
 from contrafed.partitions.partitioners import iid
-from contrafed.settings import _check_recipe, resolve
-from contrafed.strategies.base import FederatedStrategy
+from contrafed.runs.run import run
+from contrafed.server.base import FederatedStrategy
 from contrafed.strategies.fedavg import FedAvg
 
 
@@ -173,7 +173,7 @@ def test_a_node_half_has_a_recipe_of_local_training(monkeypatch):
     choice = resolve(config_of("strategy=fedavg")).node.strategy
     bare = make_dataclass("Config", ["rho"], frozen=True)(0.5)
     with pytest.raises(
-        UserError, match=r"Config of contrafed.clients.fedavg must have `local: LocalWork` of contrafed.clients.training.work"
+        UserError, match=r"Config of contrafed.clients.fedavg must have `local: LocalWork` of contrafed.training.local_training"
     ):
         _check_recipe(replace(choice, config=bare), num_rounds=1)
 
@@ -285,7 +285,9 @@ def test_a_model_has_three_parts_that_train(monkeypatch, change, said):
     choice = choose("model", config_of("model=mlp")["model"])
     with pytest.raises(UserError) as found:
         build_model(choice, 1, (8, 8), 10, 0)
-    assert str(found.value) == f"model=mlp: contrafed.models.mlp.build must return a contrafed.models.base.SplitModel {said}"
+    assert (
+        str(found.value) == f"model=mlp: contrafed.models.mlp.build must return a contrafed.core.split_model.SplitModel {said}"
+    )
 
 
 def pattern_fault(monkeypatch, **functions):

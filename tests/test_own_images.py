@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 from rig import config_of
 
+from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
-from contrafed.core.run import choose
-from contrafed.partitions.images import check, load_images, make_images
+from contrafed.data.images import check, load_images, make_images
 
 
 def settings_of(name, **changes):

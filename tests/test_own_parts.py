@@ -15,16 +15,16 @@ from omegaconf import OmegaConf
 from test_outside import METHOD, NODE, RULE, write
 from torchvision.datasets import FakeData
 
-from contrafed.analysis.runs import composition
-from contrafed.clients.base import LocalError
-from contrafed.clients.training.workspace import Workspace
-from contrafed.composition import compose_job
+from contrafed.config.compose import compose_job
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
-from contrafed.partitions.federation import load_federation
-from contrafed.partitions.images import make_images
-from contrafed.partitions.participation.base import make_participation
-from contrafed.settings import resolve
-from contrafed.strategies.base import strategy_class_of
+from contrafed.data.federation import load_federation
+from contrafed.data.images import make_images
+from contrafed.data.participation import make_participation
+from contrafed.report.runs import composition
+from contrafed.server.base import strategy_class_of
+from contrafed.training.base import LocalError
+from contrafed.training.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
@@ -81,33 +81,33 @@ def said(found):
             "model",
             r"SplitModel\(encoder, .*",
             "nn.Sequential(encoder)\n",
-            "model=small: parts.small.build must return a contrafed.models.base.SplitModel, got Sequential",
+            "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel, got Sequential",
         ),
         (
             "model",
             r"Stages\(\[first, (.*?)\], .*?\)\n",
             r"nn.Sequential(first, first_tail, \1)\n",
-            "model=small: parts.small.build must return a contrafed.models.base.SplitModel "
-            "whose encoder is a contrafed.models.base.Stages, got Sequential",
+            "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel "
+            "whose encoder is a contrafed.core.split_model.Stages, got Sequential",
         ),
         (
             "model",
             r"width, num_classes\)\)",
             "width, 3))",
-            "model=small: parts.small.build must return a contrafed.models.base.SplitModel with 10 outputs (num_classes), got 3",
+            "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel with 10 outputs (num_classes), got 3",
         ),
         (
             "model",
             r"nn.ReLU\(\), nn.MaxPool",
             "nn.BatchNorm2d(config.channels), nn.MaxPool",
-            "model=small: parts.small.build must return a contrafed.models.base.SplitModel without buffers, "
-            "got encoder.tails.0.0.running_mean; normalise with contrafed.models.base.group_norm, and make constants in forward",
+            "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel without buffers, "
+            "got encoder.tails.0.0.running_mean; normalise with contrafed.core.split_model.group_norm, and make constants in forward",
         ),
         (
             "model",
             r"nn.ReLU\(\), nn.MaxPool",
             "nn.Dropout(0.2), nn.MaxPool",
-            "model=small: parts.small.build must return a contrafed.models.base.SplitModel without layers of dropout, "
+            "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel without layers of dropout, "
             "got encoder.tails.0.0; give SplitModel its dropout=RATE",
         ),
         (
@@ -149,8 +149,8 @@ def said(found):
             "model",
             r"nn.Linear\(flat, config.width\)",
             "nn.LazyLinear(config.width)",
-            "model=small: parts.small.build must return a contrafed.models.base.SplitModel whose layers know their sizes, "
-            "got encoder.stages.1.weight without; contrafed.models.base.features_of counts them",
+            "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel whose layers know their sizes, "
+            "got encoder.stages.1.weight without; contrafed.core.split_model.features_of counts them",
         ),
         (
             "model",
@@ -163,26 +163,26 @@ def said(found):
             "dataset",
             r"\(Common\)",
             "",
-            "dataset=stripes: Config of parts.stripes must inherit Common of contrafed.partitions.images",
+            "dataset=stripes: Config of parts.stripes must inherit Common of contrafed.data.images",
         ),
         ("partition", r"def split", "def cut", "partition=sorted_labels: parts.sorted_labels must define split(config, draw)"),
         (
             "partition",
             r"\(Common\)",
             "",
-            "partition=sorted_labels: Config of parts.sorted_labels must inherit Common of contrafed.partitions.partition",
+            "partition=sorted_labels: Config of parts.sorted_labels must inherit Common of contrafed.data.partition",
         ),
         (
             "participation",
             r"\(Selection\)",
             "",
-            "participation=shifts: Config of parts.shifts must inherit Selection of contrafed.partitions.participation.base",
+            "participation=shifts: Config of parts.shifts must inherit Selection of contrafed.data.participation",
         ),
         (
             "participation",
             r"\(Participation\)",
             "",
-            "parts.shifts must define exactly one class that inherits contrafed.partitions.participation.base.Participation, found 0",
+            "parts.shifts must define exactly one class that inherits contrafed.data.participation.Participation, found 0",
         ),
         (
             "participation",
@@ -302,7 +302,7 @@ def test_what_lazy_returns_is_looked_at_too(home, returned, got):
     changed(home, "partition", r"def split.*?\n\n\n", f"{text}\n\n")
     with pytest.raises(UserError) as found:
         load_federation(resolved(home, "partition").node)
-    wanted = "parts.sorted_labels.lazy must return a contrafed.partitions.partition.Partition of 4 nodes"
+    wanted = "parts.sorted_labels.lazy must return a contrafed.data.partition.Partition of 4 nodes"
     assert said(found) == f"partition=sorted_labels: {wanted}, {got}"
 
 

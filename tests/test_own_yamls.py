@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from test_outside import METHOD, OTHER_RULE, packaged, write
 
-from contrafed.composition import compose_job
+from contrafed.config.compose import compose_job
+from contrafed.config.yamls import composed, rule_of
 from contrafed.core import registry
+from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError
-from contrafed.core.run import PACKAGES
-from contrafed.yamls import composed, rule_of
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_RULE = METHOD.replace("server: my_package.my_rule\n", "")

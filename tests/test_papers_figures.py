@@ -8,11 +8,11 @@ from omegaconf import OmegaConf
 from reported import method, write_run
 from safetensors.torch import save_file
 
-from contrafed.analysis import figures, measures, pictures, plots
-from contrafed.analysis.runs import find
-from contrafed.composition import compose_yaml, grid_of
+from contrafed.config.compose import compose_yaml, grid_of
 from contrafed.core import registry
-from contrafed.sweep import expand
+from contrafed.report import figure_data, figures, pictures, plots
+from contrafed.report.runs import find
+from contrafed.runs.sweep import expand
 
 FEATURES = ("within", "between", "effective_rank", "vci")
 
@@ -40,8 +40,8 @@ def sampled(experiment):
 
 def leave(folder, config):
     """Write what a run of a configuration leaves, as far as figures take it."""
-    from contrafed.clients.training.workspace import client_class_of
-    from contrafed.core.run import node_half
+    from contrafed.core.client_run import node_half
+    from contrafed.training.workspace import client_class_of
 
     node, log = node_half(config["strategy"]), config["log"]
     personal = config["judge"] == "post_train" or client_class_of(node).is_personal(node.config)
@@ -72,15 +72,15 @@ def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment, monkeypatc
         leave(tmp_path / f"{number}", OmegaConf.to_container(compose_yaml(job).config, resolve=True))
     runs = find([tmp_path])
     for run in runs:
-        plot = measures.plot_of(run)
-        place = measures.place_of(run, plot)
+        plot = figure_data.plot_of(run)
+        place = figure_data.place_of(run, plot)
         assert "-" not in (*place.panel.split(", "), place.line), place
         assert plot["x"] in ("round", "node", None) or place.x != "-", place
-    metrics, shape = [metric for metric in measures.metrics_of(runs[0]) if metric not in pictures.KINDS], plot["kind"]
+    metrics, shape = [metric for metric in figure_data.metrics_of(runs[0]) if metric not in pictures.KINDS], plot["kind"]
     for which, metric in enumerate(metrics):
         for run in runs:
-            measures.add(into := {}, shape, measures.metrics_of(run)[which], run, runs, measures.place_of(run, plot))
-            alone = metric in measures.BESIDE and measures.beside(run, runs, metric) is None
+            figure_data.add(into := {}, shape, figure_data.metrics_of(run)[which], run, runs, figure_data.place_of(run, plot))
+            alone = metric in figure_data.BESIDE and figure_data.beside(run, runs, metric) is None
             assert bool(into) != alone, (run.config["strategy"]["name"], metric)
     assert len(figures.of_papers(runs)) == len(metrics)
 

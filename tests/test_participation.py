@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from rig import config_of
 
+from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.core.run import choose
+from contrafed.data.participation import Heterogeneous, make_participation, probabilities
 from contrafed.partitions.participation import markovian
-from contrafed.partitions.participation.base import Heterogeneous, make_participation, probabilities
 from contrafed.partitions.participation.markovian import transitions
 
 

@@ -7,13 +7,13 @@ import pytest
 from parted import data_of, data_with_a_gap, make, settings_of
 from rig import config_of
 
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.partitions.federation import load_federation
-from contrafed.partitions.partition import Draw
+from contrafed.data.federation import load_federation
+from contrafed.data.partition import Draw
 from contrafed.partitions.partitioners import iid
 from contrafed.partitions.partitioners.balanced_dirichlet import split
-from contrafed.settings import resolve
 
 
 def test_iid_sizes_differ_by_at_most_one():

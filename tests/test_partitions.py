@@ -7,8 +7,8 @@ import pytest
 from parted import data_of, data_with_a_gap, make, settings_of
 
 from contrafed.core.errors import UserError
-from contrafed.partitions.checks import check
-from contrafed.partitions.partition import keep_stratified, make_partition
+from contrafed.data.checks import check
+from contrafed.data.partition import keep_stratified, make_partition
 
 DRAWN = [
     ("iid", {}),

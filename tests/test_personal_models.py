@@ -9,7 +9,7 @@ import pytest
 from rig import config_of
 
 from contrafed.core.errors import UserError
-from contrafed.experiment import run
+from contrafed.runs.run import run
 
 SAVED = (
     "engine=local", "num_nodes=6", "num_rounds=2", "eval_every=1", "participation=uniform", "participation.select=2",

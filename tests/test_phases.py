@@ -1,6 +1,6 @@
 """The seconds of a round's phases, as a run's summary has them."""
 
-from contrafed.reporting import RunRecorder
+from contrafed.runs.output import RunRecorder
 
 
 def test_seconds_of_phases_are_medians_of_rounds_that_only_train(tmp_path):

@@ -9,12 +9,12 @@ from omegaconf import OmegaConf
 from rig import config_of
 
 from contrafed import report_command, run
-from contrafed.analysis import embedding, figures, pictures, plots
-from contrafed.analysis.runs import find
+from contrafed.config.run_config import read_config
 from contrafed.core import registry
-from contrafed.core.run import node_run
-from contrafed.partitions.federation import load_federation
-from contrafed.settings import read_config
+from contrafed.core.client_run import node_run
+from contrafed.data.federation import load_federation
+from contrafed.report import embedding, figures, pictures, plots
+from contrafed.report.runs import find
 
 TINY = (
     *("engine=local", "tracker=none", "model=mlp", "model.hidden=[8]", "num_nodes=5", "num_rounds=1"),

@@ -7,11 +7,11 @@ from reported import write_run
 from test_outside import write
 
 from contrafed import report_command
-from contrafed.analysis.places import placed
-from contrafed.analysis.published import compare
-from contrafed.analysis.runs import find
-from contrafed.composition import compose_job, plain
+from contrafed.config.compose import compose_job, plain
 from contrafed.core.errors import UserError
+from contrafed.report.match_experiment import placed
+from contrafed.report.published import compare
+from contrafed.report.runs import find
 
 
 def run_of(folder, *overrides, accuracy=0.8):

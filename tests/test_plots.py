@@ -8,10 +8,10 @@ from matplotlib import image
 from matplotlib.colors import to_rgb
 from reported import method, write_run
 
-from contrafed.analysis import figures, plots
-from contrafed.analysis.runs import find
-from contrafed.analysis.style import method_of, style_of, styles
 from contrafed.core import registry
+from contrafed.report import figures, plots
+from contrafed.report.runs import find
+from contrafed.report.style import method_of, style_of, styles
 
 METHODS = list(registry.choices("strategy"))
 

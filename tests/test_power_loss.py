@@ -11,9 +11,9 @@ import pytest
 import torch
 from rig import same
 
-from contrafed import checkpoint
-from contrafed.clients.node.files import Moment, StateDir
-from contrafed.reporting import LOGS
+from contrafed.client_app.files import Moment, StateDir
+from contrafed.runs import checkpoint
+from contrafed.runs.output import LOGS
 
 KEEP = {"checkpoint_keep": 1}
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from rig import config_of
 
-from contrafed.core.run import choose
-from contrafed.partitions.participation.base import make_participation
+from contrafed.core.client_run import choose
+from contrafed.data.participation import make_participation
 
 
 def make(name, num_nodes, **changes):

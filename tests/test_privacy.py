@@ -15,17 +15,17 @@ from safetensors import safe_open
 from test_checkpoint import SMALL, equal, outcome, stopped  # noqa: F401
 from tiny import run_tiny
 
-from contrafed.clients.training.privacy import made_private
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
 from contrafed.core.privacy import central, laplace, local
 from contrafed.core.privacy.mechanism import noise
 from contrafed.core.randomness import torch_generator
-from contrafed.experiment import run
-from contrafed.prepare import deployed
-from contrafed.settings import resolve
-from contrafed.strategies.accountant import Budget
-from contrafed.strategies.privacy import PrivateReplies
-from contrafed.strategies.replies import Replies, Reply
+from contrafed.runs.run import run
+from contrafed.runs.setup import deployed
+from contrafed.server.accountant import Budget
+from contrafed.server.privacy import PrivateReplies
+from contrafed.server.replies import Replies, Reply
+from contrafed.training.privacy import made_private
 
 HOW = {"clip_norm": 1.0, "prototype_clip": 2.0, "noise_multiplier": 0.5, "delta": 1e-5, "noise": "seeded"}
 CENTRAL, LOCAL = central.Config(**HOW, amplification=False), local.Config(**HOW)

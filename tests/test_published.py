@@ -5,9 +5,9 @@ import math
 import pytest
 from reported import method, write_run
 
-from contrafed.analysis import pages, published, results, tables
-from contrafed.analysis.runs import find
 from contrafed.core.errors import UserError
+from contrafed.report import pages, published, results, tables
+from contrafed.report.runs import find
 
 CELLS = [
     {"metric": metric, "setting": "bernoulli", "value": f"{prefix}accuracy_top5_mean", "std": None}
@@ -207,7 +207,7 @@ def test_what_no_run_measures_is_no_missing_run(tmp_path):
     assert set(comparison.cells["metric"]) == {"personal_accuracy"}
     said = tables.missing_line(comparison)
     assert said.startswith("Of the paper's 6 cells 5 have no run here: gradient leakage personal_accuracy (gaussian_1e-4, ")
-    assert said.endswith(". What `defended` says is measured by `python -m contrafed.analysis.leakage`.")
+    assert said.endswith(". What `defended` says is measured by `python -m contrafed.report.leakage`.")
 
 
 def test_where_columns_have_one_method_settings_are_ranked(tmp_path, monkeypatch):

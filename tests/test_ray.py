@@ -11,20 +11,20 @@ import torch
 from rig import config_of, same
 from tiny import TINY, run_tiny
 
-import contrafed.simulation.flower
-import contrafed.simulation.ray
-import contrafed.simulation.ray_worker
+import contrafed.engines.flower
+import contrafed.engines.ray
+import contrafed.engines.ray_worker
+from contrafed.config.run_config import resolve
+from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
-from contrafed.core.run import choose
-from contrafed.experiment import run
-from contrafed.settings import resolve
-from contrafed.simulation import shared
-from contrafed.simulation.scheduling import balanced, guided
-from contrafed.simulation.worker import FIRST_NODE_ID
+from contrafed.engines import shared_memory
+from contrafed.engines.scheduling import balanced, guided
+from contrafed.engines.worker import FIRST_NODE_ID
+from contrafed.runs.run import run
 
 
 def test_three_ray_workers_equal_local(tmp_path, local_runs, monkeypatch):
-    monkeypatch.setattr(contrafed.simulation.ray, "LEAST", 0)
+    monkeypatch.setattr(contrafed.engines.ray, "LEAST", 0)
     half = ("engine=ray", "engine.workers=3", "engine.cpus_per_worker=0.5")
     _, model, metrics, _ = run_tiny(tmp_path / "run", "strategy=pmfl", *half)
     assert same(model, local_runs("pmfl")[1])
@@ -37,11 +37,11 @@ def test_workers_that_share_no_memory_with_the_driver_get_everything_through_ray
         grid.near = [worker > 0 and far == "one" for worker in range(len(grid.near))]
         return original(grid, messages, timeout)
 
-    original = contrafed.simulation.ray.RayGrid.execute
+    original = contrafed.engines.ray.RayGrid.execute
     if far == "all":
-        monkeypatch.setattr(shared, "limit", lambda: 0)  # as on a system without such memory
+        monkeypatch.setattr(shared_memory, "limit", lambda: 0)  # as on a system without such memory
     else:
-        monkeypatch.setattr(contrafed.simulation.ray.RayGrid, "execute", reachable)
+        monkeypatch.setattr(contrafed.engines.ray.RayGrid, "execute", reachable)
     _, model, metrics, nodes = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
     assert same(model, local_runs("pmfl")[1])
     assert (metrics, nodes) == local_runs("pmfl")[2:]
@@ -49,7 +49,7 @@ def test_workers_that_share_no_memory_with_the_driver_get_everything_through_ray
 
 def test_without_an_address_no_other_cluster_is_joined(tmp_path, monkeypatch):
     """One that runs on this machine already, or that RAY_ADDRESS names, has its own store and refuses ours."""
-    contrafed.simulation.ray.stop_ray()
+    contrafed.engines.ray.stop_ray()
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     run_tiny(tmp_path / "run", "strategy=fedavg", "engine=ray", "engine.workers=1", "num_rounds=1")
 
@@ -60,7 +60,7 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
     import ray
     from ray.cluster_utils import Cluster
 
-    from contrafed.simulation.ray import stop_ray
+    from contrafed.engines.ray import stop_ray
 
     stop_ray()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -78,14 +78,14 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
         cluster.shutdown()
 
 
-@pytest.mark.parametrize("least", [contrafed.simulation.ray.LEAST, 0])
+@pytest.mark.parametrize("least", [contrafed.engines.ray.LEAST, 0])
 def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs, monkeypatch, least):
     """Each of two workers dies before a round: its messages run again, and PMFL's nodes still have their memory."""
     import ray
 
-    monkeypatch.setattr(contrafed.simulation.ray, "LEAST", least)  # 0: every batch is cut as far as it goes
+    monkeypatch.setattr(contrafed.engines.ray, "LEAST", least)  # 0: every batch is cut as far as it goes
     killed = []
-    original = contrafed.simulation.ray.RayGrid.execute
+    original = contrafed.engines.ray.RayGrid.execute
 
     def execute(grid, messages, timeout):
         if grid.memory and len(killed) < 2:
@@ -93,18 +93,18 @@ def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, loc
             ray.kill(killed[-1])
         return original(grid, messages, timeout)
 
-    contrafed.simulation.ray.RayGrid.execute = execute
+    contrafed.engines.ray.RayGrid.execute = execute
     try:
         summary, model, metrics, _ = run_tiny(tmp_path / "run", "strategy=pmfl", "engine=ray", "engine.workers=2")
     finally:
-        contrafed.simulation.ray.RayGrid.execute = original
+        contrafed.engines.ray.RayGrid.execute = original
     assert len(killed) == 2
     assert summary["failures"] == 0
     assert same(model, local_runs("pmfl")[1])
     assert metrics == local_runs("pmfl")[2]
 
 
-class Fragile(contrafed.simulation.ray.Worker):
+class Fragile(contrafed.engines.ray.Worker):
     """A worker that dies whenever it meets node 2."""
 
     def _results(self, records, batch, *states):
@@ -113,13 +113,13 @@ class Fragile(contrafed.simulation.ray.Worker):
         return super()._results(records, batch, *states)
 
 
-@pytest.mark.parametrize("least", [contrafed.simulation.ray.LEAST, 0])
+@pytest.mark.parametrize("least", [contrafed.engines.ray.LEAST, 0])
 def test_a_node_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys, least):
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr(contrafed.simulation.ray, "Worker", Fragile)
-    monkeypatch.setattr(contrafed.simulation.ray, "LEAST", least)
+    monkeypatch.setattr(contrafed.engines.ray, "Worker", Fragile)
+    monkeypatch.setattr(contrafed.engines.ray, "LEAST", least)
     asked = ("strategy=fedavg", "participation=full", "engine=ray", "engine.workers=2", "eval_every=1000", "num_rounds=2")
     try:
         summary = run(config_of(*TINY, *asked, f"output_dir={tmp_path / 'run'}"))
@@ -135,7 +135,7 @@ def test_a_node_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys,
     assert "its worker died 3 times; the last time: " in said[0]
 
 
-class Full(contrafed.simulation.ray.Worker):
+class Full(contrafed.engines.ray.Worker):
     """A worker whose GPU has no room for the images."""
 
     def __init__(self, *_):
@@ -146,7 +146,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path, monkeypatch):
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr(contrafed.simulation.ray, "Worker", Full)
+    monkeypatch.setattr(contrafed.engines.ray, "Worker", Full)
     try:
         with pytest.raises(UserError, match=r"^the images take 3 GB$"):
             run_tiny(tmp_path / "run", "engine=ray", "engine.workers=1")
@@ -180,7 +180,7 @@ def test_more_workers_than_ray_has_cores_is_refused_with_the_numbers(tmp_path):
 def test_a_worker_has_a_part_of_one_gpu():
     """Two GPUs have room for two workers of 0.6 each, one a GPU, and three have room for six of 0.4."""
     shares = ((2, 0.6), (3, 0.4), (4, 0.25), (2, 1.0))
-    assert [contrafed.simulation.ray.room(*share) for share in shares] == [2, 6, 16, 2]
+    assert [contrafed.engines.ray.room(*share) for share in shares] == [2, 6, 16, 2]
 
 
 @pytest.mark.parametrize("key", ["engine=ray engine.gpus_per_worker", "engine=flower engine.gpus_per_node"])
@@ -195,8 +195,8 @@ def test_gpus_that_torch_cannot_use_do_not_keep_workers_from_the_cores(monkeypat
     for usable in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda usable=usable: usable)
         asked = (config, replace(config, address="auto"), replace(config, gpus_per_worker=0.5))
-        shares[usable] = [contrafed.simulation.ray.share_of(each, 2) for each in asked]
-        assert contrafed.simulation.ray.share_of(config, 0) == 0
+        shares[usable] = [contrafed.engines.ray.share_of(each, 2) for each in asked]
+        assert contrafed.engines.ray.share_of(config, 0) == 0
     assert shares == {True: [1, 1, 0.5], False: [0, 1, 0.5]}  # a cluster's are not this machine's
 
 
@@ -208,7 +208,7 @@ def test_workers_that_share_a_gpu_share_its_memory(monkeypatch, share, of_memory
     limits = []
     monkeypatch.setattr(ray, "get_runtime_context", lambda: assigned)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
-    contrafed.simulation.ray_worker.keep_to_share()
+    contrafed.engines.ray_worker.keep_to_share()
     assert limits == of_memory
 
 
@@ -217,18 +217,18 @@ def test_a_worker_that_lost_its_gpu_ends(monkeypatch, said, ends):
     def run(*_):
         raise RuntimeError(said)
 
-    worker, ended = contrafed.simulation.ray_worker.Worker.__new__(contrafed.simulation.ray_worker.Worker), []
+    worker, ended = contrafed.engines.ray_worker.Worker.__new__(contrafed.engines.ray_worker.Worker), []
     worker.runner = SimpleNamespace(run=run)
     monkeypatch.setattr(os, "_exit", ended.append)
     with pytest.raises(RuntimeError, match=said):
-        worker._results([], contrafed.simulation.ray_worker.BatchJob([], None, None, None), [], [])
+        worker._results([], contrafed.engines.ray_worker.BatchJob([], None, None, None), [], [])
     assert bool(ended) is ends
 
 
 @pytest.mark.parametrize("engine", ["ray engine.gpus_per_worker=0", "flower"])
 def test_a_run_whose_nodes_have_no_gpu_evaluates_without_one(tmp_path, monkeypatch, engine):
     """Else its summary would name a GPU that trained nothing."""
-    module, made = getattr(contrafed.simulation, engine.split()[0]), []
+    module, made = getattr(contrafed.engines, engine.split()[0]), []
 
     def workspace(run, *, device, federation):
         made.append(device)
@@ -236,8 +236,8 @@ def test_a_run_whose_nodes_have_no_gpu_evaluates_without_one(tmp_path, monkeypat
 
     monkeypatch.setattr(module, "default_device", lambda: "cuda")
     monkeypatch.setattr(module, "Workspace", workspace)
-    monkeypatch.setattr(contrafed.simulation.ray, "start_ray", lambda *_: None)
-    monkeypatch.setattr(contrafed.simulation.flower, "_check_resources", lambda _: None)
+    monkeypatch.setattr(contrafed.engines.ray, "start_ray", lambda *_: None)
+    monkeypatch.setattr(contrafed.engines.flower, "_check_resources", lambda _: None)
     with pytest.raises(UserError, match="far enough"):
         run(config_of(*TINY, *f"engine={engine}".split(), f"output_dir={tmp_path / 'run'}"))
     assert made == ["cpu"]
@@ -248,12 +248,12 @@ def test_flowers_simulation_takes_no_part_of_gpus_that_it_would_wait_for(monkeyp
     import ray
 
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 5.0, "GPU": 2.0})
-    config = contrafed.simulation.flower.Config(1.0, share, None, None)
+    config = contrafed.engines.flower.Config(1.0, share, None, None)
     if fits:
-        contrafed.simulation.flower._check_resources(config)
+        contrafed.engines.flower._check_resources(config)
     else:
         with pytest.raises(UserError, match=f"engine.gpus_per_node={share:g}: "):
-            contrafed.simulation.flower._check_resources(config)
+            contrafed.engines.flower._check_resources(config)
 
 
 def test_flowers_simulation_has_no_time_limit():
@@ -268,12 +268,12 @@ def test_another_address_is_another_ray(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(asked))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", lambda address, **options: asked.append(address))
-    monkeypatch.setattr(contrafed.simulation.ray, "_started", None)
+    monkeypatch.setattr(contrafed.engines.ray, "_started", None)
     for address in (None, None, "auto", "auto", None):
-        contrafed.simulation.ray.start_ray(address, False, None, None)
+        contrafed.engines.ray.start_ray(address, False, None, None)
     assert asked == ["local", "auto", "local"]
-    monkeypatch.setattr(contrafed.simulation.ray, "_started", None)  # the user's own
-    contrafed.simulation.ray.start_ray("auto", False, None, None)
+    monkeypatch.setattr(contrafed.engines.ray, "_started", None)  # the user's own
+    contrafed.engines.ray.start_ray("auto", False, None, None)
     assert asked == ["local", "auto", "local"]
 
 
@@ -284,13 +284,13 @@ def test_a_node_that_has_no_room_in_flowers_simulation_is_refused(tmp_path, opti
 
 
 def test_ray_that_cannot_start_is_one_line(tmp_path):
-    contrafed.simulation.ray.stop_ray()
+    contrafed.engines.ray.stop_ray()
     with pytest.raises(UserError, match="engine=ray: Ray does not start"):
         run_tiny(tmp_path / "run", "engine=ray", "engine.address=nowhere")
     assert not (tmp_path / "run").exists()
 
 
-class Pinned(contrafed.simulation.ray_worker.Worker):
+class Pinned(contrafed.engines.ray_worker.Worker):
     """A worker that says which GPU it was given."""
 
     def gpu(self):
@@ -302,15 +302,15 @@ def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, lo
     import ray
 
     seen = []
-    original = contrafed.simulation.ray.RayGrid.execute
+    original = contrafed.engines.ray.RayGrid.execute
 
     def execute(grid, messages, timeout):
         seen.append(ray.get([worker.gpu.remote() for worker in grid.workers]))
         return original(grid, messages, timeout)
 
-    monkeypatch.setattr(contrafed.simulation.ray.RayGrid, "execute", execute)
-    monkeypatch.setattr(contrafed.simulation.ray, "Worker", Pinned)
-    contrafed.simulation.ray.stop_ray()
+    monkeypatch.setattr(contrafed.engines.ray.RayGrid, "execute", execute)
+    monkeypatch.setattr(contrafed.engines.ray, "Worker", Pinned)
+    contrafed.engines.ray.stop_ray()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "98,99")  # nor are these where there are GPUs
     asked = ("engine=ray", "engine.gpus_per_worker=1")  # torch cannot use them
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -321,7 +321,7 @@ def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, lo
             run_tiny(tmp_path / "three", *asked, "engine.workers=3")
     finally:
         ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-        contrafed.simulation.ray.stop_ray()
+        contrafed.engines.ray.stop_ray()
     assert {tuple(sorted(gpus)) for gpus in seen} == {("98", "99")}
     assert summary["failures"] == 0
     assert same(model, local_runs("pmfl")[1])

@@ -8,12 +8,12 @@ import pytest
 from rig import same
 from tiny import run_tiny
 
-import contrafed.simulation.ray
+import contrafed.engines.ray
 
 KILLS = 3  # in each run
 
 
-class Doomed(contrafed.simulation.ray.Worker):
+class Doomed(contrafed.engines.ray.Worker):
     """A worker that SIGKILL meets before or after its work on a message of one kind, ``KILLS`` times in all."""
 
     kind, moment, folder = "train", "before", ""
@@ -46,7 +46,7 @@ def doomed(tmp_path, monkeypatch):
 
     (tmp_path / "kills").mkdir()
     monkeypatch.setattr(Doomed, "folder", str(tmp_path / "kills"))
-    monkeypatch.setattr(contrafed.simulation.ray, "Worker", Doomed)
+    monkeypatch.setattr(contrafed.engines.ray, "Worker", Doomed)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield tmp_path / "kills"
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -74,7 +74,7 @@ def test_sigkill_of_a_worker_at_work(tmp_path, local_runs, monkeypatch, doomed, 
 def test_sigkill_of_a_worker_between_rounds(tmp_path, local_runs, monkeypatch, doomed):
     import ray
 
-    killed, original = [], contrafed.simulation.ray.RayGrid.execute
+    killed, original = [], contrafed.engines.ray.RayGrid.execute
     monkeypatch.setattr(Doomed, "kind", "none")
 
     def execute(grid, messages, timeout):
@@ -84,7 +84,7 @@ def test_sigkill_of_a_worker_between_rounds(tmp_path, local_runs, monkeypatch, d
             os.kill(killed[-1], signal.SIGKILL)
         return replies
 
-    monkeypatch.setattr(contrafed.simulation.ray.RayGrid, "execute", execute)
+    monkeypatch.setattr(contrafed.engines.ray.RayGrid, "execute", execute)
     found = run_tiny(tmp_path / "run", "strategy=fedcrl", "engine=ray", "engine.workers=2")
     assert len(set(killed)) == KILLS
     equals_local(found, local_runs("fedcrl"))

@@ -13,11 +13,11 @@ from matplotlib import image
 from reported import method, write_run
 
 from contrafed import report_command
-from contrafed.analysis import figures, pages, results, tables
-from contrafed.analysis.groups import groups, usable, varied
-from contrafed.analysis.pages import leave
-from contrafed.analysis.runs import find, read
 from contrafed.core.errors import UserError
+from contrafed.report import figures, pages, results, tables
+from contrafed.report.groups import groups, usable, varied
+from contrafed.report.pages import leave
+from contrafed.report.runs import find, read
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -21,7 +21,7 @@ from matplotlib import image
 from safetensors import safe_open
 
 from contrafed.core.errors import UserError
-from contrafed.reporting import (
+from contrafed.runs.output import (
     Progress,
     RunRecorder,
     claim_folder,
@@ -31,7 +31,7 @@ from contrafed.reporting import (
     quiet_libraries,
     versions,
 )
-from contrafed.reporting.series import ema, moving_average, summary_of_curves, top_k_mean
+from contrafed.runs.output.series import ema, moving_average, summary_of_curves, top_k_mean
 
 pytestmark = pytest.mark.figures
 
@@ -334,7 +334,7 @@ def test_plain_progress_speaks_between_rare_evaluations(capsys):
 def test_slow_rounds_have_a_rate(capsys, monkeypatch):
     now = iter(range(0, 100_000, 40))
     clock = SimpleNamespace(monotonic=lambda: next(now))
-    monkeypatch.setattr("contrafed.reporting.console.time", clock)
+    monkeypatch.setattr("contrafed.runs.output.console.time", clock)
     with Progress(3, "a run") as progress:
         for t in range(4):
             progress.update(t, 3, 0.25, None)
@@ -381,7 +381,7 @@ def test_what_the_user_set_stays(monkeypatch):
 
 def test_importing_is_light():
     heavy = ["torch", "matplotlib", "pandas", "tensorboard", "rich", "flwr", "ray"]
-    code = f"import sys, contrafed.reporting; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, contrafed.runs.output; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 from rig import config_of, digits_run, same
 from test_outside import METHOD, NODE, RULE, write
 
-from contrafed.composition import compose_job
+from contrafed.config.compose import compose_job
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import RunStopped, UserError
-from contrafed.experiment import run
-from contrafed.partitions.participation.base import Participation, Selection
-from contrafed.settings import resolve
+from contrafed.data.participation import Participation, Selection
+from contrafed.runs.run import run
+from contrafed.server.replies import AbsentError, Replies, Reply
 from contrafed.strategies.fedavg import FedAvg
-from contrafed.strategies.replies import AbsentError, Replies, Reply
 
 NAME = "classifier.bias"
 

@@ -3,9 +3,9 @@
 import pytest
 from rig import config_of
 
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
-from contrafed.said import said_of_attackers, said_of_delta
-from contrafed.settings import resolve
+from contrafed.runs.notices import said_of_attackers, said_of_delta
 
 
 def resolved(*overrides):

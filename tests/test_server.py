@@ -11,13 +11,13 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from rig import Scalar, Schedule, close, config_of, digits_run, run_strategy, same, scalar_workspace, strategy_settings
 
 from contrafed.clients.fedavg import FedAvgClient
+from contrafed.config.run_config import server_of
 from contrafed.core import codec
-from contrafed.experiment import run
-from contrafed.settings import server_of
-from contrafed.simulation.worker import identify
-from contrafed.strategies.base import Population, strategy_class_of
+from contrafed.engines.worker import identify
+from contrafed.runs.run import run
+from contrafed.server.base import Population, strategy_class_of
+from contrafed.server.replies import Replies, Reply
 from contrafed.strategies.fedavg import FedAvg
-from contrafed.strategies.replies import Replies, Reply
 
 W = {"model/a": torch.tensor([1.0, 0.1]), "model/b": torch.tensor([[3.0]])}
 TRAINED = {"a": torch.tensor([1.3, 0.7]), "b": torch.tensor([[2.0]])}

@@ -8,7 +8,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from contrafed.core.codec import from_record, to_record
-from contrafed.simulation import shared
+from contrafed.engines import shared_memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memfd")
 
@@ -20,7 +20,7 @@ def reply(value, size=1000):
 def round_trip(pool, value, mapped):
     """What one batch does: take a block, write to it as the worker, read as the driver."""
     block = pool.take(1)
-    how, body, extent = shared.write(value, None if block is None else block.address, mapped)
+    how, body, extent = shared_memory.write(value, None if block is None else block.address, mapped)
     if how == "shared":
         return how, block.read(body, extent, lambda: pool.give_back(block))
     pool.wanted = max(pool.wanted, extent)
@@ -30,7 +30,7 @@ def round_trip(pool, value, mapped):
 
 
 def test_the_first_batch_tells_the_size_and_the_next_use_the_same_memory():
-    pool, mapped = shared.Pool(10**6), {}
+    pool, mapped = shared_memory.Pool(10**6), {}
     assert round_trip(pool, reply(0), mapped)[0] == "whole"
     for value in range(1, 5):
         how, got = round_trip(pool, reply(value), mapped)
@@ -44,7 +44,7 @@ def test_the_first_batch_tells_the_size_and_the_next_use_the_same_memory():
 
 
 def test_what_is_still_read_is_not_overwritten():
-    pool, mapped = shared.Pool(10**6), {}
+    pool, mapped = shared_memory.Pool(10**6), {}
     round_trip(pool, reply(0), mapped)
     kept = from_record(round_trip(pool, reply(1), mapped)[1])["a"]  # one tensor of a reply, as a strategy might keep it
     for value in (2, 3):
@@ -57,7 +57,7 @@ def test_what_is_still_read_is_not_overwritten():
 
 
 def test_larger_replies_get_a_larger_block():
-    pool, mapped = shared.Pool(10**6), {}
+    pool, mapped = shared_memory.Pool(10**6), {}
     round_trip(pool, reply(0, 10), mapped)
     assert round_trip(pool, reply(1, 10), mapped)[0] == "shared"
     assert round_trip(pool, reply(2, 5000), mapped)[0] == "whole"
@@ -69,7 +69,7 @@ def test_larger_replies_get_a_larger_block():
 
 
 def test_the_limit_holds_and_no_block_is_no_failure():
-    pool, mapped = shared.Pool(100), {}
+    pool, mapped = shared_memory.Pool(100), {}
     for value in range(3):
         how, got = round_trip(pool, reply(value), mapped)
         assert how == "whole"
@@ -78,7 +78,7 @@ def test_the_limit_holds_and_no_block_is_no_failure():
 
 
 def test_a_dropped_block_is_never_used_again():
-    pool, mapped = shared.Pool(10**6), {}
+    pool, mapped = shared_memory.Pool(10**6), {}
     round_trip(pool, reply(0), mapped)
     block = pool.take(1)
     pool.drop(block)
@@ -89,28 +89,28 @@ def test_a_dropped_block_is_never_used_again():
 
 
 def test_memory_out_of_reach_means_the_ordinary_way(tmp_path):
-    block = shared.Block(10**5)
+    block = shared_memory.Block(10**5)
     path, name, size = block.address
     other = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)  # what a number may mean on another machine
     os.ftruncate(other, size)
     for elsewhere in (f"/proc/{os.getpid()}/fd/999999", f"/proc/{os.getpid()}/fd/{other}"):
-        assert shared.write(reply(1), (elsewhere, name, size), {})[0] == "whole"
+        assert shared_memory.write(reply(1), (elsewhere, name, size), {})[0] == "whole"
     os.close(other)
     assert (tmp_path / "file").read_bytes() == bytes(size)
-    assert shared.write(reply(1), (path, name, size), {})[0] == "shared"
+    assert shared_memory.write(reply(1), (path, name, size), {})[0] == "shared"
     block.close()
 
 
 def test_few_blocks_stay_mapped():
-    mapped, blocks = {}, [shared.Block(10**5) for _ in range(shared.MAPPED + 3)]
+    mapped, blocks = {}, [shared_memory.Block(10**5) for _ in range(shared_memory.MAPPED + 3)]
     for block in blocks:
-        assert shared.write(reply(1), block.address, mapped)[0] == "shared"
+        assert shared_memory.write(reply(1), block.address, mapped)[0] == "shared"
         block.close()
-    assert len(mapped) == shared.MAPPED
+    assert len(mapped) == shared_memory.MAPPED
 
 
 def test_what_is_read_cannot_be_written_to():
-    pool, mapped = shared.Pool(10**6), {}
+    pool, mapped = shared_memory.Pool(10**6), {}
     round_trip(pool, np.zeros(5000), mapped)
     _, got = round_trip(pool, np.ones(5000), mapped)
     with pytest.raises(ValueError, match="read-only"):
@@ -122,13 +122,13 @@ def test_what_is_read_cannot_be_written_to():
 
 
 def test_a_broadcast_is_read_by_all_and_the_next_uses_the_same_memory():
-    broadcast, workers = shared.Broadcast(10**6), [{}, {}]
+    broadcast, workers = shared_memory.Broadcast(10**6), [{}, {}]
     names = set()
     for value in range(4):
         handle = broadcast.write([reply(value), reply(-value)])
         names.add(handle.address[1])
         for mapped in workers:
-            (first, second), still_read = shared.read(handle, mapped)
+            (first, second), still_read = shared_memory.read(handle, mapped)
             assert torch.equal(from_record(first)["a"], torch.full((1000,), float(value)))
             assert torch.equal(from_record(second)["a"], torch.full((1000,), -float(value)))
             assert still_read()
@@ -139,13 +139,13 @@ def test_a_broadcast_is_read_by_all_and_the_next_uses_the_same_memory():
 
 
 def test_a_tensor_that_is_kept_is_noticed_and_survives_the_next_broadcast():
-    broadcast, mapped = shared.Broadcast(10**6), {}
-    record, still_read = shared.read(broadcast.write(reply(1)), mapped)
+    broadcast, mapped = shared_memory.Broadcast(10**6), {}
+    record, still_read = shared_memory.read(broadcast.write(reply(1)), mapped)
     kept = from_record(record)["a"]
     del record
     assert still_read()
     broadcast.renew()
-    again, _ = shared.read(broadcast.write(reply(2)), mapped)
+    again, _ = shared_memory.read(broadcast.write(reply(2)), mapped)
     assert float(kept.sum()) == 1000
     assert float(from_record(again)["a"].sum()) == 2000
     assert len(mapped) == 1  # of broadcasts that are over none stays mapped
@@ -153,9 +153,9 @@ def test_a_tensor_that_is_kept_is_noticed_and_survives_the_next_broadcast():
 
 
 def test_a_broadcast_grows_up_to_the_limit():
-    broadcast, mapped = shared.Broadcast(10**5), {}
+    broadcast, mapped = shared_memory.Broadcast(10**5), {}
     for size in (10, 20_000, 10):
-        record, _ = shared.read(broadcast.write(reply(1, size)), mapped)
+        record, _ = shared_memory.read(broadcast.write(reply(1, size)), mapped)
         assert float(from_record(record)["a"].sum()) == size
     assert broadcast.block.size == 80_064
     assert broadcast.write(reply(1, 30_000)) is None
@@ -164,21 +164,21 @@ def test_a_broadcast_grows_up_to_the_limit():
 
 
 def test_without_such_memory_nothing_is_broadcast_in_it():
-    broadcast = shared.Broadcast(0)
+    broadcast = shared_memory.Broadcast(0)
     assert broadcast.address is None
     assert broadcast.write(reply(1)) is None
-    assert not shared.reachable(broadcast.address)
+    assert not shared_memory.reachable(broadcast.address)
     broadcast.renew()
     broadcast.close()
 
 
 def test_who_is_on_this_machine_is_told_by_the_block():
-    block = shared.Block(100)
+    block = shared_memory.Block(100)
     path, name, size = block.address
-    assert shared.reachable((path, name, size))
-    assert not shared.reachable((path, "contrafed-of-another-machine", size))
+    assert shared_memory.reachable((path, name, size))
+    assert not shared_memory.reachable((path, "contrafed-of-another-machine", size))
     with pytest.raises(OSError, match="out of reach"):
-        shared.read(shared.BroadcastHandle((path, "contrafed-of-another-machine", size), b"", []), {})
+        shared_memory.read(shared_memory.BroadcastHandle((path, "contrafed-of-another-machine", size), b"", []), {})
     block.close()
 
 
@@ -192,8 +192,8 @@ def test_every_kind_of_tensor_arrives():
         "mask": torch.tensor([True, False]),
         "learns": torch.ones(3, requires_grad=True),
     }
-    broadcast, mapped = shared.Broadcast(10**6), {}
-    record, _ = shared.read(broadcast.write(to_record(tensors)), mapped)
+    broadcast, mapped = shared_memory.Broadcast(10**6), {}
+    record, _ = shared_memory.read(broadcast.write(to_record(tensors)), mapped)
     got = from_record(record)
     assert list(got) == list(tensors)
     for name, value in tensors.items():
@@ -204,8 +204,8 @@ def test_every_kind_of_tensor_arrives():
 
 def test_a_record_of_flowers_own_arrays_arrives():
     record = ArrayRecord([np.arange(3.0), np.zeros((2, 2))])
-    broadcast, mapped = shared.Broadcast(10**6), {}
-    got, _ = shared.read(broadcast.write(record), mapped)
+    broadcast, mapped = shared_memory.Broadcast(10**6), {}
+    got, _ = shared_memory.read(broadcast.write(record), mapped)
     assert all(np.array_equal(got[name].numpy(), record[name].numpy()) for name in record)
     assert type(got) is ArrayRecord
     broadcast.close()

@@ -112,7 +112,7 @@ def test_a_run_that_ends_while_its_engine_starts_leaves_no_claim(tmp_path, monke
     def starts(config, job):
         raise stopped
 
-    monkeypatch.setattr("contrafed.simulation.local.run", starts)
+    monkeypatch.setattr("contrafed.engines.local.run", starts)
     again = config_of(*QUICK, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     with pytest.raises(stopped):
         run(again)

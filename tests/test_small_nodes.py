@@ -6,8 +6,8 @@ from rig import config_of
 from test_partitions import data_of, make
 
 from contrafed.core.errors import UserError
-from contrafed.experiment import run
-from contrafed.partitions.partition import Small
+from contrafed.data.partition import Small
+from contrafed.runs.run import run
 
 
 def test_small_nodes_error_move_and_drop():

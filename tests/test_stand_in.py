@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from rig import config_of
 
+from contrafed.core.client_run import node_run
 from contrafed.core.errors import UserError
-from contrafed.core.run import node_run
-from contrafed.experiment import run
-from contrafed.partitions.datasets.stand_in import SHAPES, TESTING, TRAINING
-from contrafed.partitions.images import check, load_images
+from contrafed.data.images import check, load_images
+from contrafed.partitions.datasets.synthetic import SHAPES, TESTING, TRAINING
+from contrafed.runs.run import run
 
 
 def chosen(*overrides):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from contrafed import checkpoint
-from contrafed.strategies.base import _move
+from contrafed.runs import checkpoint
+from contrafed.server.base import _move
 
 
 def test_state_survives_packing():

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from contrafed.analysis.statistics import band, first_at, over_seeds, ranks, spearman
-from contrafed.reporting.series import summary_of_curves
+from contrafed.report.statistics import band, first_at, over_seeds, ranks, spearman
+from contrafed.runs.output.series import summary_of_curves
 
 NAN = float("nan")
 

@@ -11,12 +11,12 @@ from rig import config_of
 from safetensors.torch import load_file
 from tiny import TINY
 
-from contrafed.analysis.runs import read
 from contrafed.core.errors import UserError
-from contrafed.experiment import run
-from contrafed.reporting import shown
-from contrafed.stopping import Stopping
-from contrafed.strategies.base import Round
+from contrafed.report.runs import read
+from contrafed.runs.early_stopping import Stopping
+from contrafed.runs.output import shown
+from contrafed.runs.run import run
+from contrafed.server.base import Round
 
 SIX = (*TINY, "num_rounds=6", "participation=full", "engine=local", "strategy=fedavg", "tracker=none")
 STILL = "strategy.local.lr=1e-12"  # nothing is learned, so that no accuracy rises

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from contrafed.core.streams import outliving
+from contrafed.core.stdio import outliving
 
 RUN = (sys.executable, "main.py", "engine=local", "num_nodes=8", "model=mlp", "tracker=none")
 

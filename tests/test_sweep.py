@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from contrafed.analysis.published import ELSEWHERE
-from contrafed.cli import check_jobs
-from contrafed.composition import as_choices, compose_job, compose_yaml, grid_of
+from contrafed.config.command_line import check_jobs
+from contrafed.config.compose import as_choices, compose_job, compose_yaml, grid_of
 from contrafed.core import registry
 from contrafed.core.errors import UserError
-from contrafed.experiment import run
-from contrafed.sweep import expand, take_shard
+from contrafed.report.published import ELSEWHERE
+from contrafed.runs.run import run
+from contrafed.runs.sweep import expand, take_shard
 
 EXPERIMENT = """# @package _global_
 # a table of one's own

@@ -11,13 +11,13 @@ import pytest
 import yaml
 from rig import config_of
 
-from contrafed import experiment, sweep
-from contrafed.checkpoint import identity
-from contrafed.cli import check_jobs
 from contrafed.command import INTERRUPTED
-from contrafed.reporting.folder import claim_folder
-from contrafed.settings import resolve
-from contrafed.sweep import Sweep, expand, runs_in
+from contrafed.config.command_line import check_jobs
+from contrafed.config.run_config import resolve
+from contrafed.runs import run, sweep
+from contrafed.runs.checkpoint import identity
+from contrafed.runs.output.folder import claim_folder
+from contrafed.runs.sweep import Sweep, expand, runs_in
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, mon
     monkeypatch.setattr(sweep, "LEAST_BETWEEN", 2)
     whole = ("seed=0", "num_rounds=6", *asked)
     assert called(*DIGITS, *whole, "output_dir=whole").status == 0
-    from contrafed.reporting import RunRecorder
+    from contrafed.runs.output import RunRecorder
 
     real = RunRecorder.flush
 
@@ -102,14 +102,14 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, mon
 
 
 def test_a_stopped_sweep_leaves_the_table_of_what_is_finished(called, monkeypatch):
-    real = experiment.run
+    real = run.run
 
     def stops(config, **more):
         if config["seed"] == 2:
             raise KeyboardInterrupt
         return real(config, **more)
 
-    monkeypatch.setattr(experiment, "run", stops)
+    monkeypatch.setattr(run, "run", stops)
     assert called(*DIGITS, "seed=0,1,2").status == INTERRUPTED
     assert "| fedavg | 2 |" in Path("outputs/digits/sweep.md").read_text()
 
@@ -185,7 +185,7 @@ def test_a_run_and_a_sweep_of_one_second_have_folders_of_their_own(called):
 
 def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):
     """Rounds that it repeats would have other noise, so it has no checkpoint to go on from."""
-    from contrafed.reporting import RunRecorder
+    from contrafed.runs.output import RunRecorder
 
     secret = ("seed=0", "privacy=local", "privacy.noise=secret")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from reported import method, write_run
 
-from contrafed.analysis import tables
-from contrafed.analysis.runs import find
+from contrafed.report import tables
+from contrafed.report.runs import find
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs" / "generate"))
 import results

@@ -6,9 +6,9 @@ from rig import same
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from contrafed.core import combine as combining
-from contrafed.core.combine import combine
+from contrafed.core import weighted_sum as combining
 from contrafed.core.tensors import TYPES, read, size_of, write
+from contrafed.core.weighted_sum import combine
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -94,15 +94,15 @@ def models_and_factors(count):
 @pytest.fixture
 def large(monkeypatch):
     """Small models count as large ones: they are added in blocks, by three threads."""
-    monkeypatch.setattr("contrafed.core.combine.BLOCK", 8)
-    monkeypatch.setattr("contrafed.core.combine.LARGE", 100)
-    monkeypatch.setattr("contrafed.core.combine.cores", lambda: 3)
+    monkeypatch.setattr("contrafed.core.weighted_sum.BLOCK", 8)
+    monkeypatch.setattr("contrafed.core.weighted_sum.LARGE", 100)
+    monkeypatch.setattr("contrafed.core.weighted_sum.cores", lambda: 3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 21])
 def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(large, monkeypatch, count):
     add, sizes = combining._add, []
-    monkeypatch.setattr("contrafed.core.combine._add", lambda *given: (sizes.append(given[0].numel()), add(*given)))
+    monkeypatch.setattr("contrafed.core.weighted_sum._add", lambda *given: (sizes.append(given[0].numel()), add(*given)))
     models, factors, expected = models_and_factors(count)
     assert same(combine(models, factors), expected)
     assert len(sizes) == 13 + 5 + 1 + 2 + 2  # blocks of "long", "turned", "scalar", "double" and "mixed"
@@ -110,7 +110,7 @@ def test_a_sum_in_blocks_and_threads_is_the_plain_sum_bit_for_bit(large, monkeyp
 
 
 def test_a_small_model_is_added_without_threads(monkeypatch):
-    monkeypatch.setattr("contrafed.core.combine.ThreadPoolExecutor", None)
+    monkeypatch.setattr("contrafed.core.weighted_sum.ThreadPoolExecutor", None)
     models, factors, expected = models_and_factors(3)
     assert same(combine(models, factors), expected)
 

@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 from reported import method, write_run
 from test_sweep_runs import DIGITS, called, finished  # noqa: F401
 
-from contrafed.analysis import figures, published, results, tables
-from contrafed.analysis.groups import groups, usable, varied
-from contrafed.analysis.runs import find, read
-from contrafed.checkpoint import identity
-from contrafed.composition import compose_job
-from contrafed.grid import axes_of
-from contrafed.reporting.folder import taken
+from contrafed.config.compose import compose_job
+from contrafed.config.grid import axes_of
+from contrafed.report import figures, published, results, tables
+from contrafed.report.groups import groups, usable, varied
+from contrafed.report.runs import find, read
+from contrafed.runs.checkpoint import identity
+from contrafed.runs.output.folder import taken
 
 
 def of_a_paper(server, **more):

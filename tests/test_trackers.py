@@ -13,13 +13,13 @@ import pytest
 from rig import config_of
 from tiny import TINY
 
-from contrafed import trackers
+from contrafed.config.run_config import resolve
+from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
-from contrafed.core.run import Choice
-from contrafed.experiment import run
-from contrafed.settings import resolve
-from contrafed.trackers import Followed, Tracked, Tracker
-from contrafed.trackers.tensorboard import TensorBoard
+from contrafed.runs import trackers
+from contrafed.runs.run import run
+from contrafed.runs.trackers import Followed, Tracked, Tracker
+from contrafed.runs.trackers.tensorboard import TensorBoard
 
 SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "strategy=fedavg")
 

@@ -11,15 +11,15 @@ from rig import Schedule, config_of, run_strategy, workspace_of
 from tiny import TINY
 
 from contrafed import run
-from contrafed.analysis import results, tables
-from contrafed.analysis.runs import find, read
-from contrafed.analysis.traffic import FORMULAS, formula
-from contrafed.clients.base import PARTS
-from contrafed.clients.training.workspace import client_class_of
 from contrafed.core import registry
+from contrafed.core.client_run import choose, node_run
 from contrafed.core.errors import UserError
-from contrafed.core.run import choose, node_run
-from contrafed.models.base import build_model
+from contrafed.core.split_model import build_model
+from contrafed.report import results, tables
+from contrafed.report.runs import find, read
+from contrafed.report.traffic import FORMULAS, formula
+from contrafed.training.base import PARTS
+from contrafed.training.workspace import client_class_of
 
 # What our messages carry beside the formulas, down and up: validity and counts, one number a class; FedProc's a_t, whether
 # there is a mixed head for FedPAC, the two accuracies of FedPPO.

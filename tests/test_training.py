@@ -9,10 +9,10 @@ import pytest
 import torch
 from rig import close, config_of, digits_run, run_scalar, sized_workspace, work_of, workspace_of
 
-from contrafed.clients.base import DeadlineError, LocalError
-from contrafed.clients.training import stack as stack_module
-from contrafed.clients.training.optimizers import Optimizer
 from contrafed.core.errors import UserError
+from contrafed.training import client_stack as stack_module
+from contrafed.training.base import DeadlineError, LocalError
+from contrafed.training.optimizers import Optimizer
 
 # ----------------------------------------------------------------------------------------------------------------- batches
 

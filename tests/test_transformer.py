@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from contrafed.core.errors import UserError
-from contrafed.models.base import SplitModel, Stages
+from contrafed.core.split_model import SplitModel, Stages
 
 
 class Tokens(nn.Module):

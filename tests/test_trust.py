@@ -15,14 +15,14 @@ from rig import config_of
 from tiny import TINY, tiny_workspace
 from wire import ROOT, RUN, Wire, plain, run_devices
 
-import contrafed.clients.node.app
-from contrafed.clients.node.files import Moment
-from contrafed.clients.node.trust import check_paths, moment_of, run_name
-from contrafed.clients.training.workspace import uninstall
+import contrafed.client_app.app
+from contrafed.client_app.files import Moment
+from contrafed.client_app.message_checks import check_paths, moment_of, run_name
 from contrafed.core import codec
+from contrafed.core.client_run import node_run
 from contrafed.core.errors import UserError
-from contrafed.core.run import node_run
-from contrafed.simulation.worker import identify
+from contrafed.engines.worker import identify
+from contrafed.training.workspace import uninstall
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
@@ -96,7 +96,7 @@ def node(tmp_path_factory):
         context = Context(RUN, 10, {"partition-id": 0, "state-dir": str(folder)}, RecordDict(), {})
         message = Message(content, 10, kind)
         message.metadata.__dict__["_message_id"] = "1"
-        return contrafed.clients.node.app.app(message, context)
+        return contrafed.client_app.app.app(message, context)
 
     send(MessageType.QUERY, {})
     yield folder, send
@@ -189,7 +189,7 @@ def test_a_path_to_save_to_is_refused_without_state_dir(tmp_path):
     context = Context(RUN, 10, {"partition-id": 0}, RecordDict(), {})
     for key in ("save", "load"):
         with pytest.raises(UserError, match="--node-config needs state-dir"):
-            contrafed.clients.node.app._places({key: str(tmp_path)}, context, None)
+            contrafed.client_app.app._places({key: str(tmp_path)}, context, None)
 
 
 def test_deploy_lists_every_field_that_a_node_sends(tmp_path):

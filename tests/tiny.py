@@ -7,9 +7,9 @@ from rig import config_of, workspace_of
 from safetensors.torch import load_file
 
 from contrafed.core import codec
-from contrafed.core.run import node_run
-from contrafed.experiment import run
-from contrafed.simulation.worker import FIRST_NODE_ID
+from contrafed.core.client_run import node_run
+from contrafed.engines.worker import FIRST_NODE_ID
+from contrafed.runs.run import run
 
 TINY = (
     "partition.test_fraction=0.2",

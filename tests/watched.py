@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 
 from contrafed.core import codec
 from contrafed.core.tensors import on_host
-from contrafed.simulation.grid import LocalGrid
-from contrafed.simulation.worker import FIRST_NODE_ID
-from contrafed.strategies.base import Round
+from contrafed.engines.grid import LocalGrid
+from contrafed.engines.worker import FIRST_NODE_ID
+from contrafed.server.base import Round
 
 NODES = 8
 TRAIN = (21, 9, 1, 17, 30, 12, 26, 0)  # one node holds a single example, one none; two have a last batch of one

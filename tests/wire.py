@@ -11,11 +11,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from safetensors.torch import load_file
 
-import contrafed.clients.node.app
-from contrafed.devices import DeviceGrid
-from contrafed.prepare import deployed
-from contrafed.server_app import serve
-from contrafed.simulation.worker import identify
+import contrafed.client_app.app
+from contrafed.engines.device_grid import DeviceGrid
+from contrafed.engines.worker import identify
+from contrafed.runs.server_app import serve
+from contrafed.runs.setup import deployed
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = 4242
@@ -62,7 +62,7 @@ class Wire:
                 continue
             ids.append(message.object_id)
             try:
-                reply = contrafed.clients.node.app.app(received, self.contexts[k])
+                reply = contrafed.client_app.app.app(received, self.contexts[k])
             except Exception as error:
                 reply = Message(clients_error(error), reply_to=received)
             self.replies[message.object_id] = lambda k=k, m=received, r=reply: self.change(k, m, r)

@@ -10,13 +10,13 @@ import results
 import yaml
 from blocks import NEEDS, ROOT, blocks_of, pages
 
-from contrafed.clients.base import PARTS
-from contrafed.clients.training.workspace import client_class_of
-from contrafed.composition import compose_job
+from contrafed.config.compose import compose_job
+from contrafed.config.run_config import server_of
 from contrafed.core import registry
-from contrafed.core.run import node_half
-from contrafed.settings import server_of
-from contrafed.strategies.base import FederatedStrategy
+from contrafed.core.client_run import node_half
+from contrafed.server.base import FederatedStrategy
+from contrafed.training.base import PARTS
+from contrafed.training.workspace import client_class_of
 
 KEY = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*)(?:# ?(?P<comment>.*))?$")
 

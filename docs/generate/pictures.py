@@ -17,10 +17,10 @@ from blocks import blocks_of
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from contrafed.composition import compose_job
-from contrafed.partitions.federation import load_federation
-from contrafed.prepare import checked
-from contrafed.reporting.figures import BLUE, GREEN, ORANGE, partition_figure
+from contrafed.config.compose import compose_job
+from contrafed.data.federation import load_federation
+from contrafed.runs.output.figures import BLUE, GREEN, ORANGE, partition_figure
+from contrafed.runs.setup import checked
 
 FIGURES = ROOT / "docs" / "figures"
 PARTITIONS = {
@@ -62,7 +62,7 @@ def draw_participation() -> None:
 
 def draw_presence(name: str, *overrides: str) -> None:
     """Draw nodes by rounds, lost replies in another colour, and beside it each node's measured and expected rate."""
-    from contrafed.partitions.participation.base import make_participation
+    from contrafed.data.participation import make_participation
 
     ready = checked(compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides]))
     partition = load_federation(ready.node).partition
@@ -95,7 +95,7 @@ def draw_home() -> None:
     """Draw who holds what, who is there, and what three methods make of it."""
     import pandas as pd
 
-    from contrafed.experiment import run
+    from contrafed.runs.run import run
 
     figure: Any = Figure(figsize=(11, 3.4), dpi=130, layout="constrained")
     holds, there, curves = figure.subplots(1, 3, width_ratios=(1, 1.5, 1.7))

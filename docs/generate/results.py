@@ -16,10 +16,10 @@ from blocks import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from contrafed.analysis import figures, published, results, tables
-from contrafed.analysis.groups import Group, groups, usable
-from contrafed.analysis.runs import FinishedRun, accuracy_of
-from contrafed.analysis.statistics import over_seeds, spearman
+from contrafed.report import figures, published, results, tables
+from contrafed.report.groups import Group, groups, usable
+from contrafed.report.runs import FinishedRun, accuracy_of
+from contrafed.report.statistics import over_seeds, spearman
 
 
 @cache

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.core.config import Range
-from contrafed.partitions.images import Common, ImageData, make_images, stratified_split
+from contrafed.core.schema import Range
+from contrafed.data.images import Common, ImageData, make_images, stratified_split
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.core.config import Range
 from contrafed.core.errors import UserError
-from contrafed.partitions.images import Common, ImageData, check_depth, make_images, stratified_split
+from contrafed.core.schema import Range
+from contrafed.data.images import Common, ImageData, check_depth, make_images, stratified_split
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from contrafed.core.config import Range
 from contrafed.core.errors import UserError, unknown
+from contrafed.core.schema import Range
+from contrafed.data.images import ImageData, check_depth, check_labels, make_images, stratified_split
 from contrafed.partitions.datasets.network import reachable
-from contrafed.partitions.datasets.stand_in import Downloaded, in_place
-from contrafed.partitions.images import ImageData, check_depth, check_labels, make_images, stratified_split
+from contrafed.partitions.datasets.synthetic import Downloaded, in_place
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.core.config import Range
 from contrafed.core.errors import UserError, unknown
-from contrafed.partitions.images import Common, ImageData, check_labels, make_images, stratified_split
+from contrafed.core.schema import Range
+from contrafed.data.images import Common, ImageData, check_labels, make_images, stratified_split
 
 ARRAYS = ("x", "y", "split")
 

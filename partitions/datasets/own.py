@@ -6,9 +6,9 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from contrafed.core.config import Range
 from contrafed.core.errors import UserError
-from contrafed.partitions.images import SMALLEST, Common, ImageData
+from contrafed.core.schema import Range
+from contrafed.data.images import SMALLEST, Common, ImageData
 
 
 @dataclass(frozen=True)

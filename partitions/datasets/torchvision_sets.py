@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from contrafed.core.errors import UserError
+from contrafed.data.images import ImageData, make_images
 from contrafed.partitions.datasets.network import reachable
-from contrafed.partitions.datasets.stand_in import Downloaded, in_place
-from contrafed.partitions.images import ImageData, make_images
+from contrafed.partitions.datasets.synthetic import Downloaded, in_place
 
 # torchvision's class, and what it looks for below dataset.root.
 SETS = {

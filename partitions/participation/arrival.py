@@ -8,7 +8,7 @@ import numpy as np
 
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.partitions.participation.base import Participation, Selection
+from contrafed.data.participation import Participation, Selection
 
 NEVER = np.iinfo(np.int64).max
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contrafed.core.randomness import generator
-from contrafed.partitions.participation.base import Heterogeneous, Participation, probabilities
+from contrafed.data.participation import Heterogeneous, Participation, probabilities
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from contrafed.core.config import Range
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.partitions.participation.base import Heterogeneous, Participation, probabilities
+from contrafed.core.schema import Range
+from contrafed.data.participation import Heterogeneous, Participation, probabilities
 
 
 @dataclass(frozen=True)

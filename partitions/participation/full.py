@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from contrafed.partitions.participation.base import Participation, Selection
+from contrafed.data.participation import Participation, Selection
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from contrafed.core.errors import UserError
-from contrafed.partitions.participation.base import Participation, Selection
+from contrafed.data.participation import Participation, Selection
 
 COLUMNS = ("node", "round", "available")
 

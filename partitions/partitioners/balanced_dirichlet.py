@@ -5,8 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.core.config import Range
-from contrafed.partitions.partition import Common, Draw
+from contrafed.core.schema import Range
+from contrafed.data.partition import Common, Draw
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from contrafed.core.errors import UserError
-from contrafed.partitions.partition import Common
+from contrafed.data.partition import Common
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from contrafed.core.errors import UserError
-from contrafed.partitions.partition import Common, Draw
+from contrafed.data.partition import Common, Draw
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contrafed.core.errors import UserError
-from contrafed.partitions.partition import Common, Draw
+from contrafed.data.partition import Common, Draw
 
 
 @dataclass(frozen=True)

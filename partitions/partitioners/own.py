@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contrafed.partitions.partition import Common
+from contrafed.data.partition import Common
 
 
 @dataclass(frozen=True)

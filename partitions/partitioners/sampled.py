@@ -6,9 +6,9 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.core.config import Range
 from contrafed.core.randomness import generator
-from contrafed.partitions.partition import Common, Partition
+from contrafed.core.schema import Range
+from contrafed.data.partition import Common, Partition
 
 # Class distributions are drawn for so many nodes at a time: a generator a node would be slow for a million.
 CHUNK = 256

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.core.combine import combine, squared_distance
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import Tensors
-from contrafed.strategies.aggregation.base import Aggregation
+from contrafed.core.weighted_sum import combine, squared_distance
+from contrafed.server.aggregation import Aggregation
 
 
 @dataclass(frozen=True)

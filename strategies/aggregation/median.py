@@ -7,7 +7,7 @@ import numpy as np
 from flwr.server.strategy.aggregate import aggregate_median
 
 from contrafed.core.tensors import Tensors
-from contrafed.strategies.aggregation.base import Aggregation, by_flower
+from contrafed.server.aggregation import Aggregation, by_flower
 
 
 @dataclass(frozen=True)

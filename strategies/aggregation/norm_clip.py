@@ -6,11 +6,11 @@ from typing import Annotated
 
 import numpy as np
 
-from contrafed.core.combine import combine
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import Tensors
-from contrafed.strategies.aggregation.base import Aggregation
-from contrafed.strategies.replies import norm
+from contrafed.core.weighted_sum import combine
+from contrafed.server.aggregation import Aggregation
+from contrafed.server.replies import norm
 
 
 @dataclass(frozen=True)

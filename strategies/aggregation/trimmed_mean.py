@@ -7,9 +7,9 @@ from typing import Annotated
 import numpy as np
 from flwr.server.strategy.aggregate import aggregate_trimmed_avg
 
-from contrafed.core.config import Range
+from contrafed.core.schema import Range
 from contrafed.core.tensors import Tensors
-from contrafed.strategies.aggregation.base import Aggregation, by_flower, share_of
+from contrafed.server.aggregation import Aggregation, by_flower, share_of
 
 
 @dataclass(frozen=True)

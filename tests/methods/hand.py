@@ -16,15 +16,15 @@ from rig import (
     workspace_of,
 )
 
-from contrafed.clients.base import Batch, Stack
-from contrafed.clients.training.workspace import client_class_of
-from contrafed.core.run import node_half
-from contrafed.models.base import Features
-from contrafed.partitions.federation import Federation
-from contrafed.partitions.partition import Partition
-from contrafed.settings import server_of
-from contrafed.simulation.grid import LocalGrid
-from contrafed.strategies.base import Population, Replies, Reply, strategy_class_of
+from contrafed.config.run_config import server_of
+from contrafed.core.client_run import node_half
+from contrafed.core.split_model import Features
+from contrafed.data.federation import Federation
+from contrafed.data.partition import Partition
+from contrafed.engines.grid import LocalGrid
+from contrafed.server.base import Population, Replies, Reply, strategy_class_of
+from contrafed.training.base import Batch, Stack
+from contrafed.training.workspace import client_class_of
 
 # Who takes part in the golden runs, nodes counted from 0.
 FULL = [[0, 1, 2]] * 5

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from contrafed.clients.training.stack import Memory, Stack
+from contrafed.training.client_stack import Memory, Stack
 
 
 def loss_of(client, now, received, memory):

@@ -6,7 +6,7 @@ from rig import same
 from test_every import outcome, same_outcome
 from watched import settings_of, write_problem
 
-from contrafed.experiment import run
+from contrafed.runs.run import run
 
 
 @pytest.mark.parametrize("stack_size", [1, 3])

@@ -6,7 +6,7 @@ from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node,
 from rig import close, config_of, same, strategy_settings, workspace_of
 
 from contrafed.clients.fedala import FedALAClient, top_layers
-from contrafed.clients.training.loop import Losses
+from contrafed.training.loop import Losses
 
 STILL = {"blend_lr": 1e-30}  # 1 less so little is 1
 

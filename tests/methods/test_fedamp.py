@@ -8,7 +8,7 @@ import torch
 from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
 from rig import close, same
 
-from contrafed.strategies.base import Replies, Reply, Round
+from contrafed.server.base import Replies, Reply, Round
 from contrafed.strategies.fedamp import Config, FedAMP, spread
 
 GOLDEN = {"cloud_lr": 0.5, "sigma": 1.0, "relative": False, "cap": False}

@@ -5,7 +5,7 @@ import pytest
 from hand import FULL, PATTERN
 from rig import close, digits_run, run_scalar
 
-from contrafed.strategies.intervals import Intervals
+from contrafed.server.intervals import Intervals
 
 
 def weights_along(path, cutoff, lag):

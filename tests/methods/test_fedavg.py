@@ -9,9 +9,9 @@ from hand import FULL, PATTERN, path, rule_of
 from rig import close, config_of, digits_run, run_scalar, same
 from tiny import run_tiny
 
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
-from contrafed.settings import resolve
-from contrafed.strategies.replies import Replies, Reply
+from contrafed.server.replies import Replies, Reply
 
 
 def test_weights_by_hand():

@@ -6,7 +6,7 @@ from hand import as_fedavg, class_losses
 from rig import digits_run, same
 
 from contrafed.clients.fedavg_fitnet import FitNetClient
-from contrafed.models.base import Features
+from contrafed.core.split_model import Features
 
 
 def test_by_hand(monkeypatch):

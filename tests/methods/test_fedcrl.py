@@ -8,9 +8,9 @@ import torch
 from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
 from rig import close, config_of, same, workspace_of
 
-from contrafed.clients.losses import prototype_contrast
-from contrafed.experiment import run
-from contrafed.strategies.base import Replies, Reply
+from contrafed.runs.run import run
+from contrafed.server.base import Replies, Reply
+from contrafed.training.losses import prototype_contrast
 
 TWO = torch.eye(2, dtype=torch.float64)
 

@@ -5,7 +5,7 @@ import torch
 from hand import FULL, GOLDEN, PATTERN, as_fedavg
 from rig import run_scalar, same
 
-from contrafed.clients.losses import decorrelation
+from contrafed.training.losses import decorrelation
 
 
 def penalty(columns, mask=None):

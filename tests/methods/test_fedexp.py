@@ -8,9 +8,9 @@ from hand import AWAY, FULL, PATTERN, WORK, as_fedavg, path, rule_of
 from rig import close, config_of, digits_run, run_scalar
 from tiny import run_tiny
 
-from contrafed import checkpoint
-from contrafed.experiment import run
-from contrafed.strategies.base import Replies, Reply
+from contrafed.runs import checkpoint
+from contrafed.runs.run import run
+from contrafed.server.base import Replies, Reply
 
 PLAIN = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
 

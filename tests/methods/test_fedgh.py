@@ -3,7 +3,7 @@
 import torch
 from rig import close, config_of, digits_run, same, workspace_of
 
-from contrafed.strategies.base import Replies, Reply
+from contrafed.server.base import Replies, Reply
 from contrafed.strategies.fedgh import Config, FedGH
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]

@@ -5,8 +5,8 @@ import torch
 from hand import as_fedavg, class_losses
 from rig import close, config_of, same, strategy_settings, workspace_of
 
-from contrafed.clients.prototypes import class_counts
-from contrafed.clients.training.stack import Stack
+from contrafed.training.client_stack import Stack
+from contrafed.training.prototypes import class_counts
 
 
 def loss(logits, y, counts, **changes):
@@ -58,8 +58,8 @@ def test_class_counts_are_those_of_the_stacks_training_parts():
 
 
 def test_nodes_and_the_global_model_are_judged_by_the_logits_as_they_are():
-    from contrafed.clients.base import Client
     from contrafed.clients.fedlc import FedLCClient
+    from contrafed.training.base import Client
 
     assert FedLCClient.scores is Client.scores
     assert FedLCClient.judged is Client.judged

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hand import as_fedavg
 from rig import close, config_of, digits_run, same, strategy_settings, workspace_of
 
-from contrafed.clients.base import Batch
+from contrafed.training.base import Batch
 
 
 def network(seed=0, **changes):

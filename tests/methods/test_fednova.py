@@ -5,9 +5,9 @@ import torch
 from hand import WORK, as_fedavg, rule_of
 from rig import close, config_of, digits_run, work_of
 
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
-from contrafed.settings import resolve
-from contrafed.strategies.base import Replies, Reply
+from contrafed.server.base import Replies, Reply
 from contrafed.strategies.fednova import path_length
 
 

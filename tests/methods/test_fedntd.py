@@ -5,7 +5,7 @@ import torch
 from hand import as_fedavg, class_losses
 from rig import same
 
-from contrafed.models.base import Features
+from contrafed.core.split_model import Features
 
 
 def losses(logits, teacher, y=0, **changes):

@@ -9,10 +9,10 @@ from hand import client_of, losses_of, rule_of
 from rig import Vector, close, config_of, digits_run, given, strategy_settings, workspace_of
 from scipy.optimize import minimize
 
-from contrafed.partitions.federation import Federation
-from contrafed.partitions.images import ImageData
-from contrafed.partitions.partition import Partition
-from contrafed.strategies.base import Replies, Reply
+from contrafed.data.federation import Federation
+from contrafed.data.images import ImageData
+from contrafed.data.partition import Partition
+from contrafed.server.base import Replies, Reply
 from contrafed.strategies.fedpac import Config, FedPAC
 from contrafed.strategies.simplex import simplex_minimum
 

@@ -10,7 +10,7 @@ from rig import close, config_of, digits_run, same, workspace_of
 
 from contrafed.core.randomness import torch_generator
 from contrafed.core.tensors import group
-from contrafed.strategies.base import Replies, Reply, Round
+from contrafed.server.base import Replies, Reply, Round
 from contrafed.strategies.fedppo import rewards_of
 from contrafed.strategies.ppo import Learning, draw, fresh_agent, learn, output, returns_of, steps_of
 

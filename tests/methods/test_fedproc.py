@@ -6,8 +6,8 @@ import pytest
 import torch
 from rig import close, digits_run, same
 
-from contrafed.clients.base import Batch, Client
-from contrafed.clients.losses import prototype_contrast
+from contrafed.training.base import Batch, Client
+from contrafed.training.losses import prototype_contrast
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
 TWO = torch.eye(2, dtype=torch.float64)

@@ -5,8 +5,8 @@ import torch
 from hand import client_of, heads, losses_of, rule_of, whole
 from rig import close
 
-from contrafed.models.base import Features
-from contrafed.strategies.base import Replies, Reply
+from contrafed.core.split_model import Features
+from contrafed.server.base import Replies, Reply
 
 
 def test_distance_by_hand():

@@ -6,13 +6,13 @@ import pytest
 import torch
 from rig import Schedule, close, config_of, digits_run, run_strategy, same, strategy_settings, workspace_of
 
-from contrafed.clients.base import Batch, Client, Stack
 from contrafed.clients.fedrcl import Config, _all, _hard
-from contrafed.clients.training.batches import Batches
-from contrafed.core.config import build
+from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
-from contrafed.core.run import choose
-from contrafed.models.base import build_model
+from contrafed.core.schema import build
+from contrafed.core.split_model import build_model
+from contrafed.training.base import Batch, Client, Stack
+from contrafed.training.batches import Batches
 
 
 def settings(**changes):

@@ -6,10 +6,10 @@ import torch
 from hand import EPOCH, LOCAL, golden_memory, heads, no_head_travels, whole
 from rig import Schedule, close, config_of, run_strategy, same, workspace_of
 
-from contrafed.clients.training.batches import Batches
-from contrafed.partitions.federation import Federation
-from contrafed.partitions.partition import Partition
-from contrafed.simulation.grid import LocalGrid
+from contrafed.data.federation import Federation
+from contrafed.data.partition import Partition
+from contrafed.engines.grid import LocalGrid
+from contrafed.training.batches import Batches
 
 
 def test_with_everything_in_the_head_it_is_local():

@@ -8,8 +8,8 @@ from hand import FULL, PATTERN, WORK, client_of
 from rig import Schedule, close, config_of, digits_run, run_scalar, run_strategy, workspace_of
 from step import loss_of
 
-from contrafed.clients.training.stack import each_image
 from contrafed.core.tensors import group
+from contrafed.training.client_stack import each_image
 
 
 def test_loss_by_hand():

@@ -8,8 +8,8 @@ import torch
 from hand import client_of, heads, losses_of, no_head_travels, rule_of, whole
 from rig import close, config_of, workspace_of
 
-from contrafed.clients.losses import cosine
-from contrafed.strategies.base import Replies, Reply
+from contrafed.server.base import Replies, Reply
+from contrafed.training.losses import cosine
 
 
 def test_contrast_by_hand():

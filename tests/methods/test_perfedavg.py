@@ -7,10 +7,10 @@ import torch
 from left import ABSENCES, FULL, PATTERN, SHORT, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
 from rig import close, config_of, digits_run, strategy_settings, workspace_of
 
-from contrafed.clients.base import Batch, Client
 from contrafed.clients.perfedavg import dealt
-from contrafed.clients.training.batches import Batches
-from contrafed.clients.training.loop import gradients
+from contrafed.training.base import Batch, Client
+from contrafed.training.batches import Batches
+from contrafed.training.loop import gradients
 
 FIRST = [2.171900, 2.314250, 2.432131, 2.529747, 2.610584], [2.171900, 2.829950, 2.601332, 2.601332, 2.927713]
 SECOND = [2.155439, 2.286717, 2.397589, 2.491227, 2.570310], [2.155439, 2.753034, 2.558263, 2.558263, 2.860085]

@@ -6,8 +6,8 @@ from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node,
 from rig import close, config_of
 
 from contrafed.clients.pfedme import PFedMeClient
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
-from contrafed.settings import resolve
 
 RATE = {"lr": 0.01}
 

@@ -6,10 +6,10 @@ import torch
 from hand import EPOCH
 from rig import METHODS, Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, work_of, workspace_of
 
-from contrafed.clients.base import LocalError
 from contrafed.clients.fedavg import FedAvgClient
-from contrafed.clients.training.batches import Batches, draw_batches
-from contrafed.simulation.grid import LocalGrid
+from contrafed.engines.grid import LocalGrid
+from contrafed.training.base import LocalError
+from contrafed.training.batches import Batches, draw_batches
 
 
 def test_what_is_remembered_must_be_in_the_memory_that_a_node_begins_with():

@@ -22,10 +22,10 @@ from rig import (
 )
 from step import loss_of
 
-from contrafed.clients.losses import unit
-from contrafed.clients.training.stack import each_image
-from contrafed.strategies.base import Round
-from contrafed.strategies.replies import Replies, Reply
+from contrafed.server.base import Round
+from contrafed.server.replies import Replies, Reply
+from contrafed.training.client_stack import each_image
+from contrafed.training.losses import unit
 
 PLAIN = {"contrast_weight": 0.0}
 

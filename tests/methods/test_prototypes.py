@@ -6,8 +6,8 @@ import torch
 from hand import prototypes_of
 from rig import config_of, workspace_of
 
-from contrafed.strategies.base import Replies, Reply
-from contrafed.strategies.prototypes import Prototypes
+from contrafed.server.base import Replies, Reply
+from contrafed.server.prototypes import Prototypes
 
 
 def merged(rows, weighting="class_count", means=None, valid=None):

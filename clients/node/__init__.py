@@ -1,1 +1,0 @@
-"""What runs on a node: the ClientApp and the files it keeps."""

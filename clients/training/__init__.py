@@ -1,1 +1,0 @@
-"""Local training over a leading node axis."""

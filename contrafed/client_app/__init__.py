@@ -1,0 +1,1 @@
+"""What runs on a client: the ClientApp and the files it keeps."""

@@ -1,0 +1,282 @@
+"""The ClientApp: the same object in simulation and on a device. It alone reads and writes a node's files.
+
+Flower calls ``app(message, context)`` for one node. Our engines call ``run_stack`` with many nodes' messages at once; both
+end in the same ``Client.update`` and ``Client.judge``. What a node remembers is the record ``memory`` of ``Context.state``.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from contrafed.client_app.files import MemoryFileError, Moment, StateDir, read_personal, write_personal
+from contrafed.client_app.message_checks import DATA_DIR, check_paths, in_simulation, moment_of, run_name
+from contrafed.core import codec
+from contrafed.core.client_run import NodeRun
+from contrafed.core.errors import UserError, unknown
+from contrafed.data.own import class_names
+from contrafed.training.base import Client, Judged, Tensors, Update
+from contrafed.training.workspace import Workspace, workspace_for
+
+MEMORY = "memory"
+
+# What an operator may write into --node-config; num-partitions is Flower's own and not needed.
+NODE_CONFIG = ("partition-id", "num-partitions", "state-dir", "data", "data-dir")
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train one node through its ``NumPyClient`` interface."""
+    node = _open(message, context)
+    arrays, count, metrics = node.client.fit(codec.to_list(node.client.names("down"), node.received), node.config)
+    up = codec.from_list(node.client.names("up"), arrays)
+    memory = node.client.memories[0]
+    if node.state is None:
+        _commit(context, memory)
+    elif memory:
+        node.state.write(memory, node.now)
+    report = node.report | ({"remembers": True} if memory else {})
+    return _reply(message, up, count, metrics, _said(node.client.diverged, report))
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Score one node's model on its own part of the data; changes no memory, but the run's last evaluation ends it."""
+    node = _open(message, context)
+    config = node.config | _places(node.config, context, node.state)
+    if node.report:  # what it remembered is lost: this is not its model
+        config.pop("save", None)
+    (judged,) = _judge(node.client, [node.received], config, None)
+    # A run with checkpoints may yet go back to its last one.
+    if node.state is not None and config.get("final") and node.now.checkpoint is None:
+        node.state.remove()
+    return _scores(message, judged, node.report)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Tell the server which partition this node holds and how many examples of which class, or why it cannot take part."""
+    config = codec.config_of(message)
+    try:
+        node, nodes = _node(context), NodeRun.from_json(str(config["settings"])).num_nodes
+        if not 0 <= node < nodes:
+            raise UserError(f"partition-id={node} of --node-config is not in 0..{nodes - 1}: this run has num_nodes={nodes}")
+        workspace = _workspace(config, context)
+        run, now = moment_of(config, str(context.run_id))
+        state = _state(context, workspace, run)
+        if state is not None:
+            state.open()
+        elif now.checkpoint is not None and workspace.client_class.remembers(workspace.model, workspace.config):
+            raise UserError("checkpoint_every and resume: --node-config needs state-dir, where this node remembers")
+        _places(config, context, state)
+    except (UserError, OSError) as error:
+        return Message(RecordDict({codec.CONFIG: ConfigRecord({"refused": " ".join(str(error).split())})}), reply_to=message)
+    partition, data = workspace.federation.partition, own_data(context)
+    answer = MetricRecord(
+        {
+            "partition-id": node,
+            "num-examples": len(partition.train(node)),
+            "num-test-examples": len(partition.test(node)),
+            "class-counts": partition.class_counts()[node].tolist(),
+        }
+    )
+    about = ConfigRecord({"own-data": data is not None, "classes": class_names(data[1]) if data else []})
+    return Message(RecordDict({codec.METRICS: answer, codec.CONFIG: about}), reply_to=message)
+
+
+def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline: float | None = None) -> list[Message]:
+    """Have the nodes of ``messages`` train, or be judged, as one stack and return their replies in the same order.
+
+    All messages are of one kind and belong to one round of one run. Every context is committed, or, when this raises, none.
+    """
+    config = codec.config_of(messages[0])
+    workspace = workspace_for(str(config["settings"]))
+    memories = [codec.state_of(context.state, MEMORY) for context in contexts]
+    client = workspace.client_class(workspace, [_node(context) for context in contexts], memories)
+    received = _received(messages)
+    if messages[0].metadata.message_type == MessageType.EVALUATE:
+        judged = _judge(client, received, config, deadline)
+        return [_scores(message, found) for message, found in zip(messages, judged, strict=True)]
+    updates: list[Update] = client.update(received, int(config["server-round"]), deadline)
+    replies = []
+    for message, context, update in zip(messages, contexts, updates, strict=True):
+        if not update.diverged:
+            _commit(context, update.memory)
+        replies.append(_reply(message, update.tensors, update.num_examples, update.metrics, _said(update.diverged)))
+    return replies
+
+
+def _judge(client: Client, received: list[Tensors], config: Mapping[str, Any], deadline: float | None) -> list[Judged]:
+    """Score nodes' models, or, with ``load``, those in that folder; with ``save`` write them to that one."""
+    models = None
+    if config.get("load"):
+        found = [read_personal(str(config["load"]), node) for node in client.nodes]
+        models, received = [model for model, _ in found], [rest for _, rest in found]
+    split, final = str(config.get("split", "test")), bool(config.get("final"))
+    server_round = int(config["server-round"])
+    post_train = bool(config.get("post-train"))
+    how: dict[str, Any] = {"split": split, "final": final, "post_train": post_train, "metrics": list(config.get("metrics", ()))}
+    judged = client.judge(received, server_round, deadline=deadline, models=models, **how)
+    if config.get("save"):
+        for node, one, tensors in zip(client.nodes, judged, received, strict=True):
+            write_personal(str(config["save"]), node, one.model, tensors)
+    return judged
+
+
+def _received(messages: Sequence[Message]) -> list[Tensors]:
+    """Decode each distinct array record once, so that a broadcast stays one set of tensors."""
+    decoded: dict[int, Tensors] = {}
+    out = []
+    for message in messages:
+        record = message.content[codec.ARRAYS]
+        key = id(record)
+        if key not in decoded:
+            decoded[key] = codec.state_of(message.content, codec.ARRAYS)
+        out.append(decoded[key])
+    return out
+
+
+def _node(context: Context) -> int:
+    """Return the partition id of a node; raises ``UserError`` for a --node-config that is not one of ours."""
+    for key in context.node_config:
+        if key not in NODE_CONFIG:
+            raise unknown("--node-config key", key, NODE_CONFIG)
+    node = context.node_config.get("partition-id")
+    if not isinstance(node, int) or isinstance(node, bool):
+        raise UserError(f"--node-config needs partition-id, a whole number from 0 without quotes, found {node!r}")
+    return node
+
+
+def own_data(context: Context) -> tuple[int, str] | None:
+    """Return the partition id and the path of data that only this node has; None where the run deals data out."""
+    path = context.node_config.get("data")
+    return None if path is None else (_node(context), str(path))
+
+
+def _workspace(config: Mapping[str, Any], context: Context) -> Workspace:
+    """Return the workspace of the server's settings. Raises ``UserError`` where they name files that are not this node's."""
+    settings, own = str(config["settings"]), own_data(context)
+    if in_simulation():
+        torch.set_num_threads(1)  # as in every engine: Ray gives a worker of several CPUs as many threads
+    elif own is None:
+        check_paths(settings, str(context.node_config.get("data-dir", DATA_DIR)))
+    return workspace_for(settings, own)
+
+
+def _state(context: Context, workspace: Workspace, run: str) -> StateDir | None:
+    """Return the node's files of a run, None in simulation and on a device without state-dir. Raises ``UserError``."""
+    place = context.node_config.get("state-dir")
+    if place is None:
+        return None
+    folder = Path(str(place)).expanduser()
+    if not folder.is_absolute():  # Flower chooses the folder that a message's process runs in
+        raise UserError(f"--node-config state-dir must be an absolute path, got {place}")
+    return StateDir(folder, run, _node(context), workspace.run.strategy.name)
+
+
+def _places(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:
+    """Return where ``save`` and ``load`` point on this node: below its own state-dir, never where a server says.
+
+    A server of devices sends a run's id; a path comes from the engines, whose nodes are this machine.
+    Raises ``UserError`` on a device without state-dir.
+    """
+    wanted = {key: config[key] for key in ("save", "load") if config.get(key)}
+    if state is not None:
+        runs = {"save": str(context.run_id), "load": wanted.get("load", "")}
+        return {key: str(state.personal(run_name(runs[key]))) for key in wanted}
+    if wanted and not in_simulation():
+        raise UserError("--node-config needs state-dir, where this node keeps its personal model")
+    return {key: str(value) for key, value in wanted.items()}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A message to one node, opened."""
+
+    client: Client
+    received: Tensors
+    config: dict[str, Any]
+    state: StateDir | None
+    now: Moment
+    report: dict[str, str | bool]  # goes into the reply: what the server should know of the node's memory
+
+
+def _open(message: Message, context: Context) -> Opened:
+    config, node = codec.config_of(message), _node(context)
+    if config.get("partition", node) != node:  # started again with another, under the same id
+        raise UserError(f"--node-config says partition-id={node}, but this run knows the node as {config['partition']}")
+    workspace = _workspace(config, context)
+    run, now = moment_of(config, str(context.run_id))
+    received, state = codec.state_of(message.content, codec.ARRAYS), _state(context, workspace, run)
+    client = workspace.client_class(workspace, [node], [codec.state_of(context.state, MEMORY)])
+    report: dict[str, str | bool] = {}
+    try:
+        if state is not None:
+            client.memories = [state.read(now)]
+            _check(client, received)
+        elif now.known and not client.memories[0]:
+            raise MemoryFileError(f"what it remembered of round {now.known} ended with its process, as it has no state-dir")
+    except MemoryFileError as error:
+        client.memories = [{}]
+        logging.getLogger("flwr").error("this node's memory is lost and begins anew: %s", error)
+        report = {"memory-lost": str(error)}
+    return Opened(client, received, config, state, now, report)
+
+
+def _check(client: Client, received: Tensors) -> None:
+    """Raise ``MemoryFileError`` where a memory does not have the names and shapes that the method keeps."""
+    (memory,), initial = client.memories, client.workspace.initial
+    if not memory:
+        return
+    expected = {f"personal/{n}": v for n, v in initial.items() if not client.travels(n)}
+    expected |= client.fresh_memory(received)
+    if missing := expected.keys() - memory.keys():
+        raise MemoryFileError(f"{min(missing)} is missing")
+    for name, value in memory.items():
+        # What is not there from the beginning, such as a momentum or its count of steps, goes with a parameter.
+        like = expected.get(name, initial.get(name.rpartition("/")[2], value))
+        if value.shape != like.shape and (name in expected or value.dim()):
+            raise MemoryFileError(f"{name} has shape {tuple(value.shape)}, not {tuple(like.shape)}")
+
+
+def _said(diverged: str, report: Mapping[str, str | bool] | None = None) -> dict[str, str | bool]:
+    """Return a reply's report, with where the node diverged."""
+    return {**(report or {}), **({codec.DIVERGED: diverged} if diverged else {})}
+
+
+def _commit(context: Context, memory: Tensors) -> None:
+    if memory:
+        context.state[MEMORY] = codec.to_record(memory)
+
+
+def _scores(message: Message, judged: Judged, report: Mapping[str, str | bool] | None = None) -> Message:
+    metrics = MetricRecord({"num-examples": judged.num_examples, **judged.metrics})
+    return Message(RecordDict({codec.METRICS: metrics, **_about(report)}), reply_to=message)
+
+
+def _about(report: Mapping[str, str | bool] | None) -> dict[str, ConfigRecord]:
+    return {codec.CONFIG: ConfigRecord(dict(report))} if report else {}
+
+
+def _reply(
+    message: Message,
+    tensors: Tensors,
+    count: int,
+    metrics: dict[str, Any],
+    report: Mapping[str, str | bool] | None = None,
+) -> Message:
+    content = RecordDict(
+        {
+            codec.ARRAYS: codec.to_record(tensors),
+            codec.METRICS: MetricRecord({"num-examples": count, **metrics}),
+            **_about(report),
+        }
+    )
+    return Message(content, reply_to=message)

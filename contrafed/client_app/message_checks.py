@@ -1,0 +1,81 @@
+"""What a device takes of a server's message: names of runs are numbers, and files lie in the node's own folders."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contrafed.client_app.files import Moment
+from contrafed.core.errors import UserError
+from contrafed.data.images import GENERATED
+
+# Flower's run ids have 64 bits.
+RUN = re.compile(r"[0-9]{1,20}")
+LEFT = re.compile(r"([0-9]{1,20})@([0-9]{1,9})")
+# Where the server's settings name files: those of a data set, and a partition's lists.
+GROUPS, KEYS = ("dataset", "partition"), ("root", "path")
+# What names a data set of the hub, and never a folder.
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# Below which a device without data-dir in its --node-config has data sets.
+DATA_DIR = "~/.cache/contrafed"
+
+
+def run_name(value: Any) -> str:
+    """Return the id of a run as a server may send it, which names files. Raises ``UserError`` for anything but digits."""
+    if not isinstance(value, str) or not RUN.fullmatch(value):
+        raise UserError(f"a run is known by its number of at most 20 digits, got {str(value)[:40]!r}")
+    return value
+
+
+def moment_of(config: Mapping[str, Any], sitting: str) -> tuple[str, Moment]:
+    """Return what a run's files are filed under and where it stands, as the server of devices says; else as Flower's run id.
+
+    Raises ``UserError`` for what no server of ours sends.
+    """
+    past: dict[str, int] = {}
+    left: Any = config.get("past", [])
+    for item in left if isinstance(left, list) else [left]:
+        found = LEFT.fullmatch(item) if isinstance(item, str) else None
+        if found is None:
+            raise UserError(f"what a run went on from is RUN@ROUND, got {str(item)[:40]!r}")
+        past[found[1]] = int(found[2])
+    server_round, known = _count(config, "server-round"), _count(config, "known")
+    checkpoint = _count(config, "checkpoint") if "checkpoint" in config else None
+    return run_name(config.get("run", sitting)), Moment(sitting, server_round, past, checkpoint, known)
+
+
+def _count(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UserError(f"{key} is a whole number from 0, got {str(value)[:40]!r}")
+    return value
+
+
+def check_paths(settings: str, data_dir: str) -> None:
+    """Raise ``UserError`` where the server's settings name files outside of ``data_dir``, the node's own choice."""
+    allowed, groups = Path(data_dir).expanduser().resolve(), json.loads(settings)
+    repository = groups["dataset"].get("repository")
+    if repository is not None and (not REPOSITORY.fullmatch(str(repository)) or Path(str(repository)).exists()):
+        raise UserError(f"dataset.repository={str(repository)[:100]!r} names no data set of the hub")
+    for group in GROUPS:
+        for key in KEYS:
+            value = groups[group].get(key)
+            if value is None or (group, key, value) == ("dataset", "path", GENERATED):
+                continue
+            try:
+                inside = Path(str(value)).expanduser().resolve().is_relative_to(allowed)
+            except (OSError, ValueError, RuntimeError):  # too long, with a NUL, of a user that is not there
+                inside = False
+            if not inside:
+                raise UserError(
+                    f"{group}.{key}={str(value)[:100]!r} is not below {allowed}, where this node has data sets; "
+                    "its --node-config data-dir may name another folder"
+                )
+
+
+def in_simulation() -> bool:
+    """Whether this process is a worker of Flower's simulation, whose disk is the server's; on a device nothing imports Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None

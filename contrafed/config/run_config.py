@@ -1,0 +1,296 @@
+"""From a composed configuration to a typed ``Run``: parsed once, checked as a whole before anything is loaded."""
+
+import os
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from contrafed.core import registry
+from contrafed.core.client_run import PACKAGES, Choice, NodeRun, choice_of, choose, half, node_run
+from contrafed.core.disk import expanded
+from contrafed.core.errors import UserError, unknown
+from contrafed.core.metrics import beside_accuracy
+from contrafed.core.schema import Range, build
+from contrafed.runs import trackers
+
+# What `log` may list; `contrafed/runs/diagnostics.py` says what each writes.
+LOG_CHOICES = ("deviation", "features", "nodes_train", "probability", "weights")
+
+SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
+GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
+
+# Where and how a run is done, and what of it is kept: no result depends on these but for the engine's RULING_KEYS, which decide
+# which replies count.
+HOW_IT_RUNS = (
+    "output_dir", "verbose", "engine", "tracker", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
+    "wait_for_nodes",
+)  # fmt: skip
+RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
+PLACE_KEYS = ("dataset.root", "dataset.download")  # where data lie, which no number depends on either
+
+# What a configuration says of where it comes from and stands beside; no number depends on it.
+ORIGIN = ("experiment", "scale", "changed", "published")
+
+
+def counts(key: str, aside: Container[str]) -> bool:
+    """Whether a dotted key is none of what is set ``aside`` by its first word; a ruling key never is, and a place always."""
+    return key in RULING_KEYS or (key not in PLACE_KEYS and key.split(".")[0] not in aside)
+
+
+@dataclass(frozen=True)
+class Top:
+    """The top-level keys."""
+
+    seed: Annotated[int, Range(ge=0, lt=2**63)]
+    num_nodes: Annotated[int, Range(ge=1)]
+    num_rounds: Annotated[int, Range(ge=1)]
+    min_replies: Annotated[int, Range(ge=0)]
+    on_divergence: Literal["reject", "stop"]
+    eval_every: Annotated[int, Range(ge=1)]
+    eval_train: bool
+    eval_nodes: bool | None
+    held_out_nodes: Annotated[int, Range(ge=0)]
+    metrics: tuple[str, ...]
+    judge: Literal["received", "post_train"]
+    early_stop: Annotated[int, Range(ge=1)] | None
+    target_accuracy: Annotated[float, Range(gt=0, le=1)] | None
+    init_from: str | None
+    checkpoint_every: Annotated[int, Range(ge=1)] | None
+    checkpoint_keep: Annotated[int, Range(ge=1)]
+    resume: str | None
+    log: tuple[str, ...]
+    save_personal: bool
+    evaluate_only: str | None
+    wait_for_nodes: Annotated[float, Range(gt=0)] | None
+    output_dir: str
+    verbose: bool
+
+    @property
+    def num_trained(self) -> int:
+        """How many nodes may train: the first ones, all but those that are held out."""
+        return self.num_nodes - self.held_out_nodes
+
+
+@dataclass(frozen=True)
+class Run(Top):
+    """One run, as everything on the server's side takes it."""
+
+    node: NodeRun
+    server: Choice  # the server rule
+    participation: Choice
+    engine: Choice
+    privacy: Choice
+    tracker: Choice
+    attack: Choice
+    aggregation: Choice
+    composed: Mapping[str, Any]  # the configuration that this is made of, as ``config.yaml`` has it
+    folder: Path | None = None  # the run's own, once it has one; ``resume`` is then the path of a checkpoint or None
+
+    @property
+    def text(self) -> str:
+        """The configuration as YAML, by which the whole run is repeated: without what it goes on from."""
+        return OmegaConf.to_yaml(OmegaConf.create({**self.composed, "resume": None}))
+
+
+def resolve(composed: Mapping[str, Any]) -> Run:
+    """Return the run that a composed configuration describes; loads no data. Raises ``UserError`` for the first mistake."""
+    import contrafed.data.checks
+    import contrafed.data.images
+    from contrafed.config.validate import check_attack, check_mean, check_messages, check_privacy
+    from contrafed.data.participation import pattern_class_of
+    from contrafed.server.base import strategy_class_of
+    from contrafed.training.workspace import client_class_of
+
+    config = for_evaluation(composed)
+    top = check_top(config)
+    _check_keys(config["strategy"])
+    node, server = node_run(config), server_of(config["strategy"])
+    chosen: dict[str, Any] = {group: choose(group, config[group]) for group in SERVER_GROUPS}
+    participation = chosen["participation"]
+    contrafed.data.images.check(node.dataset)
+    contrafed.data.checks.check(node.partition, node.num_nodes)
+    if top.held_out_nodes and node.partition.config.scarce_nodes:
+        raise UserError("partition.scarce_nodes and held_out_nodes are both the last nodes: the scarce ones would never train")
+    asked = participation.config.count(top.num_trained) or top.num_trained
+    if top.min_replies > asked:
+        who = "participation.select asks" if asked < top.num_trained else "train (held_out_nodes)"
+        raise UserError(f"min_replies={top.min_replies} is more than the {asked} that {who}: the model would never change")
+    pattern_class_of(participation)
+    trackers.check(chosen["tracker"])
+    _check_recipe(node.strategy, top.num_rounds)
+    rule_class = strategy_class_of(server)
+    with registry.blamed(f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)):
+        rule_class.check(server.config, node.strategy, participation)
+    rule = check_messages(node, server, participation, top.num_trained)
+    check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
+    check_mean(chosen["aggregation"], server, chosen["privacy"])
+    check_attack(chosen["attack"], rule, node, top.num_trained)
+    check_log(top.log, node.strategy, server, participation, chosen["privacy"])
+    personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
+    if top.save_personal and not personal:
+        raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
+    node = replace(node, flipped=wrong_labels(chosen["attack"], top))
+    return Run(**vars(top), node=node, server=server, **chosen, composed=config)
+
+
+def check_top(config: Mapping[str, Any]) -> Top:
+    """Return the top-level keys, checked, and raise ``UserError`` for what can be seen without any group's code."""
+    top = build(Top, config, "", ignore=frozenset((*GROUPS, *ORIGIN)))
+    top = replace(top, output_dir=os.path.expanduser(top.output_dir), init_from=expanded(top.init_from))
+    for group in GROUPS:
+        settings = config.get(group)
+        if not isinstance(settings, Mapping) or "name" not in settings:
+            raise UserError(f"{group} is missing; choices: {', '.join(registry.choices(group))}")
+    beside_accuracy(top.metrics)
+    if not top.output_dir.strip():
+        raise UserError("output_dir is empty")
+    try:
+        os.stat(top.output_dir)
+    except FileNotFoundError:  # it is made later
+        pass
+    except OSError as error:
+        raise UserError(f"output_dir: cannot write to {top.output_dir} ({error.strerror})") from None
+    if top.min_replies > top.num_nodes:
+        raise UserError(f"min_replies={top.min_replies} is more than num_nodes={top.num_nodes}")
+    if top.held_out_nodes >= top.num_nodes:
+        raise UserError(f"held_out_nodes={top.held_out_nodes} leaves none of num_nodes={top.num_nodes} to train")
+    for name in top.log:
+        if name not in LOG_CHOICES:
+            raise unknown("log", name, LOG_CHOICES)
+    if config["dataset"]["name"] == "own" and config["partition"]["name"] != "own":
+        raise UserError("dataset=own has no images to deal out; it goes with partition=own")
+    if config["engine"]["name"] == "flower" and (top.checkpoint_every is not None or top.resume is not None):
+        raise UserError("engine=flower keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
+    if top.resume is not None and top.evaluate_only is not None:
+        raise UserError("resume and evaluate_only exclude each other")
+    if top.resume is not None and config["privacy"].get("noise") == "secret":
+        raise UserError("privacy.noise=secret: rounds that a resumed run repeats would have other noise, which tells more")
+    if top.init_from is not None and top.resume is None and not Path(top.init_from).is_file():
+        raise UserError(f"init_from: there is no file {top.init_from}")
+    return top
+
+
+def check_log(names: Sequence[str], node: Choice, server: Choice, participation: Choice, privacy: Choice) -> None:
+    """Raise ``UserError`` for something to log that the chosen method, or the participation, does not have."""
+    from contrafed.data.participation import Heterogeneous
+    from contrafed.server.base import FederatedStrategy, strategy_class_of
+    from contrafed.training.workspace import client_class_of
+
+    shared, rule = client_class_of(node).shared_parts(node.config), strategy_class_of(server)
+    missing = {
+        "deviation": "" if shared else "its nodes send no part of the model",
+        "features": "" if {"encoder", "projector"} <= set(shared) else "its nodes keep their encoder or projector",
+        "nodes_train": ""
+        if rule.has_global_model and {"encoder", "projector", "classifier"} <= set(shared)
+        else "it has no global model",
+        "weights": f"the rule {server.name} gives a node that is away no weight"
+        if rule.node_weights is FederatedStrategy.node_weights
+        else "",
+    }
+    for name in names:
+        if name in ("deviation", "features") and privacy.name == "central":
+            raise UserError(f"log=[{name}] reads single replies, which privacy=central hides")
+        if name == "probability" and not isinstance(participation.config, Heterogeneous):
+            raise UserError(f"log=[probability] does not go with participation={participation.name}: it has no p_k")
+        if missing.get(name):
+            raise UserError(f"log=[{name}] does not go with strategy={node.name}: {missing[name]}")
+
+
+def server_of(strategy: Mapping[str, Any]) -> Choice:
+    """Return the server rule of a composed ``strategy`` group. Raises ``UserError``."""
+    module = _rule_of(strategy)
+    return replace(choice_of(module, "strategy", half(module, strategy)), name=str(strategy.get("server") or strategy["name"]))
+
+
+def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
+    """Return the file that ``strategy.server`` names, or ``strategies/NAME.py`` of a method that has a rule of its own."""
+    from contrafed.server.base import FederatedStrategy
+
+    if (named := strategy.get("server")) is not None:
+        return registry.find("contrafed.strategies", "strategy/server", {"name": named})
+    module = registry.find("contrafed.strategies", "strategy", strategy)
+    if not registry.own_subclasses(module, FederatedStrategy):
+        wanted = "its YAML's defaults may name another's, such as server: fedavg"
+        raise UserError(f"strategy={strategy['name']}: {module.__name__} has no server rule (a FederatedStrategy); {wanted}")
+    return module
+
+
+def _check_recipe(strategy: Choice, num_rounds: int) -> None:
+    """Raise ``UserError`` for no recipe, for one that is not the plain SGD a method needs, and for a rate that comes to 0."""
+    from contrafed.training.local_training import LocalWork
+    from contrafed.training.workspace import client_class_of
+
+    reason, local = client_class_of(strategy).plain_sgd, getattr(strategy.config, "local", None)
+    if not isinstance(local, LocalWork):
+        wanted = "must have `local: LocalWork` of contrafed.training.local_training, the recipe of local training"
+        raise UserError(f"strategy={strategy.name}: Config of {strategy.module.__name__} {wanted}")
+    if reason and (local.optimizer != "sgd" or local.momentum):
+        wanted = "strategy.local.optimizer=sgd and strategy.local.momentum=0"
+        raise UserError(f"strategy={strategy.name} needs plain SGD ({reason}); set {wanted}")
+    if not local.rate(num_rounds):
+        raise UserError(f"strategy.local.lr_decay={local.lr_decay:g}: the learning rate of round {num_rounds} is 0")
+
+
+def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
+    """Return the nodes whose labels an attack turns. Raises ``UserError`` for attackers that do not exist."""
+    from contrafed.engines.attack import Attackers
+    from contrafed.strategies.attacks import label_flip
+
+    attackers = attack.config.among(top.num_nodes, top.seed) if isinstance(attack.config, Attackers) else ()
+    return attackers if isinstance(attack.config, label_flip.Config) else ()
+
+
+def _check_keys(strategy: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` for a key of the ``strategy`` group that neither half has settings for."""
+    halves = registry.find(PACKAGES["strategy"], "strategy", strategy), _rule_of(strategy)
+    known = {name for module in halves for name in module.Config.__dataclass_fields__}
+    for key in strategy:
+        if key not in known and key not in (*registry.COMMON_KEYS, "server"):
+            raise unknown("strategy key", str(key), known)
+
+
+# What may differ between a run and the evaluation of its saved models.
+NO_TRAINING = {
+    "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None, "early_stop": None,
+    "target_accuracy": None, "privacy": {"name": "none"}, "attack": {"name": "none"}, "aggregation": {"name": "mean"},
+}  # fmt: skip
+SCORING_KEYS = ("eval_train", "eval_nodes", "metrics")  # the run's own, where the command line does not set them
+EVALUATION_KEYS = (
+    "evaluate_only", "engine", "tracker", "output_dir", "verbose", "wait_for_nodes", *SCORING_KEYS,
+)  # fmt: skip
+
+
+def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with which ``evaluate_only=PATH`` scores what the run in PATH saved.
+
+    It is the run's own, but for ``EVALUATION_KEYS``, of which composing has taken ``SCORING_KEYS`` from the run, and for keys
+    that there were none of when it ran. Without ``evaluate_only`` it is ``config`` itself. Raises ``UserError``.
+    """
+    if config.get("evaluate_only") is None:
+        return dict(config)
+    folder = Path(str(config["evaluate_only"])).expanduser()
+    for name in ("config.yaml", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise UserError(f"evaluate_only: there is no {name} in {folder}; give the folder of a finished run")
+    stored = read_config(folder)
+    own = {key: config[key] for key in EVALUATION_KEYS}
+    return {**config, **stored, **own, "evaluate_only": str(folder), **NO_TRAINING}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration that a run left in its folder. Raises ``UserError`` where it cannot be read."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    try:
+        stored = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot read {folder / 'config.yaml'} ({type(error).__name__})") from error
+    if not isinstance(stored, dict):
+        raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
+    return {str(key): value for key, value in stored.items()}

@@ -1,0 +1,1 @@
+"""What every other room stands on. It imports none of them."""

@@ -1,0 +1,17 @@
+"""What both ways of adding Gaussian noise are told; imports no torch."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from contrafed.core.schema import Range
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Settings that privacy=central and privacy=local share."""
+
+    clip_norm: Annotated[float, Range(gt=0)]  # C, the largest joint L2 norm of a node's update
+    prototype_clip: Annotated[float, Range(gt=0)]  # the same of its prototypes, all classes together
+    noise_multiplier: Annotated[float, Range(ge=0)]  # z: the noise's standard deviation is z times the sensitivity
+    delta: Annotated[float, Range(gt=0, lt=1)]  # at which epsilon is told
+    noise: Literal["seeded", "secret"]  # a function of the run's seed, or of this machine's entropy

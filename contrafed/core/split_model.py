@@ -1,0 +1,352 @@
+"""Split networks: encoder -> projector -> classifier, with the features in between named."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contrafed.core import registry
+from contrafed.core.client_run import Choice
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import torch_generator
+
+SMALLEST = 8  # pixels a side
+
+
+class Features(NamedTuple):
+    """What a model computes for b images."""
+
+    logits: Tensor  # (b, C)
+    z: Tensor  # (b, D) input of the classifier: the representation that contrastive losses compare
+    levels: tuple[Tensor, ...]  # (b, C_l) pooled outputs of the encoder's stages, lowest first; empty unless asked for
+
+    def compared(self, which: int | Literal["last"]) -> tuple[Tensor, ...]:
+        """Return the first so many levels, of those that there are, or the last one only."""
+        return self.levels[-1:] if which == "last" else self.levels[:which]
+
+
+class Stages(nn.Module):
+    """An encoder as a list of stages, each ending in its tail: ``tails[l](stages[l](x))`` is what stage l+1 takes.
+
+    Stage l maps its input to its level, (b, D), (b, C, H, W) or n tokens (b, n, D), which is then pooled globally: a
+    pre-activation where FedRCL compares features before the last ReLU of a stage. Its tail is an activation, a pool, a
+    flattening, or nothing.
+    """
+
+    def __init__(self, stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> None:
+        """Raises ``ValueError`` unless each stage has its tail."""
+        super().__init__()
+        if len(stages) != len(tails):
+            got = f"{len(stages)} stages and {len(tails)} tails"
+            raise ValueError(f"Stages takes a tail for each stage, got {got}; nn.Identity() does nothing")
+        self.stages, self.tails = nn.ModuleList(stages), nn.ModuleList(tails)
+
+    def outputs(self, x: Tensor) -> list[Tensor]:
+        """Return what every stage hands on, lowest first; the last is what ``forward`` returns."""
+        found: list[Tensor] = []
+        for stage, tail in zip(self.stages, self.tails, strict=True):
+            x = tail(stage(x))
+            found.append(x)
+        return found
+
+    def resume(self, x: Tensor, level: int) -> Tensor:
+        """Return the last stage's output from ``x``, what the first ``level`` stages have made of images."""
+        for stage, tail in zip(self.stages[level:], self.tails[level:], strict=True):
+            x = tail(stage(x))
+        return x
+
+    def forward(self, x: Tensor, levels: list[Tensor] | None = None) -> Tensor:
+        """Return the last stage's output, appending every stage's pooled features to ``levels`` if given."""
+        for stage, tail in zip(self.stages, self.tails, strict=True):
+            x = stage(x)
+            if levels is not None:
+                levels.append(_pooled_level(x))
+            x = tail(x)
+        return x
+
+
+def _pooled_level(x: Tensor) -> Tensor:
+    """Return the mean over what a level has beside channels: pixels of (b, C, H, W), tokens of (b, n, D)."""
+    if x.dim() == 2:
+        return x
+    return x.mean(1) if x.dim() == 3 else x.mean((2, 3))
+
+
+class SplitModel(nn.Module):
+    """A network whose tensors are named ``encoder.*``, ``projector.*`` and ``classifier.*``; it has no buffers.
+
+    Usable with other parameters than its own (``holding``) and under ``vmap``: no in-place operation, no random draw, no
+    branch on data. ``projector`` is a sequence of layers, or nothing. ``dropout`` is the rate before the layers ``dropped``, by
+    their names, of which the classifier is the first.
+    """
+
+    def __init__(
+        self,
+        encoder: Stages,
+        projector: nn.Module,
+        classifier: nn.Linear,
+        dropout: float = 0.0,
+        dropped: tuple[str, ...] = ("classifier",),
+    ) -> None:
+        """Raises ``TypeError`` for a classifier or a projector of another kind, ``ValueError`` for ``dropped``."""
+        super().__init__()
+        if not isinstance(classifier, nn.Linear):
+            got = type(classifier).__name__
+            raise TypeError(f"a SplitModel's classifier is an nn.Linear, got {got}; layers before it are the projector")
+        if type(projector) not in (nn.Sequential, nn.Identity):  # a class of one's own may do more than its layers one by one
+            got = type(projector).__name__
+            raise TypeError(f"a SplitModel's projector is an nn.Sequential, or an nn.Identity for none, got {got}")
+        layers = ["classifier", *(f"projector.{number}" for number, _ in projector.named_children())]
+        if "classifier" not in dropped or not set(dropped) <= set(layers):
+            raise ValueError(f"dropped must name the classifier, and may name {', '.join(layers[1:]) or 'nothing else'}")
+        self.encoder, self.projector, self.classifier = encoder, projector, classifier
+        self.embedding_size = classifier.in_features  # D
+        self.num_classes = classifier.out_features
+        self.dropout, self.dropped = dropout, dropped
+
+    def forward(
+        self,
+        x: Tensor,
+        dropout_mask: Mapping[str, Tensor] | None = None,
+        with_levels: bool = False,
+        encoded: bool = False,
+    ) -> Features:
+        """Return the features of images x (b, C, H, W), or, where x is ``encoded``, of the encoder's outputs (b, E).
+
+        ``dropout_mask`` has, by layer, factors 0 or 1/(1-p) (b, D) on the layer's input; None is evaluation mode.
+        ``with_levels`` pools the stages' outputs too, which only methods that compare them should pay for.
+        """
+        levels: list[Tensor] | None = [] if with_levels else None
+        masks = dropout_mask or {}
+        z = x if encoded else self.encoder(x, levels)
+        for number, layer in self.projector.named_children():
+            name = f"projector.{number}"
+            z = layer(z * masks[name] if name in masks else z)
+        logits = self.classifier(z * masks["classifier"] if masks else z)
+        return Features(logits, z, tuple(levels or ()))
+
+    def resume(self, x: Tensor, level: int, dropout_mask: Mapping[str, Tensor] | None = None) -> Features:
+        """Return the features from ``x``, what the encoder's first ``level`` stages have made of b images."""
+        return self(self.encoder.resume(x, level), dropout_mask, encoded=True)  # type: ignore[no-any-return]
+
+    def represent(self, x: Tensor) -> Tensor:
+        """Return z (b, D) of images x alone, in evaluation mode."""
+        z: Tensor = self.projector(self.encoder(x))
+        return z
+
+    @contextlib.contextmanager
+    def holding(self, params: Mapping[str, Tensor]) -> Iterator["SplitModel"]:
+        """Have ``params`` in place of this model's own parameters of those names, until the block ends. Not for threads.
+
+        A pass of PMFL's CNN takes 1.50 ms, with ``torch.func.functional_call`` 1.66 (docs/BENCHMARKS.md).
+        """
+        own = [(home, leaf, home[leaf], value) for name, value in params.items() for home, leaf in [self._homes[name]]]
+        try:
+            for home, leaf, _, value in own:
+                home[leaf] = value
+            yield self
+        finally:
+            for home, leaf, before, _ in own:
+                home[leaf] = before
+
+    @cached_property
+    def _homes(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """Where a parameter is kept: its module's table, and its key there."""
+        parts = [(name, *name.rpartition(".")[::2]) for name, _ in self.named_parameters()]
+        return {name: (self.get_submodule(path)._parameters, leaf) for name, path, leaf in parts}
+
+
+def projector_of(width: int, projection: Sequence[int]) -> tuple[nn.Module, int]:
+    """Return an MLP projector of the given layer widths, ReLU between them, and its output width."""
+    if not projection:
+        return nn.Identity(), width
+    layers: list[nn.Module] = []
+    for i, size in enumerate(projection):
+        layers += ([nn.ReLU()] if i else []) + [nn.Linear(width, size)]
+        width = size
+    return nn.Sequential(*layers), width
+
+
+def features_of(encoder: nn.Module, in_channels: int, image_size: tuple[int, int]) -> int:
+    """Return how many features an encoder makes of an image, by running one."""
+    with torch.no_grad():
+        return int(encoder(torch.zeros(1, in_channels, *image_size)).shape[1])
+
+
+def build_model(
+    choice: Choice, in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int, *, tried: bool = True
+) -> SplitModel:
+    """Build the model that was chosen for images of a size; the initial weights are a pure function of ``seed``.
+
+    ``tried``: two images pass through it. Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels,
+    for what is no ``SplitModel``, and for layers that do not fit the images or each other.
+    """
+    if min(image_size) < SMALLEST or in_channels not in (1, 3):
+        raise UserError(
+            f"model={choice.name} takes images of at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, "
+            f"got {image_size[0]}x{image_size[1]} with {in_channels}"
+        )
+    shape = f"{in_channels}x{image_size[0]}x{image_size[1]}"
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would reseed the accelerators too, which fork_rng does not restore here.
+        torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
+        try:
+            model: SplitModel = choice.module.build(choice.config, in_channels, image_size, num_classes)
+        except UserError:
+            raise
+        except Exception as error:  # whatever layers that do not fit the images, the machine or the user's code bring about
+            raise UserError(f"model={choice.name} cannot be built for images of {shape}: {_fault(error, choice)}") from error
+        _check_built(choice, model, num_classes)
+        if tried:
+            _try(choice, model, torch.zeros(2, in_channels, *image_size))
+    return model
+
+
+def _fault(error: Exception, choice: Choice) -> str:
+    """Return what a model's code raised, on one line, with type and place where it is not torch's own or the machine's."""
+    line = next(iter(str(error).splitlines()), "")
+    if isinstance(error, RuntimeError | MemoryError):
+        return line
+    where = registry.line_in(str(choice.module.__file__), error)
+    return f"{type(error).__name__}: {line} ({where.filename}, line {where.lineno})"
+
+
+def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
+    """Raise ``UserError`` where what was built is no model that every method can train."""
+    said = _said(choice)
+    if not isinstance(model, SplitModel):
+        raise UserError(f"{said}, got {type(model).__name__}")
+    if not isinstance(model.encoder, Stages):
+        raise UserError(f"{said} whose encoder is a contrafed.core.split_model.Stages, got {type(model.encoder).__name__}")
+    if model.num_classes != num_classes:
+        raise UserError(f"{said} with {num_classes} outputs (num_classes), got {model.num_classes}")
+    parts = ("encoder", "projector", "classifier")
+    if outside := [name for name, _ in model.named_parameters() if name.partition(".")[0] not in parts]:
+        raise UserError(f"{said} without parameters beside {', '.join(parts)}, got {outside[0]}")
+    names = {name for name, _ in model.named_parameters()}
+    if twice := [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in names]:
+        raise UserError(f"{said} that has each parameter once, got {twice[0]}, which it has by another name too")
+    if fixed := [name for name, value in model.named_parameters() if not value.requires_grad]:
+        raise UserError(
+            f"{said} whose parameters require a gradient, got {fixed[0]}; what trains is for a method to say (parts=)"
+        )
+    unsized = [name for name, value in model.named_parameters() if nn.parameter.is_lazy(value)]
+    if unsized:
+        raise UserError(
+            f"{said} whose layers know their sizes, got {unsized[0]} without; contrafed.core.split_model.features_of counts them"
+        )
+    buffers = [name for name, _ in model.named_buffers()]
+    if buffers:
+        remedy = "normalise with contrafed.core.split_model.group_norm, and make constants in forward"
+        raise UserError(f"{said} without buffers, got {buffers[0]}; {remedy}")
+    layers = model.named_modules()
+    drawing = [name for name, layer in layers if layer is not model and _drops(layer)]
+    if drawing:  # methods draw a round's masks themselves
+        raise UserError(f"{said} without layers of dropout, got {drawing[0]}; give SplitModel its dropout=RATE")
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Return whether a layer draws masks: one of dropout, or one that has a rate of its own, such as torch's attention."""
+    rate = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0)
+    return isinstance(rate, int | float) and rate > 0
+
+
+def _said(choice: Choice) -> str:
+    return f"model={choice.name}: {choice.module.__name__}.build must return a contrafed.core.split_model.SplitModel"
+
+
+def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:
+    """Raise ``UserError`` where a model cannot compute features of ``images`` (b, C, H, W)."""
+    count, width = len(images), model.embedding_size
+    try:
+        with torch.no_grad():
+            encoded = model.encoder(images)
+            z = model.projector(encoded)
+    except Exception as error:  # whatever layers that do not fit each other, or a user's own, bring about
+        shape = "x".join(map(str, images.shape[1:]))
+        raise UserError(f"model={choice.name} cannot take images of {shape}: {_fault(error, choice)}") from error
+    if z.shape != (count, width):
+        wanted = f"whose classifier gets ({count}, {width}) of {count} images, got {tuple(z.shape)}"
+        raise UserError(f"{_said(choice)} {wanted}" + ("; nn.Flatten() makes a row of each image" if z.dim() != 2 else ""))
+    if encoded.dim() != 2:
+        rows = f"whose encoder makes a row of each image, ({count}, E), got {tuple(encoded.shape)}"
+        raise UserError(f"{_said(choice)} {rows}; a pool or nn.Flatten() belongs in its last tail")
+
+
+def hidden_layers(
+    stages: list[nn.Module], tails: list[nn.Module], hidden: Sequence[int], in_channels: int, image_size: tuple[int, int]
+) -> int:
+    """Append fully connected layers with ReLU to an encoder's stages, flattening before them; returns the last width."""
+    tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
+    width = features_of(Stages(stages, tails), in_channels, image_size)
+    for size in hidden:
+        stages.append(nn.Linear(width, size))
+        tails.append(nn.ReLU())
+        width = size
+    return width
+
+
+class HalvingPool(nn.Module):
+    """A 2x2 max-pool of stride 2; an odd last row or column is left out.
+
+    On a CPU without a gradient two maxima over slices: the same numbers in 57 us instead of 148 (docs/BENCHMARKS.md).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., C, H // 2, W // 2) for x (..., C, H, W)."""
+        if torch.is_grad_enabled() or x.device.type != "cpu":
+            return F.max_pool2d(x, 2)
+        height, width = (side // 2 * 2 for side in x.shape[-2:])
+        x = torch.maximum(x[..., 0:width:2], x[..., 1:width:2])
+        return torch.maximum(x[..., 0:height:2, :], x[..., 1:height:2, :])
+
+
+def relu_pool() -> nn.Module:
+    """Return what follows a convolution in the small networks: ReLU and a 2x2 max-pool, the same in either order.
+
+    ReLU after the pool sees a quarter of the numbers: 1.2 instead of 1.6 ms a pass of PMFL's CNN (docs/BENCHMARKS.md).
+    """
+    return nn.Sequential(HalvingPool(), nn.ReLU())
+
+
+def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int, wanted: int = 0) -> int:
+    """Return the padding of ``layers`` convolutions, each followed by a 2x2 pool: ``wanted`` where that leaves a pixel.
+
+    Else kernel // 2, which keeps the size for odd kernels. Raises ``UserError`` where that leaves nothing either.
+    """
+    for padding in (wanted, kernel // 2):
+        side = min(image_size)
+        for _ in range(layers):
+            side = max(side + 2 * padding - kernel + 1, 0) // 2
+        if side >= 1:
+            return padding
+    raise UserError(
+        f"model: {layers} convolutions of kernel {kernel}, each with a 2x2 pool, leave nothing of images of "
+        f"{image_size[0]}x{image_size[1]}"
+    )
+
+
+class FullPrecisionGroupNorm(nn.GroupNorm):
+    """A GroupNorm that computes in its weights' type under autocast, as CUDA's does for a lone node but not under ``vmap``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x (n, C, ...)."""
+        out: Tensor = super().forward(x.to(self.weight.dtype))
+        return out
+
+
+def group_norm(channels: int, groups: int) -> nn.GroupNorm:
+    """Return a GroupNorm of ``groups`` groups, or of their greatest common divisor with ``channels``."""
+    return FullPrecisionGroupNorm(math.gcd(groups, channels), channels)
+
+
+def pooled(encoder_stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> Stages:
+    """Return the stages with a global average pool after the last."""
+    ends = list(tails)
+    ends[-1] = nn.Sequential(ends[-1], nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Stages(encoder_stages, ends)

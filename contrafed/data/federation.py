@@ -1,0 +1,47 @@
+"""A data set and who holds which part of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from contrafed.core.client_run import NodeRun
+from contrafed.core.errors import UserError
+from contrafed.data.images import ImageData, load_images
+from contrafed.data.label_flip import flipped
+from contrafed.data.own import fitted, own_images
+from contrafed.data.partition import Partition, make_partition
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The images, and each node's index arrays into them."""
+
+    data: ImageData
+    partition: Partition
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are (K)."""
+        return self.partition.num_nodes
+
+    @property
+    def central_test(self) -> np.ndarray:
+        """Indices of the central test split; empty when the splits were merged."""
+        return np.flatnonzero(self.data.test.numpy())
+
+
+def load_federation(run: NodeRun, own: tuple[int, str] | None = None) -> Federation:
+    """Load and partition the data of a run. Raises ``UserError``.
+
+    On a device ``run.images`` says what the run's model takes, and ``own`` which node has data of its own, and where.
+    """
+    if own is not None:
+        return Federation(*own_images(run, *own))
+    if run.images is not None and run.partition.name == "own":
+        raise UserError("this run has partition=own: every --node-config needs data=PATH")
+    data = load_images(run.dataset)
+    if run.images is not None:
+        data = fitted(data, run.images, f"dataset={run.dataset.name} on this node")
+    merged = run.dataset.config.merge_splits
+    partition = make_partition(run.partition, data, run.num_nodes, run.seed, merged)
+    return Federation(*flipped(data, partition, run.flipped)) if run.flipped else Federation(data, partition)

@@ -1,0 +1,206 @@
+"""Image data as tensors: the whole data set sits on a worker's device as uint8; nodes are index arrays into it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contrafed.core import registry
+from contrafed.core.client_run import Choice
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.schema import Range
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+GENERATED = "generated"  # of dataset.path: drawn images
+SMALLEST = 8  # pixels a side; the smallest image that every model takes
+
+
+@dataclass(frozen=True)
+class Common:
+    """What the ``Config`` of every data set inherits."""
+
+    merge_splits: bool
+    fraction: Annotated[float, Range(gt=0, le=1)]
+    normalize: Literal["moments", "half", "image_deviations"]
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A labelled image set with a central test split."""
+
+    x: Tensor  # (N, C, H, W) uint8
+    y: Tensor  # (N,) int64 labels 0..num_classes-1
+    test: Tensor  # (N,) bool, True: central test split
+    mean: tuple[float, ...]  # per channel of x/255, over the training part
+    std: tuple[float, ...]
+    num_classes: int
+    owner: np.ndarray | None  # (N,) the node each example comes from, where the data set knows
+    stand_in: str | None = None  # the npz that these come from in a data set's place, or that they are drawn
+
+
+def make_images(
+    x: np.ndarray,
+    y: np.ndarray,
+    test: np.ndarray,
+    num_classes: int | None = None,
+    owner: np.ndarray | None = None,
+) -> ImageData:
+    """Return checked ``ImageData`` from ``x`` (N,H,W) or (N,H,W,C) uint8, ``y`` (N,) integers and ``test`` (N,) bool.
+
+    ``owner`` is (N,) or None, and ``num_classes`` None means the largest label + 1.
+    Lists and tensors are taken as arrays. Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels,
+    for lengths that differ, labels out of range, or an empty training part.
+    """
+    try:
+        x, y, test = np.asarray(x), np.asarray(y), np.asarray(test)
+        owner = None if owner is None else np.asarray(owner)
+    except (TypeError, ValueError) as error:  # lists of unequal length, tensors on a GPU
+        raise UserError(f"images, labels, split and owners must be arrays: {' '.join(str(error).split())}") from error
+    if x.ndim == 3:
+        x = x[..., None]
+    if x.ndim != 4 or x.dtype != np.uint8:
+        raise UserError(f"images must be uint8 (N,H,W) or (N,H,W,C), got {x.dtype} {x.shape}")
+    count, height, width, channels = x.shape
+    if min(height, width) < SMALLEST or channels not in (1, 3):
+        first = height in (1, 3) and channels not in (1, 3)
+        raise UserError(
+            f"images must be at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, got {height}x{width} with {channels}"
+            + ("; channels come last: x.transpose(0, 2, 3, 1)" if first else "")
+        )
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise UserError(f"labels y must be whole numbers (N,), got {y.dtype} {y.shape}")
+    if test.ndim != 1:
+        raise UserError(f"the split must be one mark per image (N,), got {test.shape}")
+    if test.dtype.kind in "SU":
+        raise UserError(f"the split must be True where an image is for testing, got {test.dtype}")
+    if len(y) != count or len(test) != count:
+        marks = f" and {len(test)} split marks" if len(test) != len(y) else ""
+        raise UserError(f"{count} images, {len(y)} labels{marks} do not match")
+    if owner is not None and owner.shape != (count,):
+        owners = len(owner) if owner.ndim == 1 else owner.shape
+        raise UserError(f"{count} images and {owners} owners do not match")
+    test = test.astype(bool)
+    if count == 0 or test.all():
+        raise UserError(f"the training split is empty; there are {count} images, {count} of them for testing")
+    low, high = int(y.min()), int(y.max())
+    classes = num_classes if num_classes is not None else high + 1
+    if low < 0 or high >= classes:
+        raise UserError(f"labels must be in 0..{classes - 1}, found {low}..{high}")
+    if classes < 2:
+        raise UserError(f"there must be at least 2 classes, found {classes}")
+    mean, std = _moments(x[~test])
+    images = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)  # channels last in memory
+    labels = torch.from_numpy(y.astype(np.int64))
+    return ImageData(images, labels, torch.from_numpy(test), mean, std, classes, owner)
+
+
+def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
+    """Raise ``UserError`` where whole numbers ``y`` (N,) seem not to count from 0: the classes in a gap would be real ones."""
+    if not len(y):
+        return
+    found, low, high = len(np.unique(y)), int(y.min()), int(y.max())
+    if high > 10 * found + 1000:
+        raise UserError(f"{where}: the largest label is {high} though only {found} occur; labels count from 0: {remedy}")
+    if low > 0:
+        raise UserError(f"{where}: labels count from 0, found {low}..{high}: {remedy}")
+
+
+def check_depth(image: "Image", where: str) -> None:
+    """Raise ``UserError`` for one of Pillow's images whose numbers do not fit a byte: to convert it would make it white."""
+    if image.mode.startswith(("I", "F")):
+        raise UserError(f"{where}: an image has more than 8 bits a channel; save it with 8, or give dataset=npz floats in 0..1")
+
+
+def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return per-channel mean and standard deviation of x/255, from integer counts, so exact and small in memory."""
+    means, stds = [], []
+    for channel in range(x.shape[-1]):
+        counts = np.bincount(x[..., channel].reshape(-1), minlength=256)
+        levels = np.arange(256) / 255
+        mean = float((counts * levels).sum() / counts.sum())
+        variance = float((counts * (levels - mean) ** 2).sum() / counts.sum())
+        means.append(mean)
+        stds.append(max(variance**0.5, 1e-3))  # a constant channel must not divide by zero
+    return tuple(means), tuple(stds)
+
+
+def image_deviations(x: Tensor) -> tuple[float, ...]:
+    """Return, per channel, the mean over images ``x`` (N, C, H, W) uint8 of an image's standard deviation, of x/255."""
+    parts = [part.flatten(2).double().std(2, correction=0) for part in x.split(1024)]
+    return tuple(max(value, 1e-3) for value in (torch.cat(parts).mean(0) / 255).tolist())
+
+
+def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarray:
+    """Return (N,) bool, True for about ``test_fraction`` of each class, drawn from ``seed`` alone.
+
+    At least one example of each class stays in training.
+    """
+    rng = generator(seed, "test split")
+    test = np.zeros(len(y), dtype=bool)
+    for label in np.unique(y):
+        members = rng.permutation(np.flatnonzero(y == label))
+        test[members[: min(round(test_fraction * len(members)), len(members) - 1)]] = True
+    return test
+
+
+def load_images(dataset: Choice) -> ImageData:
+    """Load the data set that was chosen; ``merge_splits`` leaves no central test split (FedCRL's protocol).
+
+    ``normalize: half`` maps pixels to [-1, 1] whatever their distribution. Else mean and standard deviation stay those of
+    the published training part: the merged images are the nodes' tests too. ``image_deviations`` divides by the mean over
+    images of each one's own deviation, as FedAU's and FedRCL's code does for CIFAR-10.
+    Raises ``UserError`` for data that are missing or damaged, or no ``ImageData``.
+    """
+    _check_path(dataset)
+    with registry.blamed(f"dataset={dataset.name}: {dataset.module.__name__}.load", str(dataset.module.__file__)):
+        data: ImageData = dataset.module.load(dataset.config, dataset.name)
+    if not isinstance(data, ImageData):
+        raise UserError(
+            f"dataset={dataset.name}: {dataset.module.__name__}.load must return ImageData, got {type(data).__name__}"
+        )
+    if dataset.config.normalize == "image_deviations":
+        data = replace(data, std=image_deviations(data.x[~data.test]))
+    if dataset.config.fraction < 1 and data.stand_in != GENERATED:  # of which there are few
+        data = thinned(data, dataset.config.fraction)
+    if dataset.config.merge_splits:
+        data = replace(data, test=torch.zeros_like(data.test))
+    if dataset.config.normalize == "half":
+        halves = (0.5,) * len(data.mean)
+        data = replace(data, mean=halves, std=halves)
+    return data
+
+
+def thinned(data: ImageData, fraction: float) -> ImageData:
+    """Return a share of the images, of each class and split alike and at least one, in their order; always the same ones."""
+    rng = generator(0, "fraction of the images")
+    kept = []
+    for label in range(data.num_classes):
+        for split in (False, True):
+            members = np.flatnonzero(((data.y == label) & (data.test == split)).numpy())
+            kept.append(rng.permutation(members)[: max(1, round(fraction * len(members)))])
+    some = np.sort(np.concatenate(kept))
+    owner = None if data.owner is None else data.owner[some]
+    return replace(data, x=data.x[some], y=data.y[some], test=data.test[some], owner=owner)
+
+
+def check(dataset: Choice) -> None:
+    """Raise ``UserError`` for settings that do not go together, or a file that is not there; loads no data."""
+    _check_path(dataset)
+    if hasattr(dataset.module, "check"):
+        dataset.module.check(dataset.config, dataset.name)
+
+
+def _check_path(dataset: Choice) -> None:
+    if hasattr(dataset.config, "path"):
+        if dataset.config.path is None and hasattr(dataset.config, "download"):  # the path is of what stands in
+            return
+        if dataset.config.path is None:
+            raise UserError(f"dataset={dataset.name} needs dataset.path")
+        if dataset.config.path != GENERATED and not Path(dataset.config.path).expanduser().exists():
+            raise UserError(f"dataset.path: there is nothing at {dataset.config.path}")

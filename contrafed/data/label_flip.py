@@ -1,0 +1,66 @@
+"""Nodes that train on wrong labels: the simulated attack label_flip."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from contrafed.data.images import ImageData
+from contrafed.data.partition import Partition
+
+
+class Flipped(Partition):
+    """A partition in which some nodes' training examples are others; what it says of sizes and classes stays the true one.
+
+    So who takes part does not depend on who attacks.
+    """
+
+    def __init__(self, true: Partition, own: dict[int, np.ndarray]) -> None:
+        """``own``: the training examples of those nodes."""
+        self.num_nodes, self.num_classes, self.small = true.num_nodes, true.num_classes, true.small
+        self._true, self._own = true, own
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training examples per node (K,)."""
+        return self._true.sizes
+
+    def train(self, node: int) -> np.ndarray:
+        """Return a node's training examples, int64 indices."""
+        return self._own[node] if node in self._own else self._true.train(node)
+
+    def true_train(self, node: int) -> np.ndarray:
+        """Return a node's training examples with their true labels, int64 indices."""
+        return self._true.train(node)
+
+    def test(self, node: int) -> np.ndarray:
+        """Return a node's own held-out examples, which have their true labels."""
+        return self._true.test(node)
+
+    def class_counts(self) -> np.ndarray:
+        """Return training examples per node and true class (K, C)."""
+        return self._true.class_counts()
+
+    def class_proportions(self) -> np.ndarray:
+        """Return each node's true class proportions (K, C)."""
+        return self._true.class_proportions()
+
+
+def flipped(data: ImageData, partition: Partition, nodes: Sequence[int]) -> tuple[ImageData, Partition]:
+    """Return data with a copy of each example that ``nodes`` train on, class c of C as C - 1 - c, and who holds which.
+
+    Copies, since nodes may share examples, of which only the attackers' are wrong. Source: Fang et al. 2020, section 5.1.
+    """
+    parts = [partition.train(node) for node in nodes]
+    seen, ends = np.concatenate([np.zeros(0, dtype=np.int64), *parts]), len(data.y) + np.cumsum([len(part) for part in parts])
+    copied = torch.from_numpy(seen)
+    more = replace(
+        data,
+        x=torch.cat([data.x, data.x[copied]]),
+        y=torch.cat([data.y, data.num_classes - 1 - data.y[copied]]),
+        test=torch.cat([data.test, torch.zeros(len(seen), dtype=torch.bool)]),
+        owner=None if data.owner is None else np.concatenate([data.owner, data.owner[seen]]),
+    )
+    own = {node: np.arange(end - len(part), end) for node, part, end in zip(nodes, parts, ends.tolist(), strict=True)}
+    return more, Flipped(partition, own)

@@ -1,0 +1,197 @@
+"""Who shows up: the availability of nodes, and apart from it the server's selection."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from contrafed.core import registry
+from contrafed.core.client_run import Choice
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.schema import Range
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the ``Config`` of every pattern inherits: how many nodes the server selects, and how many replies are lost."""
+
+    select: int | float | None  # None: every node
+    loss_rate: Annotated[float, Range(ge=0, le=1)]
+
+    def count(self, num_nodes: int) -> int | None:
+        """Return the number of nodes selected: a whole number as it is, a fraction as that share, at least 1.
+
+        Raises ``UserError`` outside 1..num_nodes and (0, 1).
+        """
+        value = self.select
+        if value is None:
+            return None
+        if isinstance(value, int) and 1 <= value <= num_nodes:
+            return value
+        if isinstance(value, float) and 0 < value < 1:
+            return max(1, round(value * num_nodes))
+        raise UserError(
+            f"participation.select must be null, a whole number in 1..{num_nodes} (the nodes that may train) or a fraction "
+            f"between 0 and 1, got {value}"
+        )
+
+
+class Participation:
+    """A participation pattern over K nodes; this base class is the one in which everyone is always available.
+
+    Rounds are Flower's, from 1; the papers' t is ``server_round - 1``. Every draw is a function of (seed, round), never of
+    the method, so that methods can be compared on the same availability.
+    """
+
+    probabilities: np.ndarray | None = None  # (K,) the p_k of patterns that have them
+    everyone = True  # whether all nodes are available in every round
+
+    def __init__(self, config: Any, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> None:
+        """``class_proportions()`` returns (K, C) rows that sum to 1, an empty node's to 0; only some patterns call it."""
+        self.config = config
+        self.num_nodes = num_nodes
+        self.seed = seed
+        self.select: int | None = config.count(num_nodes)
+        self.prepare(class_proportions)
+
+    def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
+        """Draw what holds for the whole run."""
+
+    @property
+    def realised_mean(self) -> float | None:
+        """The mean of p_k over nodes: under ``scaling: analytic`` one draw of Z can put it far from E[p]."""
+        return None if self.probabilities is None else float(self.probabilities.mean())
+
+    def available(self, server_round: int) -> np.ndarray:
+        """Return which nodes are available in a round, (K,) bool."""
+        return np.ones(self.num_nodes, dtype=bool)
+
+    def presence(self) -> np.ndarray | None:
+        """Return how often each node is available in the long run, (K,) shares of rounds; None where that is not known."""
+        return np.ones(self.num_nodes) if self.everyone else None
+
+    @classmethod
+    def is_known(cls) -> bool:
+        """Whether ``presence`` is."""
+        return cls.everyone or cls.presence is not Participation.presence
+
+    def probability(self) -> np.ndarray | None:
+        """Return how often each node's reply counts in the long run (K,): selected, there, not lost; None where not known.
+
+        Raises ``UserError`` for a ``presence`` of another shape, or of numbers that are no shares.
+        """
+        presence = self.presence()
+        if presence is None:
+            return None
+        wanted = f"{type(self).__name__}.presence must return ({self.num_nodes},) shares of rounds, 0 to 1, or None"
+        if not isinstance(presence, np.ndarray) or presence.shape != (self.num_nodes,) or presence.dtype.kind not in "iuf":
+            got = f"{getattr(presence, 'dtype', type(presence).__name__)} {np.shape(presence)}"
+            raise UserError(f"{wanted}, got {got}")
+        if not ((presence >= 0) & (presence <= 1)).all():
+            raise UserError(f"{wanted}, got {presence.min()} to {presence.max()}")
+        return presence * (1.0 if self.select is None else self.select / self.num_nodes) * (1 - self.config.loss_rate)
+
+    def loses(self, server_round: int, node: int) -> bool:
+        """Whether a node's reply of a round is lost on its way back, which happens to a share ``loss_rate`` of all.
+
+        The node has trained, and what it remembers of that stays with it; the server counts it as one that was away.
+        """
+        rate: float = self.config.loss_rate
+        return rate > 0 and generator(self.seed, "reply loss", server_round - 1, node).random() < rate
+
+    def participants(self, server_round: int) -> np.ndarray:
+        """Return the nodes that take part, sorted ids: selected by the server and available.
+
+        The server draws ``select`` of all nodes uniformly without replacement, blind to who is available. Raises ``UserError``
+        for an ``available`` of another shape or type.
+        """
+        chosen = None
+        if self.select is not None:
+            rng = generator(self.seed, "selection", server_round - 1)
+            # O(select), not O(K), for a million nodes.
+            chosen = np.sort(rng.choice(self.num_nodes, self.select, replace=False, shuffle=False))
+        if self.everyone:
+            return np.arange(self.num_nodes) if chosen is None else chosen
+        here = self.available(server_round)
+        if not isinstance(here, np.ndarray) or here.shape != (self.num_nodes,) or here.dtype != bool:
+            wanted = f"{type(self).__name__}.available must return ({self.num_nodes},) bool"
+            raise UserError(f"{wanted}, got {getattr(here, 'dtype', type(here).__name__)} {np.shape(here)}")
+        return np.flatnonzero(here) if chosen is None else chosen[here[chosen]]
+
+
+def pattern_class_of(choice: Choice) -> type[Participation]:
+    """Return the class of the pattern that was chosen. Raises ``UserError`` for none, or one that would never be asked."""
+    found = registry.only_subclass(choice.module, Participation)
+    if found.everyone and found.available is not Participation.available:
+        raise UserError(f"participation={choice.name}: {found.__name__} has an `available` and must say `everyone = False`")
+    if not found.everyone and found.available is Participation.available:
+        wanted = "must define `available(self, server_round)`"
+        raise UserError(f"participation={choice.name}: {found.__name__} says `everyone = False` and {wanted}")
+    return found
+
+
+def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> Participation:
+    """Return the pattern that was chosen. Raises ``UserError``."""
+    pattern = pattern_class_of(choice)(choice.config, class_proportions, num_nodes, seed)
+    if not hasattr(pattern, "select"):
+        wanted = "what is drawn once goes into `prepare`, and an `__init__` of its own calls super's"
+        raise UserError(f"participation={choice.name}: {type(pattern).__name__} was not initialised; {wanted}")
+    return pattern
+
+
+@dataclass(frozen=True)
+class Heterogeneous(Selection):
+    """How the participation probabilities p_k differ (PMFL Equation 12)."""
+
+    beta: Annotated[float, Range(gt=0)] | None
+    mean_probability: Annotated[float, Range(gt=0, le=1)]
+    floor: Annotated[float, Range(ge=0, le=1)]
+    scaling: Literal["analytic", "empirical", "empirical_floor"]
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` when a floor above E[p] leaves ``empirical_floor`` nothing to find."""
+        if self.beta is not None and self.scaling == "empirical_floor" and self.mean_probability < self.floor:
+            raise UserError(
+                f"participation.mean_probability={self.mean_probability:g} is below participation.floor={self.floor:g}, "
+                "which scaling=empirical_floor cannot reach"
+            )
+
+
+def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> np.ndarray:
+    """Return p_k = max(floor, min(1, <Z, D_k> / r)) (K,), Z ~ Dir(beta 1_C) once per run, D_k the node's class proportions.
+
+    r by ``scaling``: ``analytic`` 1/(E[p] C), so that E[p] holds over Z before the floor; ``empirical`` so that this run's
+    mean is E[p] before floor and cap; ``empirical_floor`` so that it is after them. ``beta`` None: every p_k is E[p].
+    Deviation from Equation 12: capped at 1, since a probability above 1 is none. Raises ``UserError`` when an empirical mean
+    is out of reach because too few nodes hold the classes that Z favours.
+    """
+    mean = config.mean_probability
+    if config.beta is None:
+        return np.full(num_nodes, float(mean))
+    classes = class_proportions()
+    z = generator(seed, "participation probabilities").dirichlet(np.full(classes.shape[1], config.beta))
+    raw = classes @ z
+
+    def clipped(r: float) -> np.ndarray:
+        with np.errstate(over="ignore"):  # r may be as small as the smallest <Z, D_k>; infinity is capped at 1
+            return np.maximum(config.floor, np.minimum(1.0, raw / r))
+
+    if config.scaling == "analytic":
+        return clipped(1 / (mean * classes.shape[1]))
+    held = raw[raw > 0]
+    reachable = (len(held) + config.floor * (num_nodes - len(held))) / num_nodes if config.scaling == "empirical_floor" else 1.0
+    if not len(held) or mean > reachable:
+        raise UserError(
+            f"participation.scaling={config.scaling} cannot reach mean_probability={mean:g}: only {len(held)} of {num_nodes} "
+            "nodes hold a class that Z favours; use another seed, a larger beta or scaling=analytic"
+        )
+    if config.scaling == "empirical":
+        return clipped(raw.mean() / mean)
+    # The clipped mean falls as r grows: the held are all 1 at the lower end and at most E[p] at the upper.
+    low, high = float(held.min()), float(held.max()) / mean
+    for _ in range(100):
+        middle = low**0.5 * high**0.5  # <Z, D_k> spans hundreds of powers of ten when beta is small
+        low, high = (middle, high) if clipped(middle).mean() > mean else (low, middle)
+    return clipped(high)

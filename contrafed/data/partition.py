@@ -1,0 +1,336 @@
+"""Who holds which examples: every node an index array into the data set, a pure function of the seed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal
+
+import numpy as np
+
+from contrafed.core.client_run import Choice
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.schema import Range
+from contrafed.data import checks
+from contrafed.data.images import ImageData
+
+
+@dataclass(frozen=True)
+class Common:
+    """What the ``Config`` of every partition inherits."""
+
+    min_node_size: Annotated[int, Range(ge=0)]
+    max_redraws: Annotated[int, Range(ge=0)]
+    on_small: Literal["error", "move", "drop"]
+    test_fraction: Annotated[float, Range(ge=0, lt=1)] | None
+    deal_test: bool
+    keep_fraction: Annotated[float, Range(gt=0, le=1)]
+    scarce_nodes: Annotated[int, Range(ge=0)]
+    scarce_fraction: Annotated[float, Range(gt=0, le=1)]
+    cut_test: bool
+
+
+@dataclass(frozen=True)
+class Small:
+    """What ``on_small`` did about nodes that had drawn fewer than ``min_node_size`` examples."""
+
+    nodes: int  # how many these were
+    moved: int  # examples that were moved to them
+    dropped: int  # examples that no node holds for it
+
+
+class Partition:
+    """Explicit index arrays, one training part and one test part per node."""
+
+    small = Small(0, 0, 0)
+
+    def __init__(self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> None:
+        """Take K index arrays of each part, and the labels ``y`` (N,) they index."""
+        self.num_nodes = len(train)
+        self.num_classes = num_classes
+        self._y = y
+        self._train, self._train_ends = _packed(train)
+        self._test, self._test_ends = _packed(test)
+        for values in (self._train, self._test):
+            if len(values) and not 0 <= values.min() <= values.max() < len(y):
+                raise ValueError(f"a node's part has positions in y, 0..{len(y) - 1}, got {values.min()}..{values.max()}")
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training examples per node (K,)."""
+        return np.diff(self._train_ends)
+
+    @property
+    def test_sizes(self) -> np.ndarray:
+        """Examples of the nodes' own test parts (K,)."""
+        return np.array([len(self.test(node)) for node in range(self.num_nodes)])
+
+    def train(self, node: int) -> np.ndarray:
+        """Return a node's training examples, int64 indices."""
+        return self._train[self._train_ends[node] : self._train_ends[node + 1]]
+
+    def true_train(self, node: int) -> np.ndarray:
+        """Return a node's training examples as they are before an attack, by which a model is judged."""
+        return self.train(node)
+
+    def test(self, node: int) -> np.ndarray:
+        """Return a node's own held-out examples, int64 indices; may be empty."""
+        return self._test[self._test_ends[node] : self._test_ends[node + 1]]
+
+    def class_counts(self) -> np.ndarray:
+        """Return training examples per node and class (K, C), int64."""
+        return self._counts
+
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        node = np.repeat(np.arange(self.num_nodes), self.sizes)
+        flat = node * self.num_classes + self._y[self._train]
+        return np.bincount(flat, minlength=self.num_nodes * self.num_classes).reshape(self.num_nodes, -1)
+
+    def class_proportions(self) -> np.ndarray:
+        """Return each node's class proportions (K, C), rows summing to 1; zeros for an empty node."""
+        counts = self.class_counts()
+        return counts / np.maximum(counts.sum(1, keepdims=True), 1)
+
+
+def _packed(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    filled = [np.asarray(part) for part in parts if len(part)]  # an empty list counts as floating-point numbers
+    values = np.concatenate(filled) if filled else np.zeros(0, dtype=np.int64)
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"a node's part is an array of whole numbers, got {values.dtype}")
+    return values.astype(np.int64), ends
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a partitioner draws from: the training examples of a data set and a generator of its own."""
+
+    y: np.ndarray  # (n,) labels of the training examples
+    num_classes: int
+    num_nodes: int
+    rng: np.random.Generator
+    owner: np.ndarray | None  # (n,) natural node of each
+
+    def by_class(self) -> list[np.ndarray]:
+        """Return, for each class, its examples (positions in ``y``) in shuffled order."""
+        return [self.rng.permutation(np.flatnonzero(self.y == c)) for c in range(self.num_classes)]
+
+
+def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, merged: bool = False) -> Partition:
+    """Draw the partition that was chosen over the training examples of ``data``.
+
+    Redraws until every node has ``min_node_size`` examples, at most ``max_redraws`` times; then ``on_small`` treats the
+    draw whose smallest node is largest. Then each node holds out its own test part (``merged``: train and test were merged,
+    so a quarter by default), and the scarcity settings thin what is left. Deviation from PMFL, which redraws until every
+    node has a batch: the default asks for fewer examples and moves what is missing.
+    Raises ``UserError`` for what cannot be, with the numbers.
+    """
+    checks.check_common(choice, num_nodes)
+    module, config = choice.module, choice.config
+    if config.deal_test and not data.test.any():
+        raise UserError("partition.deal_test needs a central test split; set dataset.merge_splits=false")
+    pool = np.flatnonzero(~data.test.numpy())
+    y = data.y.numpy()
+    if hasattr(module, "lazy"):
+        if merged:
+            raise UserError(f"partition={choice.name} has no test parts of its own; set dataset.merge_splits=false")
+        with checks.own_code(choice, "lazy"):
+            lazy: Partition = module.lazy(config, y, pool, data.num_classes, num_nodes, seed)
+        if not isinstance(lazy, Partition) or lazy.num_nodes != num_nodes:
+            got = f"one of {lazy.num_nodes}" if isinstance(lazy, Partition) else type(lazy).__name__
+            wanted = f"{checks.said_of(choice, 'lazy')} a contrafed.data.partition.Partition of {num_nodes} nodes"
+            raise UserError(f"{wanted}, got {got}")
+        checks.check_lazy(choice, lazy, data.test.numpy())
+        return lazy
+    if hasattr(module, "explicit"):
+        found = checks.explicit_of(choice, data.test.numpy(), num_nodes)
+        return _from_file(config, found, data, seed, held_out_fraction(config, merged))
+    if num_nodes > len(pool):
+        raise UserError(
+            f"{num_nodes} nodes cannot share {len(pool)} training examples; lower num_nodes, or use partition=sampled"
+        )
+    owner = data.owner[pool] if data.owner is not None else None
+    needed = config.min_node_size
+    if needed * num_nodes > len(pool) and config.on_small != "drop":
+        raise UserError(
+            f"{num_nodes} nodes of at least {needed} examples need {needed * num_nodes}, the training split has {len(pool)}; "
+            "lower num_nodes or partition.min_node_size"
+        )
+    drawn_as = choice.values.get("module") or choice.name  # another's code with other settings draws as that one does
+    best = _best_draw(
+        choice, y[pool], owner, data.num_classes, num_nodes, lambda t: generator(seed, f"partition {drawn_as}", t)
+    )
+    rng = generator(seed, f"partition {drawn_as} small")
+    limits = y[pool] if getattr(module, "FIXED_CLASSES", False) else None
+    enough = _enough(best, limits, config, rng)
+    parts = [pool[part] for part in enough]
+    rng = generator(seed, f"partition {drawn_as} test")
+    if config.deal_test:
+        train, test = parts, _dealt(parts, np.flatnonzero(data.test.numpy()), y, data.num_classes, rng)
+    else:
+        train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
+    partition = _thinned(train, test, data, config, seed, drawn_as)
+    partition.small = _small(best, enough, needed)
+    return partition
+
+
+def _from_file(
+    config: Common, found: tuple[list[np.ndarray], list[np.ndarray] | None], data: ImageData, seed: int, held_out: float
+) -> Partition:
+    """Return a published partition, ``found`` as training and perhaps test parts, treated as one that is drawn."""
+    published, test = found
+    train = enough = _enough(published, None, config, generator(seed, "partition file small"))
+    if test is None:
+        train, test = _hold_out(enough, held_out, generator(seed, "partition file test"))
+    elif config.on_small == "drop":
+        test = [part if len(own) >= config.min_node_size else part[:0] for part, own in zip(test, published, strict=True)]
+    partition = _thinned(train, test, data, config, seed, "file")
+    partition.small = _small(published, enough, config.min_node_size)
+    return partition
+
+
+def _thinned(
+    train: list[np.ndarray], test: list[np.ndarray], data: ImageData, config: Common, seed: int, drawn_as: str
+) -> Partition:
+    """Return the partition of what the scarcity settings leave."""
+    y = data.y.numpy()
+    train = _scarce(train, y, config, generator(seed, f"partition {drawn_as} scarce"))
+    if config.cut_test:
+        test = _scarce(test, y, config, generator(seed, f"partition {drawn_as} scarce test"))
+    return Partition(train, test, y, data.num_classes)
+
+
+def _best_draw(
+    choice: Choice,
+    y: np.ndarray,
+    owner: np.ndarray | None,
+    num_classes: int,
+    num_nodes: int,
+    generator_of: Callable[[int], np.random.Generator],
+) -> list[np.ndarray]:
+    """Return the first draw in which every node has enough examples, or the one whose smallest node is largest."""
+    module, config, best = choice.module, choice.config, None
+    for attempt in range(config.max_redraws + 1):
+        parts = checks.split_of(choice, Draw(y, num_classes, num_nodes, generator_of(attempt), owner))
+        if best is None or min(map(len, parts)) > min(map(len, best)):
+            best = parts
+        if min(map(len, parts)) >= config.min_node_size or not getattr(module, "RANDOM_SIZES", True):
+            break
+    assert best is not None
+    return best
+
+
+def _enough(parts: list[np.ndarray], limits: np.ndarray | None, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
+    """Do what ``on_small`` says about nodes with fewer than ``min_node_size`` examples.
+
+    ``limits`` (n,): labels, where no node may get more classes by what is moved to it; None: any example will do.
+    """
+    needed = common.min_node_size
+    small = [k for k, part in enumerate(parts) if len(part) < needed]
+    if not small:
+        return parts
+    if common.on_small == "error":
+        least = min(small, key=lambda k: len(parts[k]))
+        raise UserError(
+            f"{len(small)} of {len(parts)} nodes have fewer than partition.min_node_size={needed} examples (node {least} has "
+            f"{len(parts[least])}) and max_redraws={common.max_redraws}; lower the size, or set partition.on_small=move or drop"
+        )
+    if common.on_small == "drop":
+        if len(small) == len(parts):
+            raise UserError(
+                f"all {len(parts)} nodes have fewer than partition.min_node_size={needed} examples (the largest has "
+                f"{max(map(len, parts))}) and would be dropped; lower it, or lower num_nodes"
+            )
+        return [part if len(part) >= needed else part[:0] for part in parts]
+    return _moved(parts, needed, limits, rng)
+
+
+def _small(before: list[np.ndarray], after: list[np.ndarray], needed: int) -> Small:
+    """Return what changed between two lists of parts."""
+    gained = [len(new) - len(old) for old, new in zip(before, after, strict=True)]
+    return Small(sum(len(part) < needed for part in before), sum(max(change, 0) for change in gained), -sum(gained))
+
+
+def _moved(parts: list[np.ndarray], needed: int, limits: np.ndarray | None, rng: np.random.Generator) -> list[np.ndarray]:
+    """Fill small nodes up from the nodes with most to spare, at random; no giver falls below ``needed``."""
+    parts = list(parts)
+    for k in [k for k, part in enumerate(parts) if len(part) < needed]:
+        while len(parts[k]) < needed:
+            # An empty node takes the classes of its first giver, which keeps to the limit itself.
+            fits = np.ones(0, dtype=bool) if limits is None else np.isin(limits, limits[parts[k]])
+            limited = limits is not None and len(parts[k]) > 0
+
+            def spare(j: int, fits: np.ndarray = fits, limited: bool = limited) -> int:
+                extra = len(parts[j]) - needed
+                return min(extra, int(fits[parts[j]].sum())) if limited else extra
+
+            giver = max(range(len(parts)), key=spare)
+            give = min(needed - len(parts[k]), spare(giver))
+            if give <= 0:
+                raise UserError(
+                    f"partition.min_node_size={needed} cannot be had: node {k} has {len(parts[k])} of the "
+                    f"{sum(map(len, parts))} examples that {len(parts)} nodes hold, and no other node has "
+                    "fitting ones to spare; lower it, or set partition.on_small=drop"
+                )
+            order = rng.permutation(parts[giver])
+            taken = np.flatnonzero(fits[order])[:give] if limited else np.arange(give)
+            parts[k], parts[giver] = np.concatenate([parts[k], order[taken]]), np.delete(order, taken)
+    return parts
+
+
+def held_out_fraction(common: Common, merged: bool) -> float:
+    """Return the share of a node's examples that is its own test part."""
+    if common.test_fraction is not None:
+        return common.test_fraction
+    return 0.25 if merged else 0.0
+
+
+def _hold_out(parts: list[np.ndarray], fraction: float, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Shuffle each node's examples and cut off its test part; a node with any example keeps one to train on."""
+    if fraction == 0:
+        return parts, [part[:0] for part in parts]
+    train, test = [], []
+    for part in parts:
+        order = rng.permutation(part)
+        held = min(round(fraction * len(part)), max(len(part) - 1, 0))
+        test.append(order[:held])
+        train.append(order[held:])
+    return train, test
+
+
+def _dealt(
+    parts: list[np.ndarray], test: np.ndarray, y: np.ndarray, num_classes: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Deal the central test split ``test`` out: of each class in the proportions in which its training examples are held."""
+    counts = np.array([np.bincount(y[part], minlength=num_classes) for part in parts])
+    mine: list[list[np.ndarray]] = [[] for _ in parts]
+    for label in range(num_classes):
+        members, held = rng.permutation(test[y[test] == label]), counts[:, label].cumsum()
+        cuts = np.round(held / max(held[-1], 1) * len(members)).astype(np.int64)
+        for node, piece in enumerate(np.split(members, cuts)[: len(parts)]):
+            mine[node].append(piece)
+    return [np.concatenate(pieces) for pieces in mine]
+
+
+def _scarce(parts: list[np.ndarray], y: np.ndarray, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
+    """Keep a stratified fraction of training or test parts (FedCoSR's scarcity settings)."""
+    first_scarce = len(parts) - common.scarce_nodes
+    kept = []
+    for node, part in enumerate(parts):
+        fraction = common.keep_fraction * (common.scarce_fraction if node >= first_scarce else 1.0)
+        kept.append(part if fraction == 1 else keep_stratified(part, y, fraction, rng))
+    return kept
+
+
+def keep_stratified(part: np.ndarray, y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Return max(1, round(fraction * n_c)) examples of each class c in ``part``, and at least 2 in all where there are."""
+    chosen = []
+    for label in np.unique(y[part]):
+        members = rng.permutation(part[y[part] == label])
+        chosen.append(members[: max(1, round(fraction * len(members)))])
+    kept = np.concatenate(chosen) if chosen else part[:0]
+    if len(kept) < 2 <= len(part):
+        rest = np.setdiff1d(part, kept)
+        kept = np.concatenate([kept, rng.permutation(rest)[: 2 - len(kept)]])
+    return kept

@@ -1,0 +1,1 @@
+"""Certificates and keys of a deployment."""

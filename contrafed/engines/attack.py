@@ -1,0 +1,155 @@
+"""Who attacks, what of a reply an attack replaces, and the Grid between the nodes and the server that does it.
+
+Devices have none of this: an attack lives in the simulation, and nodes know nothing of it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+import torch
+from flwr.app import Message, MessageType, RecordDict
+
+from contrafed.core import codec, registry
+from contrafed.core.client_run import Choice, NodeRun
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.core.schema import Range
+from contrafed.core.tensors import Tensors
+from contrafed.data.federation import Federation
+from contrafed.engines.client_registry import Members
+from contrafed.engines.grid import RunGrid
+
+# What attackers replace: their model or its change, and their prototypes. Counts, statistics and reports stay as they are.
+MODEL, ATTACKED = "model/", ("model/", "delta/", "proto/mean")
+PROTOTYPES, HELD = "proto/mean", "proto/count"
+
+
+@dataclass(frozen=True)
+class Attackers:
+    """What the ``Config`` of every attack inherits: who attacks."""
+
+    fraction: Annotated[float, Range(ge=0, le=1)]
+    nodes: tuple[int, ...] | None
+
+    def among(self, num_nodes: int, seed: int) -> tuple[int, ...]:
+        """Return the attackers, ascending. Raises ``UserError`` for one that does not exist."""
+        if self.nodes is None:
+            order = generator(seed, "attackers").permutation(num_nodes)
+            count = round(self.fraction * num_nodes)
+            if self.fraction and not count:
+                raise UserError(f"attack.fraction={self.fraction:g} of num_nodes={num_nodes} makes no attacker")
+            return tuple(sorted(order[:count].tolist()))
+        if wrong := [node for node in self.nodes if not 0 <= node < num_nodes]:
+            raise UserError(f"attack.nodes: node {wrong[0]} is not in 0..{num_nodes - 1} (num_nodes={num_nodes})")
+        return tuple(sorted(set(self.nodes)))
+
+    @property
+    def needs_honest(self) -> bool:
+        """Whether attackers send something made of what honest nodes send."""
+        return False
+
+
+class Attack:
+    """Replaces what attackers changed: tensors by name, of a model less what the node received, prototypes as they are."""
+
+    def __init__(self, config: Any, seed: int) -> None:
+        self.config, self.seed = config, seed
+
+    def replace(self, own: Mapping[int, Tensors], honest: Mapping[int, Tensors], server_round: int) -> dict[int, Tensors]:
+        """Return what each attacker sends, from the ``own`` changes of attackers and those of all others, by node.
+
+        A prototype of a class that a node does not hold is NaN.
+        """
+        return {node: self.one(change, server_round, node) for node, change in own.items()}
+
+    def one(self, change: Tensors, server_round: int, node: int) -> Tensors:
+        """Return what an attacker sends that looks at its own change alone."""
+        raise NotImplementedError
+
+
+class AttackedGrid:
+    """A Grid some of whose nodes attack; in all else the Grid that it stands around."""
+
+    def __init__(self, grid: RunGrid, attack: Attack, attackers: Iterable[int]) -> None:
+        self._grid, self._attack, self._attackers = grid, attack, frozenset(attackers)
+        self._partition_of: dict[int, int] = {}  # by Flower's node id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+        """Return who the nodes are, and remember it."""
+        found = self._grid.members(run, federation, places)
+        self._partition_of = {int(node): k for k, node in enumerate(found.node_ids)}
+        return found
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send messages and return their replies, those of attackers to training replaced."""
+        sent = list(messages)
+        replies = list(self._grid.send_and_receive(sent, timeout=timeout))
+        asked = {message.metadata.message_id: message for message in sent}
+        trained = {}
+        for i, reply in enumerate(replies):
+            message = asked.get(reply.metadata.reply_to_message_id)
+            if message is not None and message.metadata.message_type == MessageType.TRAIN and reply.has_content():
+                trained[i] = (self._partition_of[message.metadata.dst_node_id], message)
+        own = {i for i, (node, _) in trained.items() if node in self._attackers}
+        if own:
+            server_round = int(codec.config_of(sent[0])["server-round"])
+            changes = {node: change_of(message, replies[i]) for i, (node, message) in trained.items()}
+            attacking = {trained[i][0]: changes[trained[i][0]] for i in own}
+            honest = {node: change for node, change in sorted(changes.items()) if node not in attacking}
+            made = self._attack.replace(dict(sorted(attacking.items())), honest, server_round)
+            for i in own:
+                node, message = trained[i]
+                replies[i] = with_change(message, replies[i], made[node])
+        return replies
+
+
+def attacked(grid: RunGrid, choice: Choice, num_nodes: int, seed: int) -> RunGrid:
+    """Return the Grid with the attack that was chosen; itself where updates stay as they are."""
+    if not registry.own_subclasses(choice.module, Attack):
+        return grid
+    attack = registry.only_subclass(choice.module, Attack)(choice.config, seed)
+    return cast(RunGrid, AttackedGrid(grid, attack, choice.config.among(num_nodes, seed)))
+
+
+def change_of(message: Message, reply: Message) -> Tensors:
+    """Return what an attack may replace of a reply, less what the node received of a model; NaN where it holds no class."""
+    received, sent = (codec.state_of(m.content, codec.ARRAYS) for m in (message, reply))
+    change = {}
+    for name, tensor in sent.items():
+        if name.startswith(MODEL):
+            change[name] = tensor - received[name].to(tensor)
+        elif name == PROTOTYPES:
+            change[name] = torch.where(sent[HELD].unsqueeze(1) > 0, tensor, torch.nan)
+        elif name.startswith(ATTACKED):
+            change[name] = tensor
+    return change
+
+
+def with_change(message: Message, reply: Message, change: Tensors) -> Message:
+    """Return a reply in which ``change`` stands for the node's own; what is NaN stays the node's own."""
+    received, sent = (codec.state_of(m.content, codec.ARRAYS) for m in (message, reply))
+    for name, tensor in change.items():
+        new = received[name].to(tensor) + tensor if name.startswith(MODEL) else tensor
+        sent[name] = torch.where(new.isnan(), sent[name], new.to(sent[name]))
+    content = RecordDict({**reply.content, codec.ARRAYS: codec.to_record(sent)})
+    return Message(content=content, metadata=reply.metadata)  # type: ignore[call-overload, no-any-return]
+
+
+def moments(changes: Iterable[Tensors]) -> tuple[Tensors, Tensors]:
+    """Return mean and standard deviation (of the changes themselves, not of a sample) of every number, float64.
+
+    NaN counts for nothing, and stays where nobody has a number. Raises ``ValueError`` without changes.
+    """
+    found = list(changes)
+    if not found:
+        raise ValueError("no changes to average")
+    mean, spread = Tensors(), Tensors()
+    for name in found[0]:
+        rows = torch.stack([change[name].double() for change in found])
+        mean[name] = rows.nanmean(0)
+        spread[name] = (rows - mean[name]).square().nanmean(0).sqrt()
+    return mean, spread

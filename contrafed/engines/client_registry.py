@@ -1,0 +1,269 @@
+"""Who the nodes of a run are. Flower's ids are random, so nodes that it knows are asked which partition each holds."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+
+from contrafed.core import codec
+from contrafed.core.errors import UserError
+from contrafed.data.federation import Federation
+from contrafed.data.partition import Partition
+
+# Seconds between two looks at Flower's list of nodes.
+POLL = 1.0
+# Of partitions without a node, so many are named.
+NAMED = 20
+# Characters of what a node says of itself that are shown, and examples of a class that it may say it has.
+LONGEST, MOST = 2000, 2**40
+# Seconds that nodes which come while a run goes on are waited for.
+NEWCOMERS = 60.0
+# Ids from here on stand for partitions whose node is away: Flower's are random of 64 bits, but for 0 (none) and 1 (the server).
+AWAY = 2
+
+
+@dataclass
+class Members:
+    """Who the nodes of a run are; a node's row in these arrays is its partition id."""
+
+    node_ids: np.ndarray  # (K,) Flower's node ids; one that comes back under another id is changed here
+    federation: Federation  # as the server sees it: of nodes with data of their own it holds nothing
+    class_counts: np.ndarray  # (K, C) training examples
+    settings: str  # the JSON that every message to them brings
+    num_test: np.ndarray | None = None  # (K,) examples in the nodes' own test parts; None: the federation knows
+    own_data: bool = False  # whether any node brought data of its own
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training examples by node (K,)."""
+        return self.class_counts.sum(1)  # type: ignore[no-any-return]
+
+    @property
+    def test_sizes(self) -> np.ndarray:
+        """Examples in the nodes' own test parts (K,)."""
+        return self.federation.partition.test_sizes if self.num_test is None else self.num_test
+
+    def class_proportions(self) -> np.ndarray:
+        """Return each node's class proportions (K, C), rows summing to 1; zeros for an empty node."""
+        if not self.own_data:
+            return self.federation.partition.class_proportions()
+        return self.class_counts / np.maximum(self.class_counts.sum(1, keepdims=True), 1)
+
+
+class Asked(Protocol):
+    """What asking nodes takes of a Grid."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return the replies."""
+
+
+@dataclass
+class _Answer:
+    """What a node said to a query; raises ``UserError`` for what no node of this run can say."""
+
+    node_id: int
+    partition: int
+    class_counts: np.ndarray
+    num_test: int
+    own_data: bool
+    classes: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def read(node_id: int, content: RecordDict, num_nodes: int, num_classes: int) -> "_Answer":
+        """Return the answer in ``content``, checked."""
+        metrics, about = content.get(codec.METRICS, MetricRecord()), content.get(codec.CONFIG, ConfigRecord())
+        unreadable = UserError(f"node {node_id} gave no answer that can be read; is it of another version?")
+        if not isinstance(metrics, MetricRecord) or not isinstance(about, ConfigRecord):
+            raise unreadable
+        if "refused" in about:
+            raise UserError(f"node {node_id} cannot take part: {codec.words(about['refused'])[:LONGEST]}")
+        values: dict[str, Any] = dict(metrics)
+        try:
+            partition, counts = int(values["partition-id"]), np.array(values["class-counts"], dtype=np.int64)
+            answer = _Answer(node_id, partition, counts, int(values["num-test-examples"]), bool(about["own-data"]))
+            answer.classes = [codec.words(name) for name in about["classes"]]  # type: ignore[union-attr]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise unreadable from error
+        if not 0 <= partition < num_nodes:
+            raise UserError(f"node {node_id} says partition-id={partition}, which is not in 0..{num_nodes - 1}")
+        if counts.shape != (num_classes,):
+            raise UserError(f"node {node_id} (partition {partition}) has counts of {counts.size} classes, not {num_classes}")
+        if min(counts.min(), answer.num_test) < 0 or max(counts.max(), answer.num_test) > MOST:
+            raise UserError(f"node {node_id} (partition {partition}) has counts that are not in 0..{MOST}")
+        return answer
+
+    def other_examples(self, before: "_Answer") -> bool:
+        """Whether it holds others than an earlier answer of the same partition said."""
+        return (
+            bool((self.class_counts != before.class_counts).any())
+            or self.num_test != before.num_test
+            or self.other_classes(before)
+        )
+
+    def other_classes(self, other: "_Answer") -> bool:
+        """Whether its class folders have other names, where both have any: the same label would be another class."""
+        return bool(self.classes and other.classes and self.classes != other.classes)
+
+    def to_json(self) -> list[Any]:
+        """Return what a run that goes on must know of a node that is not back."""
+        return [self.partition, self.class_counts.tolist(), self.num_test, self.own_data, self.classes]
+
+    @staticmethod
+    def away(stored: list[Any]) -> "_Answer":
+        """Return what ``to_json`` made, of a node that is away."""
+        partition, counts, num_test, own_data, classes = stored
+        return _Answer(AWAY + partition, partition, np.array(counts, dtype=np.int64), num_test, own_data, classes)
+
+
+class Registry:
+    """The nodes that answered, by partition. Nodes are asked once, and again where they come back under other ids."""
+
+    def __init__(
+        self,
+        grid: Asked,
+        federation: Federation,
+        settings: str,
+        places: Mapping[str, str],
+        patience: float | None = None,
+        before: Iterable[list[Any]] = (),
+    ) -> None:
+        """``settings`` is the JSON that nodes receive, ``places`` where they save and load, ``patience`` seconds of waiting.
+
+        ``before``: what nodes answered in an earlier sitting (``stored``); those that are not back in time are away.
+        """
+        self.before = {answer.partition: answer for answer in map(_Answer.away, before)}
+        self.grid, self.federation, self.settings, self.patience = grid, federation, settings, patience
+        self.content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings, **places})})
+        self.answers: dict[int, _Answer] = {}  # by partition
+        self.known: set[int] = set()  # node ids that need not be asked
+        self.waits: dict[int, tuple[int, int]] = {}  # of those that were asked in vain: when again, and how many looks later
+        self.looks = 0  # at newcomers
+        self.node_ids = np.zeros(0, dtype=object)
+
+    def wait(self) -> Members:
+        """Wait until a node is there for every partition. Raises ``UserError`` for one that cannot take part or is missing."""
+        wanted, shown = self.federation.num_nodes, -1
+        ends = None if self.patience is None else time.monotonic() + self.patience
+        while len(self.answers) < wanted:
+            online = set(self.grid.get_node_ids())
+            left = None if ends is None else max(ends - time.monotonic(), POLL)
+            answers, errors = self._ask(sorted(online - self.known), left)
+            if errors:
+                raise errors[0]
+            for answer in answers:
+                self._enter(answer, online)
+            if len(self.answers) == wanted:
+                break
+            if ends is not None and time.monotonic() >= ends:
+                self._go_on_without()
+                break
+            if len(self.answers) != shown:
+                shown = len(self.answers)
+                print(f"waiting for nodes: {shown} of {wanted} are here", flush=True)
+            time.sleep(POLL)
+        return self._members()
+
+    def stored(self) -> list[list[Any]]:
+        """Return what the nodes answered, as a checkpoint keeps it."""
+        return [answer.to_json() for answer in self.answers.values()]
+
+    def newcomers(self) -> list[str]:
+        """Ask nodes that are new: one without a key comes back under another id. Returns a line on each.
+
+        A node that cannot take part stays out. One that does not answer, or claims the partition of a node still online, is
+        asked again after one round, two, four, ...
+        """
+        self.looks += 1
+        online = set(self.grid.get_node_ids())
+        self.waits = {node_id: wait for node_id, wait in self.waits.items() if node_id in online}
+        new = sorted(node_id for node_id in online - self.known if self.waits.get(node_id, (0, 0))[0] <= self.looks)
+        answers, errors = self._ask(new, min(self.patience or NEWCOMERS, NEWCOMERS))
+        lines = [str(error) for error in errors]
+        for answer in answers:
+            before = self.answers[answer.partition]
+            if before.node_id in online:
+                self.known.discard(answer.node_id)  # Flower takes a minute to notice that a node is gone
+            elif answer.other_examples(before):
+                who = f"node {answer.node_id} (partition {answer.partition})"
+                lines.append(f"{who} holds other examples than the node it stands in for")
+            else:
+                self.answers[answer.partition], self.node_ids[answer.partition] = answer, answer.node_id
+                self.known.discard(before.node_id)  # should it come back it is asked, and may have its place again
+                lines.append(f"partition {answer.partition} is back as node {answer.node_id}")
+        for node_id in set(new) - self.known:
+            later = 2 * self.waits.get(node_id, (0, 0))[1] or 1
+            self.waits[node_id] = self.looks + later, later
+        return lines
+
+    def _ask(self, ids: list[int], timeout: float | None) -> tuple[list[_Answer], list[UserError]]:
+        """Return what nodes answer, and what is wrong with those that cannot take part."""
+        answers, errors = list[_Answer](), list[UserError]()
+        if not ids:
+            return answers, errors
+        self.known |= set(ids)
+        messages = [Message(self.content, node_id, MessageType.QUERY) for node_id in ids]
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        for reply in replies:
+            node_id = asked.pop(reply.metadata.reply_to_message_id, None)
+            if node_id is None:
+                continue
+            if not reply.has_error():
+                classes = self.federation.data.num_classes
+                try:
+                    answers.append(_Answer.read(node_id, reply.content, self.federation.num_nodes, classes))
+                except UserError as error:
+                    errors.append(error)
+            elif reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+                self.known.discard(node_id)  # it is asked once it is back
+            else:
+                said = codec.words(reply.error.reason)
+                errors.append(UserError(f"node {node_id} could not be asked for its partition: {said}"))
+        self.known -= set(asked.values())  # those that did not answer in time
+        return answers, errors
+
+    def _enter(self, answer: _Answer, online: set[int]) -> None:
+        k, other = answer.partition, self.answers.get(answer.partition)
+        if other is not None and other.node_id in online:
+            raise UserError(f"nodes {other.node_id} and {answer.node_id} both say partition-id={k}; every node has its own")
+        who = f"node {answer.node_id} (partition {k})"
+        if not answer.own_data and (answer.class_counts != self.federation.partition.class_counts()[k]).any():
+            raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")
+        before = self.before.get(k)
+        if before is not None and answer.other_examples(before):
+            raise UserError(f"{who} holds other examples than when the run began: begin a new one")
+        for earlier in self.answers.values():
+            if answer.other_classes(earlier):
+                raise UserError(f"{who} has classes {answer.classes}, node {earlier.node_id} has {earlier.classes}")
+        self.answers[k] = answer
+
+    def _go_on_without(self) -> None:
+        """Take nodes of the sitting before for away; raises ``UserError`` where a node is missing that never was there."""
+        wanted, here = self.federation.num_nodes, len(self.answers)
+        missing = [k for k in range(wanted) if k not in self.answers]
+        names = ", ".join(map(str, missing[:NAMED])) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+        found = f"after {self.patience:g} s {here} of {wanted} nodes are here; missing: partition {names}. "
+        if not here or not self.before.keys() >= set(missing):
+            raise UserError(f"{found}Start them, or set num_nodes or wait_for_nodes")
+        self.answers |= {k: self.before[k] for k in missing}
+        print(f"{found}They count as absent until they are back", flush=True)
+
+    def _members(self) -> Members:
+        rows = [self.answers[k] for k in range(self.federation.num_nodes)]
+        counts = np.stack([row.class_counts for row in rows])
+        self.node_ids = np.array([row.node_id for row in rows], dtype=object)
+        federation, own_data = self.federation, any(row.own_data for row in rows)
+        if own_data:
+            data, dealt = federation.data, federation.partition
+            nothing = np.zeros(0, dtype=np.int64)
+            parts = [[nothing if row.own_data else part(k) for k, row in enumerate(rows)] for part in (dealt.train, dealt.test)]
+            federation = Federation(data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes))
+        num_test = np.array([row.num_test for row in rows])
+        return Members(self.node_ids, federation, counts, self.settings, num_test, own_data)

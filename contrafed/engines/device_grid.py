@@ -1,0 +1,186 @@
+"""A Grid for devices, which come and go, and whose messages may be lost or unreadable."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import ConfigRecord, Error, Message, MessageType
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from contrafed.config.run_config import read_config
+from contrafed.core import codec
+from contrafed.core.client_run import NodeRun
+from contrafed.core.errors import UserError
+from contrafed.data.federation import Federation
+from contrafed.data.own import facts_of
+from contrafed.engines.client_registry import Members, Registry
+from contrafed.training.workspace import Workspace
+
+# Seconds between two looks at Flower's inbox.
+POLL = 1.0
+
+
+class DeviceGrid:
+    """Flower's Grid of a deployment, in which a message that cannot be sent or read costs one reply and never the run.
+
+    Flower's own ``send_and_receive`` ends with an exception for either. Nodes keep what they remember on their own disks, filed
+    under the id of the run's first sitting; every message tells them where the run stands
+    (``contrafed.client_app.files.Moment``).
+    """
+
+    every_failure = True
+
+    def __init__(self, grid: Grid, run_id: int, patience: float | None = None) -> None:
+        """``patience``: how many seconds the run waits for a node of every partition; None: for ever."""
+        self.grid, self.run_id, self.patience = grid, str(run_id), patience
+        self.limit = self.left = sys.maxsize  # bytes of a reply, and of the one that is coming in
+        self.registry: Registry | None = None
+        self.run, self.past = self.run_id, list[str]()
+        self.checkpoint: int | None = None
+        self.before: list[list[Any]] = []  # what nodes said in the sitting before
+        self.known: dict[int, int] = {}  # by partition, the last round after which a node said that it remembers something
+
+    def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
+        """Take up a run where a checkpoint left it; from now on messages say so."""
+        self.run, self.past = own.get("run", self.run_id), list(own.get("past", []))
+        self.known, self.before = dict(own.get("known", [])), own.get("nodes", [])
+        self.checkpoint = int(own.get("round", 0)) if checkpoints else None
+
+    def limit_replies(self, size: int) -> None:
+        """Stop fetching a reply at ``size`` bytes: a node may send any number, and Flower would hold four times as many."""
+        if self.limit == sys.maxsize:
+            self._watch_fetching()
+        self.limit = size
+
+    def _watch_fetching(self) -> None:
+        client: Any = getattr(self.grid, "_runtime_client", None)  # Flower's Grid has no other way to look at what comes
+        if client is None:
+            raise UserError("this version of Flower fetches replies in another way, so that their size cannot be limited")
+        pull = client.PullObject
+
+        def limited(request: Any) -> Any:
+            response = pull(request)
+            self.left -= len(response.object_content)
+            if self.left < 0:
+                raise ValueError(f"it has more than {self.limit} bytes")
+            return response
+
+        client.PullObject = limited
+
+    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+        """Ask every device which partition it holds; they are told what images the run's model takes."""
+        settings = replace(run, images=facts_of(federation.data)).to_json()
+        self.registry = Registry(self, federation, settings, places, self.patience, self.before)
+        return self.registry.wait()
+
+    def newcomers(self) -> list[str]:
+        """Take in devices that came since the last round; returns a line on each."""
+        return self.registry.newcomers() if self.registry is not None else []
+
+    def save_place(self, folder: Path) -> str:
+        """Return the run's id: devices have places of their own."""
+        return self.run_id
+
+    def load_place(self, folder: Path, workspace: Workspace) -> str:
+        """Return the id of the run of devices that left ``folder``. Raises ``UserError`` where none did, or kept no models."""
+        summary = folder / "summary.json"
+        run = str(json.loads(summary.read_text(encoding="utf-8")).get("run_id", "")) if summary.exists() else ""
+        if not run:
+            raise UserError(f"evaluate_only: {folder} is no run of devices, which keep their personal models themselves")
+        if not read_config(folder).get("save_personal"):
+            raise UserError(f"evaluate_only: the nodes of {folder} kept no personal models; the run needs save_personal=true")
+        return run
+
+    def memory_cost(self) -> None:
+        """Devices do not say."""
+
+    def take_changed(self) -> dict[int, dict[str, Tensor]]:
+        """Return nothing: devices keep what they remember, and what they remembered at the last checkpoint."""
+        return {}
+
+    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
+        """Do nothing: they go back by themselves."""
+
+    def own(self, server_round: int) -> dict[str, Any]:
+        """Return what the run is filed under, its sittings with the round each is left at, and what is known of its nodes."""
+        past, known = [*self.past, f"{self.run_id}@{server_round}"], [list(pair) for pair in self.known.items()]
+        nodes = [] if self.registry is None else self.registry.stored()
+        return {"run": self.run, "round": server_round, "past": past, "known": known, "nodes": nodes}
+
+    def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
+        """Wait for it: from the next message on, nodes may forget what they remembered at the one before."""
+        on_disk()
+        self.checkpoint = server_round
+
+    def about(self) -> dict[str, str]:
+        """Return the engine's name, and the id of this sitting, by which devices find their personal models again."""
+        return {"engine": "devices", "run_id": self.run_id}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are online."""
+        return self.grid.get_node_ids()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for their replies, up to ``timeout`` seconds.
+
+        A node that goes offline answers with an error after Flower's patience of about a minute. What is not delivered
+        within ``timeout`` never is, so that a node that returns does not begin with rounds long past.
+        """
+        messages, partitions = list(messages), self._partitions()
+        for message in messages:
+            self._stamp(message, partitions.get(message.metadata.dst_node_id))
+            if timeout is not None:
+                message.metadata.ttl = timeout
+        ends = None if timeout is None else time.monotonic() + timeout
+        pushed = self.grid.push_messages(messages) if messages else []
+        waiting = {taken: message for taken, message in zip(pushed, messages, strict=False) if taken}
+        replies: list[Message] = [
+            _failed(message, "Flower did not take the message: the node is not registered, or the message too large")
+            for message in messages
+            if message.metadata.message_id not in waiting
+        ]
+        while waiting and (ends is None or time.monotonic() < ends):
+            for identifier, message in list(waiting.items()):
+                self.left = self.limit
+                try:
+                    # One at a time: a reply that cannot be read takes with it what is pulled together with it.
+                    found = list(self.grid.pull_messages([identifier]))
+                except httpx.HTTPError:
+                    raise
+                except Exception as error:
+                    found = [_failed(message, f"its reply cannot be read ({type(error).__name__}: {error})")]
+                if found:
+                    self._hear(message, found[0], partitions)
+                    replies += found
+                    del waiting[identifier]
+            if waiting:
+                time.sleep(POLL)
+        return replies
+
+    def _partitions(self) -> dict[int, int]:
+        answers = {} if self.registry is None else self.registry.answers
+        return {answer.node_id: partition for partition, answer in answers.items()}
+
+    def _stamp(self, message: Message, partition: int | None) -> None:
+        """Have a message say where the run stands, which partition it is for, and what is known of its node."""
+        config: dict[str, Any] = codec.config_of(message) | ({} if partition is None else {"partition": partition})
+        config |= {"run": self.run, "past": self.past, "known": 0 if partition is None else self.known.get(partition, 0)}
+        config |= {} if self.checkpoint is None else {"checkpoint": self.checkpoint}
+        message.content[codec.CONFIG] = ConfigRecord(config)
+
+    def _hear(self, message: Message, reply: Message, partitions: Mapping[int, int]) -> None:
+        """Keep whether a node that trained now remembers something."""
+        node, about = message.metadata.dst_node_id, {} if reply.has_error() else codec.config_of(reply)
+        if message.metadata.message_type == MessageType.TRAIN and about.get("remembers") is True and node in partitions:
+            self.known[partitions[node]] = int(message.metadata.group_id)
+
+
+def _failed(message: Message, reason: str) -> Message:
+    return Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message)

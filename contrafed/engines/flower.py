@@ -1,0 +1,214 @@
+"""engine=flower: Flower's own simulation runtime, unmodified; the proof that nothing depends on our Grid."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Annotated, Any
+
+import torch
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from contrafed.client_app.app import app
+from contrafed.core.client_run import NodeRun
+from contrafed.core.errors import UserError
+from contrafed.core.schema import Range
+from contrafed.data.federation import Federation
+from contrafed.engines.client_registry import Members, Registry
+from contrafed.engines.grid import SimulatedGrid
+from contrafed.engines.job import Job
+from contrafed.training.workspace import Workspace, default_device, install, uninstall
+
+# Seconds between two looks at the runtime's inbox.
+POLL = 0.05
+# Seconds that an interrupted run has to write what it holds.
+LAST_WRITES = 60.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the engine."""
+
+    cpus_per_node: Annotated[float, Range(gt=0)]
+    gpus_per_node: Annotated[float, Range(ge=0, le=1)]  # more than 1 would lie idle
+    round_timeout: Annotated[float, Range(gt=0)] | None  # not here
+    max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` for a time limit."""
+        refuse_timeout(self.round_timeout)
+
+
+def refuse_timeout(seconds: float | None) -> None:
+    """Raise ``UserError`` for a time limit: Flower's simulation works off what is late before it begins the next round."""
+    if seconds is not None:
+        raise UserError("engine.round_timeout is for engine=ray, engine=local and devices: Flower's simulation drops nothing")
+
+
+class FlowerGrid(SimulatedGrid):
+    """Around the Grid of Flower's simulation runtime; waiting ends with ``KeyboardInterrupt`` when ``stop`` is set.
+
+    The runtime calls a ServerApp in a thread, which receives no Ctrl-C.
+    """
+
+    def __init__(
+        self, grid: Grid, engine: str = "flower", *, stop: threading.Event | None = None, patience: float | None = None
+    ) -> None:
+        """``engine`` is what the summary says, ``patience`` how many seconds the nodes may take to be there."""
+        self.grid, self.engine, self.patience = grid, engine, patience
+        self.stop = stop or threading.Event()
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there."""
+        self._check()
+        return self.grid.get_node_ids()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for their replies, up to ``timeout`` seconds."""
+        waiting, replies = set(self.grid.push_messages(messages)), []
+        ends = None if timeout is None else time.monotonic() + timeout
+        while waiting and (ends is None or time.monotonic() < ends):
+            self._check()
+            found = list(self.grid.pull_messages(waiting))
+            replies += found
+            waiting -= {reply.metadata.reply_to_message_id for reply in found}
+            if waiting:
+                time.sleep(POLL)
+        return replies
+
+    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+        """Ask every node which partition it holds."""
+        return Registry(self, federation, run.to_json(), places, self.patience).wait()
+
+    def memory_cost(self) -> None:
+        """Flower does not say."""
+
+    def take_changed(self) -> dict[int, dict[str, Tensor]]:
+        """Raise ``UserError``: Flower keeps what nodes remember to itself."""
+        raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
+
+    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
+        """Raise ``UserError``, likewise."""
+        self.take_changed()
+
+    def _check(self) -> None:
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+
+
+def run(config: Config, job: Job) -> None:
+    """Run a job in Flower's simulation runtime, one CPU per ClientApp by default."""
+    from flwr.simulation import run_simulation
+
+    from contrafed.engines.ray import start_ray, stop_ray
+
+    stop_ray()  # it may have joined a cluster
+    start_ray(None, job.verbose, None, None)  # else Flower does, and a polite kill aborts the process in mid-sentence
+    _check_resources(config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    device = default_device() if config.gpus_per_node else "cpu"  # where the nodes are
+    install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation))
+    stop, done = threading.Event(), threading.Event()
+    try:
+        with warnings.catch_warnings(), _stopped_by_signals(stop, job.verbose):
+            warnings.simplefilter("ignore", DeprecationWarning)
+            run_simulation(
+                server_app=_in_thread(job, stop, done),
+                client_app=app,
+                num_supernodes=job.num_nodes,
+                backend_config={"client_resources": {"num_cpus": config.cpus_per_node, "num_gpus": config.gpus_per_node}},
+                verbose_logging=job.verbose,
+            )
+    except BaseException:  # the ServerApp's thread would wait for ever
+        stop.set()
+        done.wait(LAST_WRITES)
+        raise
+    finally:
+        uninstall()
+        torch.set_num_threads(threads)
+
+
+def _check_resources(config: Config) -> None:
+    """Raise ``UserError`` where not even one node has room: Flower would wait for ever."""
+    import ray
+
+    from contrafed.engines.ray import room
+
+    there, share = ray.cluster_resources(), config.gpus_per_node
+    for key, name in (("cpus_per_node", "CPU"), ("gpus_per_node", "GPU")):
+        wanted, found = getattr(config, key), there.get(name, 0)
+        if wanted > found:
+            raise UserError(f"engine.{key}={wanted:g} is more than the {found:g} {name}s that Ray has")
+    gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0) / config.cpus_per_node)
+    if share and min(cpus, int(gpus / share)) > room(gpus, share):
+        raise UserError(
+            f"engine.gpus_per_node={share:g}: {gpus} GPUs have no room for as many as Flower counts; take 1, 1/2, 1/3, ..."
+        )
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: threading.Event, verbose: bool) -> Iterator[None]:
+    """Have Ctrl-C or a polite kill set ``stop``, and raise ``KeyboardInterrupt`` when Flower has ended by itself.
+
+    Raised at once it would have Flower shut Ray down under its own threads, of which one that still asks it something ends the
+    process, with nothing written. A second signal, or ``LAST_WRITES`` without an end, does raise it at once. Flower's log is
+    silent from the first on: its threads complain about the workers that Ctrl-C ends too.
+    """
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # no other thread has signals
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        # One that is ignored, or that ends the process at once, stays so.
+        before = {number: handler for number, handler in before.items() if callable(handler)}
+    patience: threading.Timer | None = None
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal patience
+        if not verbose:
+            logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        if stop.is_set():
+            before[number](number, frame)
+        else:
+            stop.set()
+            patience = threading.Timer(LAST_WRITES, os.kill, [os.getpid(), number])
+            patience.daemon = True
+            patience.start()
+
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except Exception:
+        if not stop.is_set():
+            raise
+    finally:
+        if patience is not None:
+            patience.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+def _in_thread(job: Job, stop: threading.Event, done: threading.Event) -> ServerApp:
+    """Return a ServerApp that runs the job's own around Flower's Grid until ``stop`` is set, and then sets ``done``."""
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            job.server_app(FlowerGrid(grid, stop=stop), context)  # type: ignore[arg-type]
+        except KeyboardInterrupt:
+            pass  # the thread that received Ctrl-C raises it
+        finally:
+            done.set()
+
+    return server_app

@@ -1,0 +1,264 @@
+"""What a run asks of its Grid, and Grids of virtual nodes: node k has the id 1000 + k, always the same and always online."""
+
+import itertools
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.app.metadata import validate_message_type
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from torch import Tensor
+
+from contrafed.client_app.app import MEMORY
+from contrafed.core import codec
+from contrafed.core.client_run import NodeRun
+from contrafed.data.federation import Federation
+from contrafed.engines.client_registry import Members
+from contrafed.engines.client_state import Cost, NodeMemory
+from contrafed.engines.personal_models import check_saved, place_in
+from contrafed.engines.worker import FIRST_NODE_ID, RUN_ID, BatchRunner, identify
+from contrafed.training.workspace import Workspace
+
+
+class RunGrid(Protocol):
+    """What a run asks of its Grid: one of ours, or what stands around one of Flower's."""
+
+    every_failure: bool  # whether every round says which replies did not count, not only the first such round
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return the replies that came within ``timeout`` seconds."""
+
+    def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
+        """Hear first of all whether there are checkpoints, and what ``own`` returned for the one that is gone on from."""
+
+    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+        """Return who the nodes are; ``places`` is what they are told of ``save`` and ``load``. Raises ``UserError``."""
+
+    def newcomers(self) -> list[str]:
+        """Take in nodes that came since the last round; returns a line on each."""
+
+    def limit_replies(self, size: int) -> None:
+        """Fetch no reply of more than ``size`` bytes."""
+
+    def save_place(self, folder: Path) -> str:
+        """Return what nodes are told of where to keep personal models of the run in ``folder``."""
+
+    def load_place(self, folder: Path, workspace: Workspace) -> str:
+        """Return what they are told of where the run in ``folder`` kept them. Raises ``UserError`` where it kept none."""
+
+    def memory_cost(self) -> Cost | None:
+        """Return what nodes' memories took since the last call; None where the grid does not know."""
+
+    def take_changed(self) -> dict[int, dict[str, Tensor]]:
+        """Return, by partition id, what nodes remember whose memory changed since the last call."""
+
+    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
+        """Give nodes, by partition id, what they remember; ``changed``: the next ``take_changed`` returns it again."""
+
+    def own(self, server_round: int) -> dict[str, Any]:
+        """Return what the grid itself must know to go on from a checkpoint of this round, as JSON holds it."""
+
+    def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
+        """Hear that a checkpoint is being written; ``on_disk`` returns when it is there."""
+
+    def about(self) -> dict[str, str]:
+        """Return what a run's summary says of the grid."""
+
+
+class SimulatedGrid:
+    """What all grids answer alike whose nodes are simulated: they have this machine's disk and never change."""
+
+    engine: str  # as a run's summary names it
+    every_failure = False
+
+    def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
+        """Nothing is different."""
+
+    def newcomers(self) -> list[str]:
+        """No node is new."""
+        return []
+
+    def own(self, server_round: int) -> dict[str, Any]:
+        """Nothing: what nodes remember is in the checkpoint."""
+        return {}
+
+    def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
+        """Nothing waits for it."""
+
+    def limit_replies(self, size: int) -> None:
+        """Replies are our own."""
+
+    def save_place(self, folder: Path) -> str:
+        """Return the folder of personal models in a run's folder."""
+        return place_in(folder)
+
+    def load_place(self, folder: Path, workspace: Workspace) -> str:
+        """Return it where every node has its model there. Raises ``UserError``."""
+        check_saved(workspace, place_in(folder))
+        return place_in(folder)
+
+    def about(self) -> dict[str, str]:
+        """Return the engine's name."""
+        return {"engine": self.engine}
+
+
+class VirtualGrid(SimulatedGrid, Grid):
+    """What the engines of ours share: ids, validation, and replies in request order whoever answers first.
+
+    ``push_messages`` queues, ``pull_messages`` runs what is queued; ``send_and_receive`` does both. Replies never raise:
+    a failed node answers with an error, a node that ran out of time does not answer.
+    """
+
+    def __init__(self, num_nodes: int) -> None:
+        identify()
+        self.num_nodes = num_nodes
+        self._run = Run.create_empty(RUN_ID)
+        self._count = itertools.count(1)
+        self._queue: list[Message] = []
+        self._replies: dict[str, Message] = {}
+
+    @property
+    def node_ids(self) -> np.ndarray:
+        """Flower's node id of every partition (K,)."""
+        return np.arange(FIRST_NODE_ID, FIRST_NODE_ID + self.num_nodes)
+
+    def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
+        """Return who the nodes are; none needs to be asked."""
+        return Members(self.node_ids, federation, federation.partition.class_counts(), run.to_json())
+
+    @abstractmethod
+    def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
+        """Run ``messages`` and return their replies in the same order, None for those that ran out of time."""
+
+    def set_run(self, run: Run) -> None:
+        """Set the run this grid belongs to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run this grid belongs to."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Make a message (Flower's older way; ``Message(...)`` is the newer)."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All node ids, ascending."""
+        return cast(list[int], self.node_ids.tolist())
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages and return the ids given to them; raises ``ValueError`` for a malformed one."""
+        ids = []
+        for message in messages:
+            self._check(message)
+            identifier = f"{self._run.run_id}-{next(self._count)}"
+            message.metadata.__dict__["_message_id"] = identifier
+            self._queue.append(message)
+            ids.append(identifier)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Run what is queued and return the replies to ``message_ids`` that exist, each once, in that order."""
+        self._work(None)
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Run ``messages`` and return their replies in request order; fewer when ``timeout`` (seconds) ran out."""
+        ids = list(self.push_messages(messages))
+        self._work(timeout)
+        return self.pull_messages(ids)
+
+    def close(self) -> None:
+        """Give back what the grid holds."""
+
+    def _work(self, timeout: float | None) -> None:
+        queue, self._queue = self._queue, []
+        if not queue:
+            return
+        for message, reply in zip(queue, self.execute(queue, timeout), strict=True):
+            if reply is not None:
+                self._replies[message.metadata.message_id] = reply
+
+    def _check(self, message: Message) -> None:
+        meta = message.metadata
+        faults = {
+            "it already has an id": meta.message_id != "",
+            "it is a reply": meta.reply_to_message_id != "",
+            "its time to live is not positive": meta.ttl <= 0,
+            "it was already delivered": meta.delivered_at != "",
+            "it is not from the server": meta.src_node_id != SUPERLINK_NODE_ID,
+            f"there is no node {meta.dst_node_id}": not 0 <= meta.dst_node_id - FIRST_NODE_ID < self.num_nodes,
+            "it belongs to another run": meta.run_id != self._run.run_id,
+            "it has no content": not message.has_content(),
+            f"'{meta.message_type}' is no message type": not validate_message_type(meta.message_type),
+        }
+        for fault, present in faults.items():
+            if present:
+                raise ValueError(f"invalid message: {fault}")
+
+
+class LocalGrid(VirtualGrid):
+    """The grid in this process: no Ray, one node (or one stack) after another."""
+
+    engine = "local"
+
+    def __init__(self, num_nodes: int, stack_size: int, memory: NodeMemory | None = None) -> None:
+        super().__init__(num_nodes)
+        self.runner = BatchRunner(num_nodes, stack_size)
+        self.memory = memory or NodeMemory(0, sys.maxsize, None)  # only of nodes that remember something
+        self.changed: set[int] = set()
+
+    def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
+        """Run the messages here; a node's state is committed only when its training succeeded."""
+        # Nodes share the broadcast's records: each gets its own shallow copy, so that a client cannot reach its
+        # neighbours' through it.
+        copies = [isolated(message) for message in messages]
+        nodes = [message.metadata.dst_node_id for message in messages]
+
+        def keep(i: int, state: RecordDict) -> None:
+            if state:
+                self.memory.put(nodes[i], codec.state_of(state, MEMORY))
+                self.changed.add(nodes[i])
+
+        return self.runner.run(copies, lambda i: self._state(nodes[i]), keep, timeout)
+
+    def _state(self, node: int) -> RecordDict | None:
+        memory = self.memory.get(node)
+        return RecordDict({MEMORY: codec.to_record(memory)}) if memory else None
+
+    def take_changed(self) -> dict[int, dict[str, Tensor]]:
+        """Return what nodes remember whose memory changed since the last call."""
+        changed, self.changed = sorted(self.changed), set()
+        return {node - FIRST_NODE_ID: self.memory.get(node) for node in changed}
+
+    def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
+        """Give nodes what they remember."""
+        for node, tensors in memories:
+            self.memory.put(FIRST_NODE_ID + node, tensors)
+            self.changed |= {FIRST_NODE_ID + node} if changed else set()
+
+    def memory_cost(self) -> Cost:
+        """Return what nodes' memories took since the last call."""
+        return self.memory.cost()
+
+    def close(self) -> None:
+        """Forget the nodes' states."""
+        self.memory.clear()
+
+
+def isolated(message: Message) -> Message:
+    """Return the message around copies of its records; the tensors themselves are shared and never written to."""
+    content = RecordDict({name: record.copy() for name, record in message.content.items()})
+    return Message(content=content, metadata=message.metadata)  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,40 @@
+"""What the engines share."""
+
+from dataclasses import dataclass
+
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from contrafed.core.client_run import NodeRun
+from contrafed.data.federation import Federation
+from contrafed.engines.worker import RUN_ID
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as an engine receives it."""
+
+    server_app: ServerApp
+    node: NodeRun  # what nodes need to know of it
+    federation: Federation
+    verbose: bool  # whether the logs of Flower and Ray are shown
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are."""
+        return self.node.num_nodes
+
+    def serve(self, grid: Grid) -> None:
+        """Call the ServerApp as Flower would."""
+        context = Context(RUN_ID, 0, node_config={}, state=RecordDict(), run_config={})
+        self.server_app(grid, context)
+
+
+def stack_size_for(wanted: int | None, device: str, num_nodes: int) -> int:
+    """Return how many nodes train as one stack: what was asked for, or 1 on a CPU and all of them on a GPU.
+
+    A CPU gains nothing from stacking convolutions; on a GPU a stack that does not fit is halved when that shows.
+    """
+    if wanted is not None:
+        return wanted
+    return 1 if device == "cpu" else num_nodes

@@ -1,0 +1,69 @@
+"""engine=local: everything in this process; imports no Ray."""
+
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from contrafed.core.disk import expanded
+from contrafed.core.errors import RunStopped, UserError
+from contrafed.core.schema import Range
+from contrafed.engines.client_state import NodeMemory, default_budgets
+from contrafed.engines.grid import LocalGrid
+from contrafed.engines.job import Job, stack_size_for
+from contrafed.engines.worker import reuse_memory
+from contrafed.training.errors import device_lost
+from contrafed.training.workspace import Workspace, default_device, fault_of, install, uninstall
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the engine."""
+
+    device: str | None  # null: cuda where there is one, else cpu
+    stack_size: Annotated[int, Range(ge=1)] | None  # nodes trained together; null: 1 on a CPU, as many as fit on a GPU
+    memory_device_bytes: Annotated[int, Range(ge=0)] | None  # of what nodes remember, on the accelerator; null: half of it
+    memory_host_bytes: Annotated[int, Range(ge=0)] | None  # in RAM; null: half of what is available
+    memory_folder: str | None  # where the rest goes; null: the system's folder for temporary files
+    round_timeout: Annotated[float, Range(gt=0)] | None  # seconds; checked between steps
+    max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` for a device that is not there or lacks what a run needs."""
+        if fault := fault_of(self.device):
+            raise UserError(f"engine.device={self.device} cannot be used ({fault})")
+        folder = expanded(self.memory_folder)
+        if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"engine.memory_folder: {self.memory_folder} is no folder that can be written in")
+
+
+def run(config: Config, job: Job) -> None:
+    """Run a job against virtual nodes in this process."""
+    device = config.device or default_device()
+    threads = torch.get_num_threads()
+    # One thread, as every worker of the other engines has: numbers must not depend on the number of cores.
+    torch.set_num_threads(1)
+    reuse_memory()
+    grid = None
+    try:
+        install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation))
+        on_device, in_ram = default_budgets(device)
+        memory = NodeMemory(
+            on_device if config.memory_device_bytes is None else config.memory_device_bytes,
+            in_ram if config.memory_host_bytes is None else config.memory_host_bytes,
+            expanded(config.memory_folder),
+        )
+        grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes), memory)
+        job.serve(grid)
+    except Exception as error:
+        if not device_lost(error):
+            raise
+        # Nor could what is on it be written: the model, say.
+        said = " ".join(str(error).split())[:200]
+        raise RunStopped(f"the GPU is lost to this process ({said}); resume=latest goes on from the last checkpoint") from error
+    finally:
+        if grid is not None:
+            grid.close()
+        uninstall()
+        torch.set_num_threads(threads)

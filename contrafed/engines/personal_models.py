@@ -1,0 +1,34 @@
+"""Personal models of a run whose nodes are all on this machine: a folder of the run's own."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from contrafed.client_app.files import personal_file, shapes_in
+from contrafed.core.errors import UserError
+from contrafed.training.workspace import Workspace
+
+FOLDER = "personal"
+
+
+def place_in(folder: Path) -> str:
+    """Return where the run in ``folder`` keeps personal models, as nodes are told."""
+    return str(folder.resolve() / FOLDER)
+
+
+def check_saved(workspace: Workspace, place: str) -> None:
+    """Raise ``UserError`` unless every node that holds a test part has a saved personal model of the right shapes there."""
+    partition, wanted = workspace.federation.partition, {n: tuple(v.shape) for n, v in workspace.initial.items()}
+    for node in range(workspace.federation.num_nodes):
+        if len(partition.test(node)) == 0:
+            continue
+        try:
+            found = shapes_in(place, node)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"there is no personal model of node {node} in {place}; the run needs save_personal=true"
+            ) from error
+        except SafetensorError as error:
+            raise UserError(f"{personal_file(place, node)} is no safetensors file ({error})") from error
+        if found != wanted:
+            raise UserError(f"{personal_file(place, node)} does not fit the model of this configuration")

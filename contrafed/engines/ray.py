@@ -1,0 +1,366 @@
+"""engine=ray: virtual nodes on persistent Ray workers, on one machine or a cluster.
+
+The driver hands out messages in batches, longest first: one for each worker where a round is short, else several, smaller
+towards the end, to whoever is free. The broadcast is written once and every worker reads it in place; it and the replies go
+through memory that the driver and its machine's workers share, to other machines through Ray's object store. What nodes
+remember are objects that the driver owns by reference but never opens: they outlive the worker that made them, spill to disk
+when the store is full, and any worker can take a node over.
+"""
+
+import logging
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+
+from contrafed.client_app.app import MEMORY
+from contrafed.core import codec
+from contrafed.core.disk import expanded
+from contrafed.core.errors import UserError
+from contrafed.core.schema import Range
+from contrafed.core.tensors import size_of
+from contrafed.engines import shared_memory
+from contrafed.engines.client_state import Cost
+from contrafed.engines.grid import VirtualGrid
+from contrafed.engines.job import Job
+from contrafed.engines.ray_worker import BatchJob, Timing, Worker, unpacked
+from contrafed.engines.scheduling import balanced, cost_of, guided
+from contrafed.engines.worker import FIRST_NODE_ID, reuse_memory
+from contrafed.training.workspace import Workspace, default_device, install, uninstall
+
+# A worker checks its time limit between steps; one that is this many seconds late hangs and is replaced.
+GRACE = 60.0
+# Seconds of work that are worth a batch of their own: between two batches a worker waits for 3 ms.
+LEAST = 0.1
+# A message whose workers died this often is given up: together with its batch, again, and alone.
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the engine."""
+
+    address: str | None  # null: start Ray here; auto: join the running cluster
+    workers: Annotated[int, Range(ge=1)] | None  # null: one per GPU, or one per core without a GPU
+    cpus_per_worker: Annotated[float, Range(gt=0)]
+    # null: 1 where there are GPUs that torch can use, else 0; more than 1 would lie idle
+    gpus_per_worker: Annotated[float, Range(ge=0, le=1)] | None
+    stack_size: Annotated[int, Range(ge=1)] | None  # nodes trained together; null: 1 on a CPU, as many as fit on a GPU
+    memory_host_bytes: Annotated[int, Range(ge=80_000_000)] | None  # of Ray's object store; null: as Ray chooses
+    memory_folder: str | None  # where Ray writes what does not fit; null: its own folder
+    round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
+    max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+
+
+def room(gpus: int, share: float) -> int:
+    """Return how many workers of a ``share`` of a GPU each so many have room for: a worker's part is of one GPU."""
+    return gpus * int(1 / share)
+
+
+def share_of(config: Config, gpus: int) -> float:
+    """Return which part of a GPU each worker takes, of so many that Ray has."""
+    if config.gpus_per_worker is not None:
+        return config.gpus_per_worker
+    # Ray counts GPUs without torch, which may be a CPU's build or newer than the driver. A cluster's are other machines'.
+    return 1.0 if gpus and (config.address is not None or torch.cuda.is_available()) else 0.0
+
+
+def run(config: Config, job: Job) -> None:
+    """Run a job against virtual nodes on Ray workers; Ray itself stays up for the next job of a sweep."""
+    if config.address is not None and (config.memory_host_bytes, config.memory_folder) != (None, None):
+        raise UserError("engine.memory_host_bytes and engine.memory_folder are for a Ray that starts here, not for a cluster")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    reuse_memory()
+    grid = None
+    try:
+        device = "cpu" if config.gpus_per_worker == 0 else default_device()  # where the nodes are
+        workspace = Workspace(job.node, device=device, federation=job.federation)
+        install(job.node.to_json(), workspace)
+        start_ray(config.address, job.verbose, config.memory_host_bytes, expanded(config.memory_folder))
+        grid = RayGrid(config, workspace)
+        job.serve(grid)
+    finally:
+        if grid is not None:
+            grid.close()
+        uninstall()
+        torch.set_num_threads(threads)
+
+
+def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, folder: str | None) -> None:
+    """Start Ray in this process, or join a cluster; does nothing when that is already there with the same object store."""
+    import ray
+
+    global _started
+    if ray.is_initialized():
+        if _started in (None, (address, memory_bytes, folder)):
+            return
+        stop_ray()
+    options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
+    if address is None:  # a cluster that runs already has its own
+        options |= {"include_dashboard": False, "object_store_memory": memory_bytes, "object_spilling_directory": folder}
+        # Else Ray's control store keeps a record of every batch: 6.5 MB per 1,000 rounds (docs/RELIABILITY.md).
+        options["_system_config"] = {"task_events_report_interval_ms": 0}
+    ending = signal.getsignal(signal.SIGTERM)
+    try:
+        # "local": with none Ray would join one that runs on this machine, which refuses these options.
+        ray.init(address=address or "local", **options)
+    except ConnectionError as error:
+        raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
+    except (ValueError, OSError) as error:  # an address that is none, more memory than there is, a folder out of bounds
+        raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
+    _started = (address, memory_bytes, folder)
+    # Ray puts a handler of its own in the place of the command's, and a polite kill would end the process in mid-sentence.
+    if callable(ending) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ending)
+
+
+# Of the Ray that runs: its address, the bytes of its object store, and where that spills; None: not started here.
+_started: tuple[str | None, int | None, str | None] | None = None
+
+
+def stop_ray() -> None:
+    """Stop the Ray that ``start_ray`` started, if any."""
+    if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
+        ray.shutdown()
+
+
+class RayGrid(VirtualGrid):
+    """The grid over Ray workers."""
+
+    engine = "ray"
+
+    def __init__(self, config: Config, workspace: Workspace) -> None:
+        import ray
+
+        super().__init__(workspace.run.num_nodes)
+        self.ray = ray
+        resources = ray.cluster_resources()
+        gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
+        per_worker = share_of(config, gpus)
+        most = room(gpus, per_worker) if per_worker else int(cpus / config.cpus_per_worker)
+        count = config.workers or max(1, most)
+        if count * config.cpus_per_worker > cpus or (per_worker and count > most):
+            whole = per_worker % 1 == 0
+            raise UserError(
+                f"engine.workers={count} needs {count * config.cpus_per_worker:g} CPUs and "
+                f"{f'{count * per_worker:g}' if whole else f'{count} times {per_worker:g}'} GPUs, "
+                f"Ray has {cpus} and {gpus}; lower engine.workers, engine.cpus_per_worker or engine.gpus_per_worker"
+            )
+        data = workspace.federation.data
+        # Channels last, as a Workspace wants them: workers then read Ray's shared memory without a copy of their own.
+        tensors = {"x": workspace.x.cpu().numpy(), "y": data.y.cpu().numpy(), "test": data.test.cpu().numpy()}
+        nothing: dict[str, Any] = dict.fromkeys(tensors)
+        empty = replace(data, **nothing)
+        data_set = {"data": empty, "tensors": tensors, "partition": workspace.federation.partition}
+        self._arguments = (ray.put(data_set), workspace.run.to_json(), config.stack_size)
+        self._actor: Any = ray.remote(num_cpus=config.cpus_per_worker, num_gpus=per_worker, max_restarts=0)(Worker)
+        self.stateful = workspace.client_class.remembers(workspace.model, workspace.config)
+        self.memory: dict[int, Any] = {}  # node id -> reference to its state
+        self.changed: set[int] = set()
+        self.sizes: dict[int, int] = {}  # node id -> bytes of its state
+        self.moving = 0.0  # seconds since they were last asked for
+        self.pool, self.broadcast = shared_memory.Pool(shared_memory.limit()), shared_memory.Broadcast(shared_memory.limit())
+        self.workers = [self._spawn() for _ in range(count)]
+        try:
+            about = ray.get([worker.ready.remote(self.broadcast.address) for worker in self.workers])
+        except ray.exceptions.RayActorError as error:  # a worker that cannot start says why
+            self.close()
+            _, mistake, said = str(error).rpartition(f"{UserError.__module__}.UserError: ")
+            if not mistake:
+                raise
+            raise UserError(said) from error
+        self.near: list[bool] = [near for near, _ in about]
+        # Which nodes share a stack decides how their numbers round, so it must not depend on who is free when.
+        self.stacked = any(stacked for _, stacked in about)
+        self.pace: dict[str, float] = {}  # message type -> seconds per unit of cost, as last seen
+
+    def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
+        """Give batches to workers, longest first; replace workers that die and run their messages again."""
+        return _Dispatch(self, messages, timeout).run()
+
+    def take_changed(self) -> dict[int, dict[str, torch.Tensor]]:
+        """Return what nodes remember whose memory changed since the last call, read from Ray's store in place."""
+        changed, self.changed = sorted(self.changed), set()
+        states = self.ray.get([self.memory[node] for node in changed])
+        return {node - FIRST_NODE_ID: codec.state_of(state, MEMORY) for node, state in zip(changed, states, strict=True)}
+
+    def restore(self, memories: Iterable[tuple[int, dict[str, torch.Tensor]]], *, changed: bool) -> None:
+        """Give nodes what they remember."""
+        for node, tensors in memories:
+            self.memory[FIRST_NODE_ID + node] = self.ray.put(RecordDict({MEMORY: codec.to_record(tensors)}))
+            self.sizes[FIRST_NODE_ID + node] = size_of(tensors)
+            self.changed |= {FIRST_NODE_ID + node} if changed else set()
+
+    def memory_cost(self) -> Cost:
+        """Return what nodes' memories took since the last call, over all workers.
+
+        All bytes count as RAM: Ray does not say what it has written to disk.
+        """
+        seconds, self.moving = self.moving, 0.0
+        return Cost(seconds, 0, sum(self.sizes.values()), 0)
+
+    def close(self) -> None:
+        """End the workers and let go of what the nodes remember."""
+        self.memory.clear()
+        for worker in self.workers:
+            self.ray.kill(worker)
+        self.workers = []
+        self.pool.close()
+        self.broadcast.close()
+        self._arguments = ()  # type: ignore[assignment]
+
+    def read(self, answer: list[Any], block: shared_memory.Block | None) -> list[Message | None]:
+        """Return the replies of one batch, whichever way they came."""
+        how, value, extent = answer
+        if how == "shared":
+            if block is None:
+                return pickle.loads(value)  # type: ignore[no-any-return]
+            return block.read(value, extent, partial(self.pool.give_back, block))  # type: ignore[no-any-return]
+        self.pool.wanted = max(self.pool.wanted, -(-extent // len(value)))
+        if block is not None:
+            self.pool.give_back(block)
+        return value  # type: ignore[no-any-return]
+
+    def _spawn(self) -> Any:
+        return self._actor.remote(*self._arguments)
+
+    def replace(self, worker: int) -> None:
+        """Start a worker anew; where Ray starts it is not known, so it reads from the object store."""
+        self.workers[worker] = self._spawn()
+        self.near[worker] = False
+
+
+@dataclass
+class _Batch:
+    """A batch that a worker runs."""
+
+    worker: int
+    rows: list[int]  # places of its messages
+    states: list[Any]  # references to what its nodes will remember
+    block: shared_memory.Block | None  # for its replies
+    began: float = field(default_factory=time.monotonic)
+
+
+class _Dispatch:
+    """The messages of one ``RayGrid.execute``, on their way through the workers."""
+
+    def __init__(self, grid: RayGrid, messages: Sequence[Message], timeout: float | None) -> None:
+        self.grid, self.messages, self.ray = grid, messages, grid.ray
+        self.ends = None if timeout is None else time.monotonic() + timeout
+        self.records, self.rest = unpacked(messages)
+        self.broadcast = grid.broadcast.write(self.records) if any(grid.near) else None
+        self.stored: Any = None  # the broadcast in Ray's store, once a worker needs it there
+        self.still_read = False
+        self.replies: list[Message | None] = [None] * len(messages)
+        self.attempts = [0] * len(messages)
+        self.pending: dict[Any, _Batch] = {}
+        self.again: list[list[int]] = []  # batches whose worker died
+        self.costs = [cost_of(message) for message in messages]
+        self.kind = messages[0].metadata.message_type
+        workers = len(grid.workers)
+        self.batches = balanced(self.costs, workers)
+        if not grid.stacked and self.kind in grid.pace:
+            self.batches = guided(self.costs, workers, LEAST / grid.pace[self.kind])
+
+    def run(self) -> list[Message | None]:
+        """Return the replies in the order of the messages, None for those that ran out of time."""
+        for worker in range(len(self.grid.workers)):
+            self._feed(worker)
+        while self.pending:
+            patience = None if self.ends is None else self._left() + GRACE
+            ready, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=patience)
+            if not ready:  # these workers hang: their nodes have not answered in time
+                self._give_up()
+                break
+            batch = self.pending.pop(ready[0])
+            try:
+                answer = self.ray.get(ready[0])
+            except (
+                self.ray.exceptions.RayActorError,
+                self.ray.exceptions.WorkerCrashedError,
+                self.ray.exceptions.OutOfMemoryError,
+            ) as error:
+                self._died(batch, error)
+                self._feed(batch.worker)
+                continue
+            elapsed = time.monotonic() - batch.began
+            self.grid.pace[self.kind] = elapsed / sum(self.costs[i] for i in batch.rows)
+            self._feed(batch.worker)
+            self._collect(batch, answer, elapsed)
+        if self.still_read:
+            self.grid.broadcast.renew()
+        return self.replies
+
+    def _left(self) -> float:
+        assert self.ends is not None
+        return max(self.ends - time.monotonic(), 0.0)
+
+    def _feed(self, worker: int) -> None:
+        rows = self.again.pop() if self.again else next(self.batches, None)
+        if rows:
+            self._submit(worker, rows)
+
+    def _submit(self, worker: int, rows: list[int]) -> None:
+        grid = self.grid
+        near = self.broadcast if grid.near[worker] else None
+        if near is None and self.stored is None:
+            self.stored = self.ray.put(self.records)
+        states = [grid.memory.get(self.messages[i].metadata.dst_node_id) for i in rows] if grid.stateful else []
+        method = grid.workers[worker].run.options(num_returns=1 + len(states))
+        block = grid.pool.take(len(rows)) if self.kind == MessageType.TRAIN else None  # other replies are a few numbers
+        left = None if self.ends is None else self._left()
+        # One argument of bytes: Ray takes a tenth of a millisecond for each of any other kind.
+        job = pickle.dumps(BatchJob([self.rest[i] for i in rows], near, left, None if block is None else block.address))
+        refs = method.remote(job, states, *([] if near else [self.stored]))
+        refs = refs if grid.stateful else [refs]
+        self.pending[refs[0]] = _Batch(worker, rows, refs[1:], block)
+
+    def _give_up(self) -> None:
+        """Replace the workers that have not answered."""
+        for batch in self.pending.values():
+            self.ray.kill(self.grid.workers[batch.worker])
+            self._replace(batch)
+
+    def _replace(self, batch: _Batch) -> None:
+        self.grid.replace(batch.worker)
+        if batch.block is not None:
+            self.grid.pool.drop(batch.block)
+
+    def _died(self, batch: _Batch, error: Exception) -> None:
+        """Replace a worker and run its batch again: as it was, then one by one, then no more."""
+        self._replace(batch)
+        rows = batch.rows
+        for i in rows:
+            self.attempts[i] += 1
+        if self.attempts[rows[0]] >= ATTEMPTS:
+            reason = f"its worker died {ATTEMPTS} times; the last time: {str(error).splitlines()[0]}"
+            for i in rows:
+                self.replies[i] = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=self.messages[i])
+        else:
+            self.again += [[i] for i in rows] if self.attempts[rows[0]] == ATTEMPTS - 1 else [rows]
+
+    def _collect(self, batch: _Batch, answer: Any, elapsed: float) -> None:
+        """Take the replies of a batch, and what its nodes remember."""
+        grid = self.grid
+        timing: Timing
+        *found, reads, timing = pickle.loads(answer) if isinstance(answer, bytes) else answer
+        self.still_read |= reads
+        if grid.stateful:  # what a batch takes outside the worker's code is Ray storing the states, and 3 ms on the way
+            grid.moving += timing.fetching + max(elapsed - timing.seconds, 0.0)
+        for place, (i, reply) in enumerate(zip(batch.rows, grid.read(found, batch.block), strict=True)):
+            self.replies[i] = reply
+            trained = self.messages[i].metadata.message_type == MessageType.TRAIN
+            if grid.stateful and trained and reply is not None and not reply.has_error():
+                node = self.messages[i].metadata.dst_node_id
+                grid.memory[node], grid.sizes[node] = batch.states[place], timing.sizes[place]
+                grid.changed.add(node)

@@ -1,0 +1,152 @@
+"""What runs on a Ray worker, and what travels to it and back."""
+
+import os
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app.metadata import Metadata
+
+from contrafed.client_app.app import MEMORY
+from contrafed.core import codec
+from contrafed.core.client_run import NodeRun
+from contrafed.core.tensors import on_host, size_of
+from contrafed.data.federation import Federation
+from contrafed.engines import shared_memory
+from contrafed.engines.job import stack_size_for
+from contrafed.engines.worker import BatchRunner, identify, reuse_memory
+from contrafed.training.errors import device_lost
+from contrafed.training.workspace import Workspace, default_device, install
+
+# A message's metadata, its records but arrays, and the places of its array records among those of the broadcast.
+Unpacked = tuple[Metadata, dict[str, Any], dict[str, int]]
+
+
+class BatchJob(NamedTuple):
+    """What a worker needs to run a batch, beside the states of its nodes."""
+
+    messages: list[Unpacked]
+    broadcast: shared_memory.BroadcastHandle | None  # None: it comes beside this
+    timeout: float | None  # seconds
+    address: shared_memory.Address | None  # of the block for the replies
+
+
+class Timing(NamedTuple):
+    """What a batch took of its worker, and what its nodes remember takes now."""
+
+    seconds: float
+    fetching: float  # of these, those of reading what nodes remember
+    sizes: list[int]  # bytes, by message; empty where nodes remember nothing
+
+
+def unpacked(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[Unpacked]]:
+    """Return the array records of all messages, each once, and the messages without them."""
+    records: list[ArrayRecord] = []
+    place_of: dict[int, int] = {}
+    rest_of = []
+    for message in messages:
+        rest: dict[str, Any] = {}
+        places = {}
+        for name, record in message.content.items():
+            if isinstance(record, ArrayRecord):
+                if id(record) not in place_of:
+                    place_of[id(record)] = len(records)
+                    records.append(record)
+                places[name] = place_of[id(record)]
+            else:
+                rest[name] = record
+        rest_of.append((message.metadata, rest, places))
+    return records, rest_of
+
+
+class Worker:
+    """One persistent worker process: the data set on its device and a ``BatchRunner``."""
+
+    def __init__(self, data_set: Mapping[str, Any], node_run: str, stack_size: int | None) -> None:
+        torch.set_num_threads(1)
+        identify()
+        reuse_memory()
+        tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in data_set["tensors"].items()}
+        tensors["x"] = tensors["x"].permute(0, 3, 1, 2)
+        data = replace(data_set["data"], **tensors)
+        federation = Federation(data, data_set["partition"])
+        device = default_device()
+        if device == "cuda":
+            keep_to_share()
+        run = NodeRun.from_json(node_run)
+        install(node_run, Workspace(run, device=device, federation=federation))
+        self.runner = BatchRunner(run.num_nodes, stack_size_for(stack_size, device, run.num_nodes))
+
+        self.mapped: dict[str, Any] = {}  # blocks of memory shared with the driver, to write replies
+        self.broadcasts: dict[str, Any] = {}  # and to read broadcasts
+
+    def ready(self, address: shared_memory.Address | None) -> tuple[bool, bool]:
+        """Answer once the worker is up: whether it shares memory with the driver, and whether it trains nodes as stacks."""
+        return shared_memory.reachable(address), self.runner.stack_size > 1
+
+    def run(self, job: bytes, states: list[Any], records: list[ArrayRecord] | None = None) -> Any:
+        """Run a batch and return the replies, whether the broadcast is still read, and ``Timing``; pickled, where the replies
+        were written to the block that the batch came with. For nodes that remember, one new state per message follows.
+
+        ``job`` is a pickled ``BatchJob``; ``records`` is the broadcast where the job has no handle of it.
+        """
+        began = time.monotonic()
+        batch: BatchJob = pickle.loads(job)
+        still_read = None
+        if batch.broadcast is not None:
+            records, still_read = shared_memory.read(batch.broadcast, self.broadcasts)
+        assert records is not None
+        self.fetching = 0.0
+        kept: list[RecordDict | None] = [None] * len(states)
+        results = self._results(records, batch, states, kept)
+        del records
+        replies = shared_memory.write(results, batch.address, self.mapped)
+        del results
+        sizes = [0 if state is None else size_of(codec.state_of(state, MEMORY)) for state in kept]
+        timing = Timing(time.monotonic() - began, self.fetching, sizes)
+        answer: Any = (*replies, still_read is not None and still_read(), timing)
+        if replies[0] == "shared":
+            answer = pickle.dumps(answer)  # Ray sends bytes as they are
+        return [answer, *kept] if states else answer
+
+    def _results(
+        self, records: list[ArrayRecord], batch: BatchJob, states: list[Any], kept: list[RecordDict | None]
+    ) -> list[Message | None]:
+        import ray
+
+        messages = []
+        for metadata, content, places in batch.messages:
+            arrays = {name: records[place] for name, place in places.items()}
+            messages.append(Message(content=RecordDict({**content, **arrays}), metadata=metadata))  # type: ignore[call-overload]
+
+        def state_of(place: int) -> RecordDict | None:
+            if not states or states[place] is None:
+                return None
+            began = time.monotonic()
+            state: RecordDict = ray.get(states[place])
+            self.fetching += time.monotonic() - began
+            return state
+
+        def keep(place: int, state: RecordDict) -> None:
+            if kept:  # on the host, so that an accelerator does not hold what a whole batch of nodes remembers
+                kept[place] = RecordDict({MEMORY: codec.to_record(on_host(codec.state_of(state, MEMORY)))})
+
+        try:
+            return self.runner.run(messages, state_of, keep, batch.timeout)
+        except Exception as error:
+            if device_lost(error):
+                os._exit(1)  # the driver starts another worker, which has the GPU anew
+            raise
+
+
+def keep_to_share() -> None:
+    """Leave the other workers of a GPU their part of its memory; a tenth of the own is for what CUDA takes beside torch."""
+    import ray
+
+    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1)
+    if share < 1:
+        torch.cuda.set_per_process_memory_fraction(0.9 * share)

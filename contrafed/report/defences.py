@@ -1,0 +1,137 @@
+"""What keeps a gradient from being read: the cases in which it is attacked, and what an attacker makes of each."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from contrafed.core.split_model import SplitModel
+from contrafed.core.tensors import Tensors
+from contrafed.report.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
+from contrafed.report.likeness import best_constant, mse, psnr, ssim
+
+# What DLG's LeNet calls its layers here, and the tensors' names begin with.
+LAYERS = {
+    "conv1": "encoder.stages.0.",
+    "conv2": "encoder.stages.1.",
+    "conv3": "encoder.stages.2.",
+    "linear": "projector.",
+    "last": "classifier.",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is shared of a gradient, and how it is attacked."""
+
+    attack: Literal["dlg", "idlg"] = "dlg"
+    hidden: tuple[str, ...] = ()  # layers that stay on the node: the attacker has neither their gradient nor their weights
+    searched: bool = False  # whether the attacker searches the hidden layers' weights beside the images, or draws them once
+    withheld: tuple[str, ...] = ()  # layers whose gradient is not sent, though the attacker knows their weights
+    noise: Literal["none", "gaussian", "laplace"] = "none"
+    variance: float = 0.0
+    cl: int = 1  # linear layers of the node's network
+    at: int = 1  # linear layers that the attacker's network has
+
+
+CASES = {
+    "all_shared": Case(),
+    "all_shared_idlg": Case("idlg"),
+    **{f"{kind}_1e-{n}": Case(noise=kind, variance=10.0**-n) for kind in ("gaussian", "laplace") for n in (4, 2)},
+    **{f"hidden_{layer}": Case(hidden=(layer,)) for layer in ("last", "conv3", "conv2", "conv1")},
+    "searched_last": Case(hidden=("last",), searched=True),
+    **{f"withheld_{layer}": Case(withheld=(layer,)) for layer in ("last", "conv3", "conv2", "conv1")},
+    **{f"hidden_cl{cl}_at{at}": Case(hidden=("linear", "last"), cl=cl, at=at) for cl, at in ((1, 2), (2, 1), (2, 2))},
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How hard is tried."""
+
+    steps: int = 100
+    starts: int = 3
+    seed: int = 0
+
+
+@dataclass
+class Attempt:
+    """What became of a batch: the attacker's pictures in the order of the true ones, and what they are worth."""
+
+    pictures: np.ndarray  # (b, C, H, W) in [0, 1], of the start with the smallest distance between gradients
+    labels: list[int]  # beside them
+    loss: float
+    best_mse: np.ndarray  # (b,) the smallest of all starts, which an attacker cannot know
+    steps: int
+    seconds: float
+
+
+def begins(name: str, layers: tuple[str, ...]) -> bool:
+    """Whether a tensor is of one of these layers."""
+    return name.startswith(tuple(LAYERS[layer] for layer in layers)) if layers else False
+
+
+def attacked(case: Case, x: Tensor, labels: list[int], num_classes: int, how: Settings, number: int) -> Attempt:
+    """Attack what a node shares of images x (b, C, H, W) in [0, 1] under ``case``; ``number`` tells draws of noise apart."""
+    channels, size = x.shape[1], (x.shape[2], x.shape[3])
+    model = sigmoid_lenet(channels, size, num_classes, how.seed, case.cl - 1)
+    params = weights_of(model)
+    real = gradient(model, params, x, F.one_hot(torch.tensor(labels), num_classes).to(x))
+    gone = case.hidden + case.withheld
+    shared = {name: value.detach() for name, value in real.items() if not begins(name, gone)}
+    shared = noisy(shared, case.noise, case.variance, how.seed + number)
+    return attempt(case, model, params, shared, x, labels, how)
+
+
+def attempt(
+    case: Case,
+    model: SplitModel,
+    params: Mapping[str, Tensor],
+    shared: Tensors,
+    x: Tensor,
+    labels: list[int],
+    how: Settings,
+) -> Attempt:
+    """Attack a ``shared`` gradient from several starts. In place of hidden layers the attacker has layers drawn anew."""
+    began, guess = time.perf_counter(), dict(params)
+    if case.hidden:
+        model = sigmoid_lenet(x.shape[1], (x.shape[2], x.shape[3]), model.num_classes, how.seed + 1, case.at - 1)
+        guess = {n: v if begins(n, case.hidden) else params[n] for n, v in weights_of(model).items()}
+    known = [label_of(shared)] if case.attack == "idlg" else None
+    draws = [how.seed * how.starts + start for start in range(how.starts)]
+    searched = tuple(name for name in guess if case.searched and begins(name, case.hidden))
+    found = [
+        invert(model, guess, shared, tuple(x.shape), labels=known, steps=how.steps, seed=seed, searched=searched)
+        for seed in draws
+    ]
+    ordered = [matched(one, x) for one in found]
+    best = min(range(len(found)), key=lambda k: found[k].loss)
+    errors = np.array([[mse(p, t) for p, t in zip(pictures, x.numpy(), strict=True)] for pictures, _ in ordered])
+    pictures, names = ordered[best]
+    return Attempt(pictures, names, found[best].loss, errors.min(0), found[best].steps, time.perf_counter() - began)
+
+
+def matched(found: Found, x: Tensor) -> tuple[np.ndarray, list[int]]:
+    """Return what was found, cut to [0, 1], in the order in which it is nearest to the true images x, and its labels."""
+    pictures = torch.nan_to_num(found.images, nan=0.5).clamp(0, 1).numpy()
+    cost = [[mse(true, picture) for picture in pictures] for true in x.numpy()]
+    order = linear_sum_assignment(cost)[1].tolist()
+    return pictures[order], [found.labels[k] for k in order]
+
+
+def rows_of(tried: Attempt, x: Tensor, labels: list[int]) -> list[dict[str, Any]]:
+    """Return a row per image: how near the attacker came, and how near a picture of one colour is."""
+    rows = []
+    for k, (picture, true) in enumerate(zip(tried.pictures, x.numpy(), strict=True)):
+        error = mse(picture, true)
+        found = {"label": labels[k], "label_found": tried.labels[k], "loss": tried.loss, "mse": error, "psnr": psnr(error)}
+        found |= {"ssim": ssim(picture, true), "best_mse": float(tried.best_mse[k])}
+        found |= {"best_psnr": psnr(found["best_mse"]), "constant_psnr": psnr(mse(best_constant(true), true))}
+        rows.append(found | {"steps_taken": tried.steps, "seconds": round(tried.seconds, 1)})
+    return rows

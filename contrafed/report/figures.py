@@ -1,0 +1,235 @@
+"""Which figures a set of runs gives: those of a paper that an experiment names, and what suits any runs."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from contrafed.report import pictures, plots
+from contrafed.report.figure_data import NODES, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
+from contrafed.report.groups import NOTHING, Group, groups, number_of, short
+from contrafed.report.published import load, shortened
+from contrafed.report.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of
+from contrafed.report.statistics import over_seeds
+from contrafed.runs.output.figures import WINDOW
+
+# More lines in a panel than that, or more panels, nobody can tell apart: dots then.
+LINES, PANELS, NODE_ROWS = 16, 9, 6
+# Seeds from which on a box says more than mean and deviation.
+FOR_A_BOX = 4
+
+# What is drawn over rounds where every run has it: name, curve, axis, unit.
+OVER_ROUNDS: tuple[tuple[str, Callable[[FinishedRun], Points], str, float], ...] = (
+    ("training", lambda run: run.points("global", "train", "accuracy"), "training accuracy (%)", 100),
+    (
+        "deviation",
+        lambda run: run.points("global", "fit", "deviation"),
+        "deviation of the updates, summed over participants",
+        1,
+    ),
+)
+
+
+def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
+    """Return {name: figure} of any runs: accuracy over rounds or at the end, nodes, weights, swept keys, repetitions."""
+    found, title = quiet(groups(runs), title)
+    said, points = accuracy_of(runs)
+    out = {"accuracy": accuracy(found, title, said, points)}
+    scores = [(name, *accuracy_of(runs, name)) for name in beside_accuracy_of(runs)]
+    for name, curve, ylabel, unit in (*OVER_ROUNDS, *((name, curve, f"{score} (%)", 100) for name, score, curve in scores)):
+        if all(curve(run) for run in runs) and (drawn := _curves(found, title, ylabel, curve, unit)):
+            out[name] = drawn
+    out |= _nodes(found, title) | _swept(found, title, said, points)
+    if 1 < len(found) <= LINES and min(len(group.runs) for group in found) >= FOR_A_BOX:
+        values = {group.label: _last(group, points) for group in found}
+        out["box"] = plots.draw("box", {"": values}, title, "", f"{said}, last round (%)")
+    return out
+
+
+def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
+    """Return groups and title in which a key that but for single methods is the same everywhere is said with these alone.
+
+    Of one method alone, what more than half of its groups have goes without saying.
+    """
+    lone, one = {}, len({group.method for group in found}) == 1
+    for key in dict(found[0].setting):
+        of: dict[Any, set[Any]] = {}
+        for number, group in enumerate(found):
+            of.setdefault(dict(group.setting)[key], set()).add(number if one else group.method)
+        usual = max(of, key=lambda value: len(of[value]))
+        alone = all(len(methods) == 1 for value, methods in of.items() if value != usual)
+        if 2 * len(of[usual]) > len(found) if one else len(of[usual]) > 1 and alone:
+            lone[key] = usual
+    out = []
+    for group in found:
+        said = tuple(pair for pair in group.setting if pair[0] in lone and pair[1] != lone[pair[0]])
+        rest = tuple(pair for pair in group.setting if pair[0] not in lone)
+        out.append(replace(group, method=replace(group, setting=said, until=None).label, setting=rest))
+    usually = ", ".join(f"{short(key)}={value}" for key, value in lone.items() if value != NOTHING)
+    return out, f"{title} ({usually} unless said)" if usually else title
+
+
+def accuracy(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> Figure:
+    """Return the one figure of all jobs: curves of their accuracy, a panel a setting, or their last values as dots."""
+    drawn = _curves(found, title, f"{said} (%)", points)
+    if drawn is not None:
+        return drawn
+    table: dict[str, dict[str, list[float]]] = {}
+    for group in found:
+        table.setdefault(replace(group, setting=()).label, {})[_setting(group)] = _last(group, points)
+    best = sorted(table, key=lambda method: -max(over_seeds(values)[0] for values in table[method].values()))
+    return plots.dots({method: table[method] for method in best}, title, f"{said}, last round (%)")
+
+
+def _curves(
+    found: Sequence[Group], title: str, ylabel: str, points: Callable[[FinishedRun], Points], unit: float = 100
+) -> Figure | None:
+    """Return curves with a panel a setting; None where they are too many.
+
+    What not every method has is no panel but said with the curve, and so is all that varies where there is one method.
+    """
+    # The runs' own: ``quiet`` has said a key with a group's.
+    one = len({group.runs[0].method for group in found}) == 1 and len(found) <= LINES
+    apart = {key for group in found for key, value in group.setting if one or value == NOTHING}
+    panels: dict[str, dict[str, list[Points]]] = {}
+    for group in found:
+        panel = _setting(replace(group, setting=tuple(pair for pair in group.setting if pair[0] not in apart)))
+        label = replace(group, setting=tuple(pair for pair in group.setting if pair[0] in apart)).label
+        panels.setdefault(panel, {})[label] = [[(t, unit * value) for t, value in points(run)] for run in group.runs]
+    if len(panels) > PANELS or max(map(len, panels.values())) > LINES:
+        return None
+    return plots.draw("curves", panels, title, "round", ylabel, window=_window(panels))
+
+
+def _window(panels: Mapping[str, Mapping[str, Sequence[Points]]]) -> int:
+    """Return over how many points curves are averaged: no more than a twentieth of the longest, since means lag behind."""
+    longest = max(len(seed) for curves in panels.values() for seeds in curves.values() for seed in seeds)
+    return min(WINDOW, max(1, longest // WINDOW))
+
+
+def _setting(group: Group) -> str:
+    return ", ".join(f"{short(key)}={value}" for key, value in group.setting)
+
+
+def _last(group: Group, points: Callable[[FinishedRun], Points]) -> list[float]:
+    return [100 * points(run)[-1][1] for run in group.runs if points(run)]
+
+
+def _nodes(found: Sequence[Group], title: str) -> dict[str, Figure]:
+    """Return what stands in ``nodes.csv``: accuracies at the end as CDF and bars, weights over rounds."""
+    out: dict[str, Figure] = {}
+    at_end = (
+        {group.label: [run.last_of_nodes("accuracy") for run in group.runs] for group in found} if len(found) <= LINES else {}
+    )
+    at_end = {label: own for label, values in at_end.items() if (own := [nodes for nodes in values if nodes])}
+    if at_end:
+        pooled = {label: [100 * x for seed in values for x in seed.values()] for label, values in at_end.items()}
+        out["nodes_cdf"] = plots.draw(
+            "cdf", {"": pooled}, title, "accuracy of a node on its own test part (%)", "share of nodes"
+        )
+    if 1 <= len(at_end) <= NODE_ROWS:
+        first = {label: {node: 100 * x for node, x in values[0].items()} for label, values in at_end.items()}
+        seeds = "" if all(len(values) == 1 for values in at_end.values()) else ", first seed"
+        out["nodes"] = plots.node_bars(first, f"{title}{seeds}", "accuracy of a node (%)")
+    for name, metric, ylabel in (
+        ("weights", "weight", "mean weight of nodes that have one"),
+        ("weights_all", "weight_all", "mean weight of all nodes"),
+    ):
+        traces = {group.label: [run.mean_over_nodes(metric) for run in group.runs] for group in found[: LINES + 1]}
+        traces = {label: seeds for label, seeds in traces.items() if all(seeds)}
+        if traces and len(found) <= LINES:
+            out[name] = plots.draw("curves", {"": traces}, title, "round", ylabel, window=_window({"": traces}))
+    return out
+
+
+def _swept(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> dict[str, Figure]:
+    """Return lines over one swept number, a heat map of two; nothing for other sweeps, or where a run did not end."""
+    if any(group.until is not None for group in found):
+        return {}
+    keys = [key for key, _ in found[0].setting]
+    if not 1 <= len(keys) <= 2 or not all(math.isfinite(number_of(value)) for group in found for _, value in group.setting):
+        return {}
+    ylabel = f"{said}, last round (%)"
+    if len(keys) == 1:
+        series: dict[str, dict[float, list[float]]] = {}
+        for group in found:
+            series.setdefault(group.method, {})[float(group.setting[0][1])] = _last(group, points)
+        return {"swept": plots.draw("lines", {"": series}, title, short(keys[0]), ylabel)} if len(series) <= LINES else {}
+    panels: dict[str, dict[tuple[str, str], float]] = {}
+    for group in sorted(found, key=lambda group: [float(value) for _, value in group.setting]):
+        place = (group.setting[0][1], group.setting[1][1])
+        panels.setdefault(group.method, {})[place] = over_seeds(_last(group, points))[0]
+    if len(panels) > PANELS:
+        return {}
+    return {"heat_map": plots.draw("heatmap", panels, f"{title}: {ylabel}", short(keys[1]), short(keys[0]))}
+
+
+def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
+    """Return {name: figure} for every figure of a paper that finished runs name, apart by ``scale`` and what was ``changed``.
+
+    One that shows several metrics is a figure for each. A name says what was changed only where that tells two apart.
+    """
+    found: dict[tuple, list[FinishedRun]] = {}
+    for run in runs:
+        published = run.published
+        if run.finished and published.get("figure") and published.get("plot"):
+            key = (str(published["paper"]), str(published["figure"]), str(run.config.get("scale") or ""), run.changed)
+            found.setdefault(key, []).append(run)
+    out = {}
+    for (paper, number, scale, changed), members in found.items():
+        small = [f"scale={scale}"] if scale else []
+        said = ", ".join((*small, *changed))
+        title = f"{load(paper)['paper'].iloc[0]}, Figure {number}" + (f" ({said})" if said else "")
+        apart = changed if sum(key[:3] == (paper, number, scale) for key in found) > 1 else ()
+        named = max(map(metrics_of, members), key=len)
+        for which, metric in enumerate(named):
+            if (drawn := planned(members, which, title)) is not None:
+                words = [word_of(metric)] if len(named) > 1 else []
+                name = "-".join([paper, f"figure{number}", *words, *small, *apart]).replace("/", "_")
+                out[shortened(name)] = drawn
+    return out
+
+
+def planned(runs: Sequence[FinishedRun], which: int, title: str) -> Figure | None:
+    """Return the figure of the ``which``-th metric that a paper's runs describe in ``published.plot`` (``conf/experiment``).
+
+    That is its kind, metrics, and the dotted keys of x, line and panel. The metrics are each run's own, since methods without
+    personal models are scored otherwise; one that is a kind of ``pictures`` is drawn as that. None for an unknown kind, and
+    where no run has the metric.
+    """
+    plot = plot_of(runs[0])
+    # In the order of x, not of folders' names. One of an earlier version may have fewer metrics.
+    having = sorted((run for run in runs if which < len(metrics_of(run))), key=lambda run: number_of(place_of(run, plot).x))
+    shape = metrics_of(having[0])[which]
+    shape = shape if shape in pictures.KINDS else str(plot["kind"])
+    of_one_seed = shape in pictures.KINDS or any(metrics_of(run)[which].startswith(NODES) for run in having)
+    seeds = sorted({run.config["seed"] for run in having})
+    if of_one_seed and len(seeds) > 1:  # another seed's nodes are others
+        most = max(seeds, key=lambda seed: sum(run.config["seed"] == seed for run in having))
+        title, having = f"{title}, seed {most}", [run for run in having if run.config["seed"] == most]
+    if shape in pictures.KINDS:
+        return pictures.draw(shape, having, title)
+    if shape not in plots.KINDS:
+        return None
+    panels: dict[str, dict[Any, Any]] = {}
+    for run in having:
+        place = place_of(run, plot)
+        add(panels.setdefault(place.panel, {}), shape, metrics_of(run)[which], run, runs, place)
+    panels = {panel: data for panel, data in panels.items() if data}
+    if not panels:
+        return None
+    metric = metrics_of(having[0])[which]
+    said, x_said = said_of(metric), short(str(plot.get("x") or ""))
+    if metric.startswith(NODES):
+        rows = {", ".join(filter(None, (line, panel))): nodes for panel, data in panels.items() for line, nodes in data.items()}
+        return plots.node_bars(rows, title, said)
+    if shape == "heatmap":
+        means = {panel: {place: over_seeds(values)[0] for place, values in data.items()} for panel, data in panels.items()}
+        return plots.draw("heatmap", means, f"{title}: {said}", x_said, short(str(plot["line"])))
+    methods = {run.method for run in runs}
+    method = methods.pop() if len(methods) == 1 else None
+    xlabel, ylabel = (said, "share of nodes") if shape == "cdf" else (x_said, said)
+    window = int(plot.get("window", WINDOW)) if unit_of(metric) == 100 else None
+    return plots.draw(shape, panels, title, xlabel, ylabel, method, window)

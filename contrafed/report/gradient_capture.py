@@ -1,0 +1,76 @@
+"""What a method's nodes really send of a few pictures, as an attacker reads it: the gradient behind one step, and labels."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contrafed.config.compose import compose_job
+from contrafed.core.split_model import SplitModel
+from contrafed.core.tensors import Tensors, flat, group
+from contrafed.data.federation import Federation
+from contrafed.data.images import ImageData
+from contrafed.data.partition import Partition
+from contrafed.engines.client_registry import Members
+from contrafed.report.inversion import gradient, weights_of
+from contrafed.runs.session import make_strategy
+from contrafed.runs.setup import checked
+from contrafed.training.workspace import Workspace
+
+# Rate of the step: what a float32 upload loses of the gradient by rounding falls with it.
+RATE = 0.1
+
+
+@dataclass
+class Sent:
+    """What one node's reply in its first round tells."""
+
+    gradient: Tensors  # (received - sent) / rate of what travels of the model; empty where nothing of it does
+    classes: list[int] | None  # of class counts that travel; None where none do
+    names: list[str]  # of all that travels
+
+    @property
+    def said(self) -> str:
+        """What travels, in words: parts of the model, and what else there is."""
+        parts = dict.fromkeys(name.split("/")[-1].split(".")[0] if "." in name else name for name in self.names)
+        return ", ".join(parts) or "nothing"
+
+    def likeness(self, model: SplitModel, x: Tensor, labels: Sequence[int]) -> str:
+        """Return how like the gradient is to the cross-entropy's at ``model``, over what travels: their cosine, in words."""
+        target = F.one_hot(torch.tensor(labels), model.num_classes).to(x)
+        real = gradient(model, weights_of(model), x, target)
+        a, b = (flat({name: tensors[name] for name in self.gradient}).double() for tensors in (self.gradient, real))
+        return f"cosine with the cross-entropy's gradient {float(a @ b / (a.norm() * b.norm()).clamp_min(1e-30)):.4f}"
+
+
+def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int]) -> Sent:
+    """Return what a node of ``method`` sends that holds the images x (b, C, H, W) in [0, 1] and takes one step of SGD on them.
+
+    The node receives ``model`` and what the server half sends beside it in its first round. The other settings are the
+    method's own. Raises ``UserError``.
+    """
+    one_step = {"epochs": "null", "iterations": 1, "batch_size": len(labels), "optimizer": "sgd", "lr": RATE}
+    plain = {"momentum": 0, "weight_decay": 0, "augment": "[]", "clip_norm": "null"}
+    local = [f"strategy.local.{key}={value}" for key, value in (one_step | plain).items()]
+    run = checked(compose_job([f"strategy={method}", "num_nodes=1", *local]))
+    raw = (x * 255).round().to(torch.uint8)
+    nothing = np.zeros(0, dtype=np.int64)
+    channels, y = x.shape[1], torch.tensor(labels)
+    data = ImageData(
+        raw, y, torch.zeros(len(y), dtype=torch.bool), (0.0,) * channels, (1.0,) * channels, model.num_classes, None
+    )
+    partition = Partition([np.arange(len(y))], [nothing], y.numpy(), model.num_classes)
+    workspace = Workspace(run.node, federation=Federation(data, partition), model=copy.deepcopy(model))
+    members = Members(np.arange(1), workspace.federation, partition.class_counts(), run.node.to_json())
+    rule = make_strategy(run, workspace, members, rounds=1)
+    received = rule.broadcast(workspace.initial) | (rule.download(workspace.initial, 0, judging=False) or {})
+    (update,) = workspace.client_class(workspace, [0]).update([received], 1)
+    before, after = group(received, "model"), group(update.tensors, "model")
+    change = {name: value - before[name] for name, value in after.items()} or group(update.tensors, "delta")
+    counts = update.tensors.get("proto/count")
+    classes = None if counts is None else [c for c, n in enumerate(counts.tolist()) for _ in range(round(n))]
+    return Sent({name: -value / RATE for name, value in change.items()}, classes, list(update.tensors))

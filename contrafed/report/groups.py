@@ -1,0 +1,173 @@
+"""What tells finished runs apart, and those that differ in their seeds alone together."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from contrafed.config.compose import plain
+from contrafed.config.yamls import composed
+from contrafed.core import registry
+from contrafed.core.schema import dotted, plain_numbers
+from contrafed.report.runs import FinishedRun, flat
+
+
+def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
+    """Return {dotted key: value} of each run's configuration, as told apart by ``varied``.
+
+    What a run does not have and another of the same choice does, since it is of before the key was there, is the key's value
+    of today, with which it came.
+    """
+    tables = [flat(run.config) for run in runs]
+    having: dict[tuple[str, str, str], None] = {}
+    for run, table in zip(runs, tables, strict=True):
+        having |= dict.fromkeys((*_choice(run, table, key), key) for key in table)
+    for group, choice, key in having:
+        for run, table in zip(runs, tables, strict=True):
+            if key not in table and _choice(run, table, key) == (group, choice) and key in (now := _today(group, choice)):
+                table[key] = now[key]
+    return tables
+
+
+def _choice(run: FinishedRun, table: dict[str, Any], key: str) -> tuple[str, str]:
+    """Return the group of a key and what a run has chosen there, both empty for a key that every choice has."""
+    group, dot, rest = key.partition(".")
+    if not dot or rest == "name":
+        return "", ""
+    return group, run.method if group == "strategy" else str(table.get(f"{group}.name", ""))
+
+
+@lru_cache
+def _today(group: str, choice: str) -> dict[str, Any]:
+    """Return the values of a choice without an experiment; of somebody else's, and of groups without choices, none."""
+    name, plus, rule = choice.partition("+")
+    if name and name not in registry.choices(group):
+        return {}
+    config = composed([*([f"{group}={name}"] if name else []), *([f"{group}/server={rule}"] if plus else [])], None)
+    return plain_numbers(dotted(plain(config)))
+
+
+def varied(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any]] | None = None) -> list[str]:
+    """Return the dotted keys that tell these runs apart, beside method and seed, in the order of the configuration.
+
+    ``tables`` are their ``settings``, where they are at hand. A key of a choice counts where it differs between runs of the
+    same choice: ``participation.beta`` between two Markov chains, not between one and a pattern that has no such key.
+    """
+    tables = settings(runs) if tables is None else tables
+    keys = dict.fromkeys(key for table in tables for key in table if key not in ("strategy.name", "strategy.server"))
+    found = []
+    for key in keys:
+        values: dict[tuple[str, str], set[str]] = {}
+        for run, table in zip(runs, tables, strict=True):
+            if key in table:
+                of_choice = values.setdefault(_choice(run, table, key), set())
+                of_choice.add(json.dumps(table[key], default=str, sort_keys=True))
+        if any(len(several) > 1 for several in values.values()):
+            found.append(key)
+    return found
+
+
+def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[list[FinishedRun], list[str]]:
+    """Return the runs that tables and figures take, and a line on each that is left out.
+
+    Left out are those without an evaluation, those that only scored what another run had saved, those that did not end (taken
+    with ``unfinished``), and repetitions of the same configuration and seed but for the one that came furthest, of
+    several the one with most metrics, of these the last.
+    """
+    best: dict[str, FinishedRun] = {}
+    same = [_identity(run, table) for run, table in zip(runs, settings(runs), strict=True)]
+    for run, key in zip(runs, same, strict=True):
+        if _evaluated(run):
+            best[key] = max(run, best.get(key, run), key=_reached)
+    kept, aside = [], []
+    for run, key in zip(runs, same, strict=True):
+        if not _evaluated(run):
+            aside.append(f"{run.name}: nothing was evaluated")
+        elif run.config.get("evaluate_only"):
+            aside.append(f"{run.name}: it scored what another run had saved")
+        elif not run.finished and not unfinished:
+            aside.append(f"{run.name}: {run.summary['status']} in round {run.summary['rounds']} of {run.config['num_rounds']}")
+        elif best[key] is not run:
+            aside.append(f"{run.name}: {best[key].name} is the same configuration and seed")
+        else:
+            kept.append(run)
+    return kept, aside
+
+
+def _identity(run: FinishedRun, table: dict[str, Any]) -> str:
+    """Return what two runs of the same number in the same table of a paper have in common."""
+    said = table | {key: run.config.get(key) for key in ("seed", "published")}
+    return json.dumps([run.method, said], sort_keys=True, default=str)
+
+
+def _evaluated(run: FinishedRun) -> bool:
+    return any(metric == "accuracy" for _, _, metric in run.curves)
+
+
+def _reached(run: FinishedRun) -> tuple[bool, int, int]:
+    return run.finished, int(run.summary["rounds"]), len(run.config.get("metrics") or ())
+
+
+# The cell of a setting that a run's method does not have, or has as null.
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seeds alone."""
+
+    method: str
+    setting: tuple[tuple[str, Any], ...]  # (varied key, value)
+    runs: tuple[FinishedRun, ...]
+    until: int | None = None  # the last round of runs that did not end
+
+    @property
+    def label(self) -> str:
+        """The method and what else was varied, where it has that: ``pmfl participation=markovian``, ``pmfl to round 800``."""
+        varied = [f"{short(key)}={value}" for key, value in self.setting if value != NOTHING]
+        return " ".join([self.method, *varied, *([] if self.until is None else [f"to round {self.until}"])])
+
+    def numbers(self, key: str) -> list[float]:
+        """Return one number of each seed's summary, NaN where there is none."""
+        return [run.number(key) for run in self.runs]
+
+
+def groups(runs: Sequence[FinishedRun]) -> list[Group]:
+    """Return the runs grouped over seeds, in the order in which each group first appears.
+
+    Runs that did not end are together where they came equally far. The same run for two tables of a paper counts once.
+    """
+    tables = settings(runs)
+    keys = varied(runs, tables)
+    found: dict[tuple, dict[Any, FinishedRun]] = {}
+    for run, table in zip(runs, tables, strict=True):
+        setting = tuple((key, shown(table.get(key))) for key in keys)
+        until = None if run.finished else int(run.summary["rounds"])
+        found.setdefault((run.method, setting, until), {})[run.config.get("seed")] = run
+    return [Group(method, setting, tuple(of.values()), until) for (method, setting, until), of in found.items()]
+
+
+def short(key: str) -> str:
+    """Return a dotted key as a table's head: ``participation.name`` is ``participation``."""
+    return key.removesuffix(".name").removeprefix("strategy.")
+
+
+def number_of(text: str) -> float:
+    """Return what a cell is as a number; infinity where it is none, which comes last."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def shown(value: Any) -> str:
+    """Return a configuration's value as a cell."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, list | tuple | np.ndarray):
+        return "[" + ", ".join(map(str, value)) + "]"
+    return str(value)

@@ -1,0 +1,139 @@
+"""Pictures from gradients: DLG and iDLG, the attacks of MpFedcon's Table 4.
+
+Sources: Zhu et al. 2019 (DLG), Zhao et al. 2020 (iDLG).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contrafed.core.randomness import generator, torch_generator
+from contrafed.core.split_model import SplitModel, Stages, features_of
+from contrafed.core.tensors import Tensors
+
+CHANNELS, BOUND = 12, 0.5
+# A matching loss below this is a match.
+MATCHED = 1e-6
+LAST = "classifier.weight"
+
+
+def sigmoid_lenet(channels: int, size: tuple[int, int], num_classes: int, seed: int, hidden: int = 0) -> SplitModel:
+    """Return DLG's LeNet: three 5x5 convolutions of 12 channels, strides 2, 2, 1, sigmoid after each, then linear.
+
+    ``hidden`` linear layers as wide as the last convolution's output, with sigmoid, stand before the last. Weights and biases
+    are uniform in (-0.5, 0.5), a pure function of ``seed``.
+    """
+    widths, strides = (channels, CHANNELS, CHANNELS), (2, 2, 1)
+    with torch.random.fork_rng(devices=[]):
+        stages = [nn.Conv2d(c, CHANNELS, 5, stride, padding=2) for c, stride in zip(widths, strides, strict=True)]
+        encoder = Stages(stages, [nn.Sigmoid(), nn.Sigmoid(), nn.Sequential(nn.Sigmoid(), nn.Flatten())])
+        width = features_of(encoder, channels, size)
+        extra = [layer for _ in range(hidden) for layer in (nn.Linear(width, width), nn.Sigmoid())]
+        model = SplitModel(encoder, nn.Sequential(*extra) if extra else nn.Identity(), nn.Linear(width, num_classes))
+    draw = torch_generator(seed, "leakage model")
+    with torch.no_grad():
+        for value in model.parameters():
+            value.uniform_(-BOUND, BOUND, generator=draw)
+    return model.requires_grad_(False)
+
+
+def weights_of(model: SplitModel) -> Tensors:
+    """Return a model's parameters by name, as copies."""
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def gradient(model: SplitModel, params: Mapping[str, Tensor], x: Tensor, target: Tensor, *, graph: bool = False) -> Tensors:
+    """Return the gradient of the mean cross-entropy of images x (b, C, H, W) and label distributions ``target`` (b, K).
+
+    ``graph``: so that it can be differentiated itself.
+    """
+    leaves = {name: value if value.requires_grad else value.detach().requires_grad_() for name, value in params.items()}
+    with model.holding(leaves) as held:
+        loss = F.cross_entropy(held(x).logits, target)
+    found = torch.autograd.grad(loss, list(leaves.values()), create_graph=graph)
+    return dict(zip(leaves, found, strict=True))
+
+
+def label_of(shared: Mapping[str, Tensor]) -> int:
+    """Return the label of the one example behind a gradient: the class whose row of the last layer has the smallest sum.
+
+    Source: iDLG, Equation 5: the row of class c is (p_c - y_c) h with h > 0, so that only the true one is negative. Raises
+    ``ValueError`` where the last layer's gradient was not shared.
+    """
+    if LAST not in shared:
+        raise ValueError("no last-layer gradient")
+    return int(shared[LAST].sum(1).argmin())
+
+
+def noisy(shared: Mapping[str, Tensor], kind: Literal["none", "gaussian", "laplace"], variance: float, seed: int) -> Tensors:
+    """Return a gradient with noise of mean 0 and ``variance`` on every number: Gaussian, or Laplace of scale sqrt(v / 2)."""
+    if kind == "none" or variance == 0:
+        return dict(shared)
+    rng = generator(seed, f"leakage noise {kind}")
+    scale = variance**0.5 if kind == "gaussian" else (variance / 2) ** 0.5
+    draw = rng.normal if kind == "gaussian" else rng.laplace
+    return {name: value + torch.from_numpy(draw(0.0, scale, value.shape)).to(value) for name, value in shared.items()}
+
+
+@dataclass
+class Found:
+    """What an attack came to from one start."""
+
+    images: Tensor  # (b, C, H, W), as they are; an attacker cuts them to [0, 1]
+    labels: list[int]
+    loss: float  # the squared distance between the gradients, over all that was shared
+    steps: int
+
+
+def invert(
+    model: SplitModel,
+    params: Mapping[str, Tensor],
+    shared: Mapping[str, Tensor],
+    shape: tuple[int, ...],
+    *,
+    labels: list[int] | None,
+    steps: int,
+    seed: int,
+    searched: tuple[str, ...] = (),
+) -> Found:
+    """Search the images of ``shape`` (b, C, H, W) whose gradient under ``params`` is ``shared``, by torch's L-BFGS at rate 1.
+
+    Unknown are the images and, without ``labels``, label distributions: all start from N(0, 1), a pure function of ``seed``; so
+    are the ``searched`` of ``params``, which start from where they are. A step is one of torch's, of up to 20 iterations. What
+    ``shared`` lacks is not compared. Of all steps that with the smallest distance counts, since without a line search a
+    later one may be far off.
+    """
+    draw = torch_generator(seed, "leakage start")
+    x = torch.randn(shape, generator=draw).requires_grad_()
+    soft = torch.randn(shape[0], model.num_classes, generator=draw).requires_grad_()
+    known = None if labels is None else F.one_hot(torch.tensor(labels), model.num_classes).to(x)
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+    unknown = [x, *([soft] if known is None else []), *(leaves[name] for name in searched)]
+    optimizer = torch.optim.LBFGS(unknown, lr=1)
+
+    def distance() -> Tensor:
+        found = gradient(model, leaves, x, soft.softmax(1) if known is None else known, graph=True)
+        return sum(((found[name] - value).square().sum() for name, value in shared.items()), torch.zeros(()))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = distance()
+        loss.backward(inputs=unknown)  # type: ignore[no-untyped-call]
+        return loss
+
+    best, taken = (float("inf"), x.detach().clone(), soft.detach().clone()), 0
+    for step in range(steps + 1):
+        before = x.detach().clone(), soft.detach().clone()
+        # A step says how far off it began.
+        loss = float((optimizer.step(closure) if step < steps else distance()).detach())
+        if loss < best[0]:
+            best = (loss, *before)
+        taken = step
+        if not loss > MATCHED:  # matched, or no number any more
+            break
+    labels = best[2].argmax(1).tolist() if labels is None else labels
+    return Found(best[1], labels, best[0], taken)

@@ -1,0 +1,245 @@
+"""The papers' tables, and our runs beside them.
+
+``published/PAPER.csv`` holds every numeric results table as printed, with the columns paper, table, dataset, setting,
+method, metric, value, std, note. Accuracies and ``std`` (FedCRL's and FedCoSR's) are percentages, ``rounds`` a count,
+``speedup`` a ratio to FedAvg, ``traffic_mb`` megabytes. Which row a run belongs to stands in its own configuration, under
+``published`` (``conf/experiment``).
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from contrafed.core.errors import unknown
+from contrafed.report.runs import FinishedRun
+from contrafed.report.statistics import first_at, over_seeds, ranks, spearman
+
+FOLDER = Path(__file__).resolve().parent / "published"
+LONGEST = 150  # characters of a file's name, to which endings come
+LOWER_IS_BETTER = frozenset({"rounds", "traffic_mb"})
+# What stands for a target that no run reached: the last rank.
+NEVER = {"rounds": math.inf, "speedup": 0.0, "traffic_mb": math.inf}
+# Metrics of the papers' tables that no run has, and what measures them.
+ELSEWHERE = {"defended": "python -m contrafed.report.leakage"}
+# A column of a table, and one of its cells.
+COLUMN = ["dataset", "setting", "metric"]
+CELL = [*COLUMN, "method"]
+
+
+@lru_cache
+def load(paper: str) -> pd.DataFrame:
+    """Return a paper's tables. Raises ``UserError`` for a paper that there is not."""
+    papers = [path.stem for path in FOLDER.glob("*.csv")]
+    if paper not in papers:
+        raise unknown("paper", paper, papers)
+    table = pd.read_csv(FOLDER / f"{paper}.csv", dtype=str, keep_default_na=False)
+    return table.assign(**{name: pd.to_numeric(table[name]) for name in ("value", "std")})
+
+
+def shortened(name: str) -> str:
+    """Return a file's name; of a long one its beginning and a checksum."""
+    return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{zlib.crc32(name.encode()):08x}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One table of a paper with our runs: a row a cell that the paper or a run has.
+
+    ``cells`` has the columns dataset, setting, metric, method, paper, paper_std, note, ours, ours_std (over seeds),
+    ours_node_std (mean over seeds of the deviation over nodes), seeds, runs, difference, rank, paper_rank. Of rounds, speed-up
+    and traffic to a target ours is the mean over the ``seeds`` that reach it, and ``NEVER`` where no run does: "-" in tables,
+    and the last rank, which they share (ours). What is ranked together says ``ranked``. Where runs deviate from the paper is
+    in ``changed`` and ``scale``. Of several runs of one cell and seed the last counts; ``aside`` has a line on each other.
+    """
+
+    paper: str
+    table: str
+    scale: str
+    changed: tuple[str, ...]
+    cells: pd.DataFrame
+    aside: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The paper's name and table: ``PMFL, Table I``."""
+        return f"{load(self.paper)['paper'].iloc[0]}, Table {self.table}"
+
+    @property
+    def title(self) -> str:
+        """``name``, and what our runs changed."""
+        aside = [*([f"scale={self.scale}"] if self.scale else []), *self.changed]
+        return self.name + (f" ({', '.join(aside)})" if aside else "")
+
+    @property
+    def stem(self) -> str:
+        """What its files are called."""
+        parts = [self.paper, f"table{self.table}", *([self.scale] if self.scale else []), *self.changed]
+        return shortened("-".join("".join(c if c.isalnum() or c in ".=" else "_" for c in part) for part in parts).lower())
+
+    @property
+    def both(self) -> pd.DataFrame:
+        """The cells that have both a value of ours and the paper's."""
+        return self.cells.dropna(subset=["ours", "paper"])
+
+    @property
+    def missing(self) -> pd.DataFrame:
+        """The paper's cells without a run."""
+        return self.cells[(self.cells["runs"] == 0) & self.cells["paper"].notna()]
+
+    @property
+    def silent(self) -> pd.DataFrame:
+        """The paper's cells whose runs do not have the number: training images not scored, no FedAvg beside them."""
+        return self.cells[(self.cells["runs"] > 0) & self.cells["ours"].isna() & self.cells["paper"].notna()]
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """Metrics of the table that no run has: keys of ``ELSEWHERE``."""
+        theirs = load(self.paper)
+        return [metric for metric in ELSEWHERE if metric in set(theirs[theirs["table"] == self.table]["metric"])]
+
+    def columns(self) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
+        """Return ((dataset, setting, metric), its cells) of the columns in which there is a value of ours."""
+        grouped = self.cells.groupby(COLUMN, sort=False)
+        return [(key, part) for key, part in grouped if part["ours"].notna().any()]  # type: ignore[misc]
+
+    def correlations(self) -> list[tuple[tuple[str, str, str], float, int]]:
+        """Return (what is ranked, Spearman's correlation of its values, number of cells) for each that has ours."""
+        grouped = self.cells.groupby(ranked(self.cells), sort=False)
+        some = [(key, part) for key, part in grouped if part["ours"].notna().any()]
+        return [(key, *spearman(part["ours"].tolist(), part["paper"].tolist())) for key, part in some]  # type: ignore[misc]
+
+    def correlation(self) -> tuple[float, int]:
+        """Return Spearman's correlation over all cells of the table's accuracies, and their number.
+
+        Cells of an easy data set and a hard one agree whatever the methods do: ``correlations`` are the stricter ones.
+        """
+        part = self.both[self.both["metric"].str.endswith("accuracy")]
+        return spearman(part["ours"].tolist(), part["paper"].tolist())
+
+
+def ranked(cells: pd.DataFrame) -> list[str]:
+    """Return what cells that are ranked together have in common: a column, whose methods are compared.
+
+    Where the paper's columns have one method each, the data set, metric and method, whose settings are (PMFL, Table IV).
+    """
+    alone = cells.dropna(subset=["paper"]).groupby(COLUMN)["method"].nunique().eq(1).all()
+    return ["dataset", "metric", "method"] if alone else COLUMN
+
+
+def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
+    """Return a comparison for every table of a paper that a run names, apart by ``scale`` and by what was ``changed``.
+
+    A run that did not end has no number that could stand beside a paper's. What is ``ELSEWHERE`` is in no comparison.
+    """
+    found: dict[tuple[str, str, str, tuple[str, ...]], list[FinishedRun]] = {}
+    for run in runs:
+        published = run.published
+        if run.finished and published.get("table") and published.get("cells"):
+            key = (str(published["paper"]), str(published["table"]), str(run.config.get("scale") or ""), run.changed)
+            found.setdefault(key, []).append(run)
+    return [_comparison(key, members) for key, members in found.items()]
+
+
+def _comparison(key: tuple[str, str, str, tuple[str, ...]], runs: Sequence[FinishedRun]) -> Comparison:
+    """Return one table with these runs, of which one a cell and seed counts."""
+    places = [(json.dumps(run.published, default=str), run.config.get("seed")) for run in runs]
+    last = dict(zip(places, runs, strict=True))
+    aside = [f"{run.name}: {last[place].name} is of the same cell and seed" for run, place in zip(runs, places, strict=True)
+             if run is not last[place]]  # fmt: skip
+    return Comparison(*key, _cells(key[0], key[1], list(last.values())), tuple(aside))
+
+
+def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
+    """Return the cells of one table: the paper's, and those that only we have."""
+    rows = [row for run in runs for row in _rows(run, runs)]
+    ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std"])
+    never = ours["metric"].map(NEVER)
+    ours["never"] = never.where(ours["value"] == never)
+    ours["value"] = ours["value"].where(ours["never"].isna())
+    means = ours.groupby(CELL, sort=False).agg(
+        ours=("value", lambda values: over_seeds(list(values))[0]),
+        ours_std=("value", lambda values: over_seeds(list(values))[1]),
+        ours_node_std=("node_std", lambda values: over_seeds(list(values))[0]),
+        seeds=("value", "count"),
+        runs=("value", "size"),
+        never=("never", "max"),
+    )
+    means["ours"] = means["ours"].fillna(means.pop("never"))
+    theirs = load(paper).drop(columns="paper").rename(columns={"value": "paper", "std": "paper_std"})
+    theirs = theirs[(theirs["table"] == table) & ~theirs["metric"].isin(ELSEWHERE)].set_index(CELL)[
+        ["paper", "paper_std", "note"]
+    ]
+    # The paper's order; what the paper lacks follows.
+    index = pd.MultiIndex.from_tuples(list(dict.fromkeys([*theirs.index, *means.index])), names=CELL)
+    cells = theirs.reindex(index).join(means).fillna({"seeds": 0, "runs": 0, "note": ""})
+    cells = cells.astype({"seeds": int, "runs": int}).reset_index()
+    cells["difference"] = (cells["ours"] - cells["paper"]).where(cells["seeds"] > 0)
+    for rank, column in (("rank", "ours"), ("paper_rank", "paper")):
+        cells[rank] = math.nan
+        for _, part in cells.dropna(subset=["ours", "paper"]).groupby(ranked(cells)):
+            if len(part) < 2:
+                continue
+            higher = part["metric"].iloc[0] not in LOWER_IS_BETTER
+            cells.loc[part.index, rank] = ranks(part[column].tolist(), higher_is_better=higher)
+    return cells
+
+
+def _rows(run: FinishedRun, runs: Sequence[FinishedRun]) -> list[list[Any]]:
+    """Return what one run says of the cells that it fills, in the papers' units."""
+    published, rows = run.published, []
+    for cell in published["cells"]:
+        key = str(cell["value"])
+        value = TO_TARGET[key](run, _beside(run, runs)) if key in TO_TARGET else 100 * run.number(key)
+        spread = 100 * run.number(str(cell["std"])) if cell.get("std") else math.nan
+        place = [str(published["dataset"]), str(cell["setting"]), str(cell["metric"]), str(published["method"])]
+        rows.append([*place, value, spread])
+    return rows
+
+
+def _beside(run: FinishedRun, runs: Sequence[FinishedRun]) -> FinishedRun | None:
+    """Return FedAvg's run in the same column of the table, with the same seed; None where there is none."""
+
+    def place(other: FinishedRun) -> tuple[Any, ...]:
+        published = other.published
+        return published["dataset"], published["setting"], other.config.get("seed")
+
+    return next((o for o in runs if o.published["method"] == "fedavg" and place(o) == place(run)), None)
+
+
+def rounds_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
+    """Return the first round in which nodes are as accurate as FedAvg's at its end, infinity where none is, NaN without FedAvg.
+
+    MpFedcon Table 3; of FedAvg itself its last round, which the paper's speed-up of 1 means.
+    """
+    if fedavg is None or not fedavg.own_points():
+        return math.nan
+    if run is fedavg:
+        return float(run.own_points()[-1][0])
+    if not run.own_points():
+        return math.nan
+    reached = first_at(run.own_points(), fedavg.own_points()[-1][1])
+    return math.inf if reached is None else float(reached)
+
+
+def speedup_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
+    """Return FedAvg's rounds over those of ``rounds_to_target``: 200 by 116 is 1.72, and 0 where that is never."""
+    return math.nan if fedavg is None else rounds_to_target(fedavg, fedavg) / rounds_to_target(run, fedavg)
+
+
+def traffic_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
+    """Return ``rounds_to_target`` times what a node sends in a round (one way), in MiB, which is what the paper's MB are."""
+    return rounds_to_target(run, fedavg) * run.number("bytes_up_per_node") / 2**20
+
+
+TO_TARGET: dict[str, Callable[[FinishedRun, FinishedRun | None], float]] = {
+    "rounds_to_target": rounds_to_target,
+    "speedup_to_target": speedup_to_target,
+    "traffic_to_target": traffic_to_target,
+}

@@ -1,0 +1,198 @@
+"""What is kept of runs in the repository: ``results/NAME.csv``, a row a run, and beside it their curves and nodes.
+
+Folders of runs are not committed; from these files alone the same tables and figures are made. A row has the run's numbers,
+versions, hardware and commit, and its whole configuration as JSON; of places on a disk only their last part is kept.
+``results/curves/NAME.csv`` has what was evaluated, of long curves evenly chosen points with every one that is the highest so
+far, so that the round in which a target is reached stays the same; bytes are summed up to each point.
+``results/nodes/NAME.csv`` has each node's last values.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from contrafed.core.disk import replace
+from contrafed.core.errors import UserError
+from contrafed.report.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, flat, placeless, read_table
+from contrafed.runs.output.folder import numbered
+
+# Points of a curve, about.
+POINTS = 1000
+# First columns of a row; those of the summary follow, and the configuration.
+FIRST = (
+    *("run", "method", "dataset", "partition", "participation", "model"),
+    *("seed", "num_nodes", "num_rounds", "rounds", "status"),
+)
+# What log=[...] asks for is kept: metrics of nodes.csv as their mean over nodes, and these of the split fit.
+MEANS, FIT = ("weight", "own_weight", "weight_all"), ("deviation", "features_")
+WORDS = {*FIRST[:6], "status", "commit", "hardware", "device", "engine"}
+
+
+def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
+    """Write runs as ``folder/NAME.csv``, beside those that it holds already; the same run by its name and settings is replaced.
+
+    One of the same name that differs in its seed, or in a key that both have, gets the next free name: ``fedavg-2``.
+
+    Each file is replaced whole, the rows last, so that none of them is of a run whose curves are missing. Returns the file.
+    Raises ``UserError`` where it cannot be written, or what it holds cannot be read.
+    """
+    if Path(name).name != name or name == "..":
+        raise UserError(f"results are kept by a name that is no path, such as {Path(name).name or 'runs'}, not '{name}'")
+    path = folder / f"{name}.csv"
+    known = {run.name: run for run in (load(path) if path.exists() else [])}
+    for run in runs:
+        free = next(name for name in numbered(run.name) if name not in known or _same(known[name], run))
+        known[free] = dataclasses.replace(run, name=free)
+    every = list(known.values())
+    rows = [_row(run) for run in every]
+    columns = [*FIRST, *sorted({key for row in rows for key in row} - {*FIRST, "configuration"}), "configuration"]
+    try:
+        for part in ("curves", "nodes"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        for part, tables, nan in (("curves", map(_curves, every), ""), ("nodes", map(_nodes, every), "nan")):
+            _write(pd.concat(tables, ignore_index=True), folder / part / path.name, "%.6g", nan)
+        _write(pd.DataFrame(rows, columns=columns), path)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
+    return path
+
+
+def _same(one: FinishedRun, other: FinishedRun) -> bool:
+    """Whether two runs have one seed and agree in every key that both have: a key may be newer than one of them."""
+    a, b = ({**flat(run.config), "seed": run.config.get("seed")} for run in (one, other))
+    return all(placeless(a[key]) == placeless(b[key]) for key in a.keys() & b.keys())
+
+
+def _write(table: pd.DataFrame, path: Path, numbers: str | None = None, nan: str = "") -> None:
+    """Write a CSV that is there entire or not at all; ``numbers``: how those with a point are, ``nan``: what is none."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        table.to_csv(part, index=False, float_format=numbers, na_rep=nan, lineterminator="\n")
+        replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load(path: Path) -> list[FinishedRun]:
+    """Return the runs of ``results/NAME.csv``. Raises ``UserError`` naming a file that cannot be read."""
+    rows = _read(path)
+    if not {"run", "configuration"} <= set(rows):
+        raise UserError(f"cannot read {path}: it has no columns run and configuration")
+    curves = _read(path.parent / "curves" / path.name)
+    nodes = read_table(path.parent / "nodes" / path.name, {"run": "str", **NODES})
+    found = []
+    for row in rows.to_dict("records"):
+        try:
+            config = json.loads(row.pop("configuration"))
+        except ValueError as error:
+            raise UserError(f"cannot read {path}: the configuration of {row['run']} is no JSON") from error
+        summary = {str(key): _value(str(key), str(cell)) for key, cell in row.items() if cell != ""}
+        name = str(row["run"])
+        mine = nodes[nodes["run"] == name].drop(columns="run")
+        metrics = _long(curves[curves["run"] == name], path)
+        found.append(FinishedRun(name, config, summary, metrics, lambda table=mine: table))  # type: ignore[misc]
+    return found
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise UserError(f"cannot read {path}: {what}") from error
+
+
+def _value(key: str, cell: str) -> Any:
+    if key in WORDS or key.startswith("versions."):
+        return cell
+    try:
+        return json.loads(cell.lower() if cell in ("True", "False") else cell)
+    except ValueError:
+        return cell
+
+
+def _row(run: FinishedRun) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": run.name, "method": run.method}
+    for key, value in placeless(run.summary).items():
+        if isinstance(value, Mapping):
+            row |= {f"{key}.{inner}": text for inner, text in value.items()}
+        elif value is not None and key not in row:
+            row[key] = json.dumps(value) if isinstance(value, list) else value
+    config = {key: value for key, value in run.config.items() if key not in ("output_dir", "verbose", "wait_for_nodes")}
+    return {**row, "configuration": json.dumps(placeless(config), separators=(",", ":"))}
+
+
+def _curves(run: FinishedRun) -> pd.DataFrame:
+    """Return a run's curves as columns ``scope/split/metric``, a row a round that has any."""
+    scored = {key: points for key, points in run.curves.items() if key[1] not in ("system", "fit") or key[2].startswith(FIT)}
+    for metric in MEANS:
+        if means := run.mean_over_nodes(metric):
+            scored[(*MEAN_OF_NODES, metric)] = means
+    kept = {key: _thinned(points) for key, points in scored.items()}
+    rounds = sorted({t for points in kept.values() for t, _ in points})
+    for key, points in run.curves.items():
+        if key[1] == "system" and rounds:
+            kept[key] = _summed(points, rounds)
+    kinds = {"system": "Int64"}  # counts, exactly
+    table = pd.DataFrame(
+        {"/".join(key): pd.Series(dict(points), dtype=kinds.get(key[1], "float64")) for key, points in kept.items()}
+    )
+    table = table.sort_index().rename_axis("round").reset_index()
+    return _named(table, run.name)
+
+
+def _named(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    table.insert(0, "run", name)
+    return table
+
+
+def _thinned(points: Points) -> Points:
+    """Return about ``POINTS`` of a curve's points: evenly chosen ones, the last, and each that is higher than all before it."""
+    if len(points) <= POINTS:
+        return points
+    chosen = set(np.linspace(0, len(points) - 1, POINTS).astype(int).tolist())
+    best = -math.inf
+    for number, (t, value) in enumerate(points):
+        if t >= 1 and value > best:
+            best = value
+            chosen.add(number)
+    return [points[number] for number in sorted(chosen)]
+
+
+def _summed(points: Points, rounds: Sequence[int]) -> Points:
+    """Return the sums of a count over the rounds since the one kept before; what follows the last belongs to the last."""
+    sums = dict.fromkeys(rounds, 0)
+    for t, value in points:
+        place = int(np.searchsorted(rounds, t))
+        sums[rounds[min(place, len(rounds) - 1)]] += int(value)
+    return list(sums.items())
+
+
+def _long(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Return a run's rows of ``curves`` with the columns of ``metrics.csv``."""
+    long = table.drop(columns="run").melt("round", var_name="key", value_name="value")
+    long = long[long["value"] != ""]
+    try:
+        names = (
+            long["key"]
+            .str.split("/", n=2, expand=True)
+            .reindex(columns=[0, 1, 2])
+            .set_axis(["scope", "split", "metric"], axis=1)
+        )
+        values = long[["round", "value"]].astype({"round": "int64", "value": "float64"})
+    except ValueError as error:
+        raise UserError(f"cannot read {path.parent / 'curves' / path.name}: {error}") from error
+    return pd.concat([values["round"], names, values["value"]], axis=1)
+
+
+def _nodes(run: FinishedRun) -> pd.DataFrame:
+    """Return each node's last value of every metric, with the round that it is of."""
+    table = run.nodes
+    last = table[table["round"] == table.groupby("metric")["round"].transform("max")]
+    return _named(last.copy(), run.name)

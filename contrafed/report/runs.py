@@ -1,0 +1,334 @@
+"""Finished runs as a report takes them: read from their folders, and told apart by what their configurations differ in."""
+
+import contextlib
+import io
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from contrafed.config.run_config import HOW_IT_RUNS, counts, read_config
+from contrafed.config.yamls import rule_of
+from contrafed.core import registry
+from contrafed.core.errors import UserError
+from contrafed.core.metrics import ACCURACY
+from contrafed.core.schema import dotted, plain_numbers
+from contrafed.runs.output.series import points_of, summary_of_curves
+
+Points = list[tuple[int, float]]
+
+METRICS = {"round": "int64", "scope": "str", "split": "str", "metric": "str", "value": "float64"}
+NODES = {"round": "int64", "node": "int64", "metric": "str", "value": "float64"}
+
+# Scope and split under which ``results`` keeps the mean over nodes of a metric of ``nodes.csv``.
+MEAN_OF_NODES = ("nodes", "mean")
+
+LONGEST_LINE = 4096  # bytes, of a log
+
+# Keys that do not tell experiments apart: where and how it ran, what it kept, and what is said of it.
+ASIDE = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", "published", "changed"})
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """One run: its composed configuration, ``summary.json`` with what else its curves tell, and its logs as tables.
+
+    Accuracies are fractions. ``metrics`` has the columns of ``metrics.csv``, ``nodes`` those of ``nodes.csv``.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    metrics: pd.DataFrame
+    read_nodes: Callable[[], pd.DataFrame]
+    folder: Path | None = None  # None: it is read from ``results``
+
+    @cached_property
+    def nodes(self) -> pd.DataFrame:
+        """``nodes.csv``, read when first asked for."""
+        return self.read_nodes()
+
+    @cached_property
+    def curves(self) -> dict[tuple[str, str, str], Points]:
+        """Return {(scope, split, metric): points (round, value)}."""
+        return curves_of(self.metrics)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What the command line changed of the experiment, in order; of paths their last part, numbers in one spelling."""
+        return tuple(sorted(map(_one_spelling, placeless(self.config.get("changed") or []))))
+
+    @property
+    def published(self) -> Mapping[str, Any]:
+        """What of a paper it stands beside (``published`` in ``conf/experiment``), empty for a run of one's own."""
+        return self.config.get("published") or {}
+
+    @property
+    def method(self) -> str:
+        """The method as the papers' tables name it: fedrcl, fedrcl+fedadam, pmfl/no_mct."""
+        strategy = self.config["strategy"]
+        named, server = str(self.published.get("method") or strategy["name"]), strategy.get("server")
+        # A table that names methods by their node half alone says nothing of the rule.
+        said = composition(strategy) == strategy["name"] or named == server or named.endswith(f"+{server}")
+        return named if said else f"{named}+{server}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end."""
+        return self.summary.get("status") == "finished"
+
+    def points(self, scope: str, split: str, metric: str) -> Points:
+        """Return a curve without the initial model's point; empty where there is none."""
+        return points_of(self.curves, scope, split, metric)
+
+    def own_points(self, metric: str = "accuracy") -> Points:
+        """Return a score of the nodes on their own test parts: of their own models, else of the global one."""
+        return self.points("personal", "test", metric) or self.points("global", "nodes", metric)
+
+    def of_nodes(self, metric: str) -> pd.DataFrame:
+        """Return the rows of ``nodes.csv`` with a metric, without those of nodes that are held out."""
+        trained = self.config["num_nodes"] - self.config.get("held_out_nodes", 0)
+        return self.nodes[(self.nodes["metric"] == metric) & (self.nodes["node"] < trained)]
+
+    def last_of_nodes(self, metric: str) -> dict[int, float]:
+        """Return {node: its value in the last round that has the metric} of nodes that train; empty where there is none."""
+        table = self.of_nodes(metric)
+        table = table[table["round"] == table["round"].max()]
+        return dict(zip(table["node"].tolist(), table["value"].tolist(), strict=True))
+
+    def mean_over_nodes(self, metric: str) -> Points:
+        """Return (round, mean over trained nodes that have the metric in it), from ``nodes.csv`` or as ``results`` keeps it."""
+        if kept := self.points(*MEAN_OF_NODES, metric):
+            return kept
+        means = self.of_nodes(metric).groupby("round")["value"].mean()
+        return list(zip(means.index.tolist(), means.tolist(), strict=True))
+
+    def number(self, key: str) -> float:
+        """Return a number of the summary, or a curve's last (``SCOPE/SPLIT/METRIC``, ``own/METRIC``); NaN without one."""
+        scope, slash, rest = key.partition("/")
+        if slash:
+            split, _, metric = rest.partition("/")
+            points = self.own_points(rest) if scope == "own" else self.points(scope, split, metric)
+            return points[-1][1] if points else math.nan
+        value = self.summary.get(key)
+        return float(value) if isinstance(value, int | float) else math.nan
+
+
+def find(paths: Iterable[str | Path], damaged: list[str] | None = None) -> list[FinishedRun]:
+    """Return the runs in and below folders, by name. Raises ``UserError``, also for a folder without runs.
+
+    A run that cannot be read is left out, with its line in ``damaged``, where that is given and another one is found.
+    """
+    found: dict[Path, FinishedRun] = {}
+    faults: list[UserError] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}")
+        folders = sorted(_run_folders(path))
+        for folder in folders:
+            name = folder.resolve().name if folder == path else str(folder.relative_to(path))
+            try:
+                found.setdefault(folder.resolve(), read(folder, name))
+            except UserError as error:
+                faults.append(error)
+        if not folders:
+            raise UserError(f"there are no runs in {path}: no folder in it has config.yaml and metrics.csv")
+    if faults and (damaged is None or not found):
+        raise faults[0]
+    if damaged is not None:
+        damaged += map(str, faults)
+    names = Counter(run.name for run in found.values())
+    return [run if names[run.name] == 1 else replace(run, name=str(run.folder)) for run in found.values()]
+
+
+def _run_folders(path: Path) -> Iterator[Path]:
+    seen = set()
+    for folder, below, files in os.walk(path, followlinks=True):
+        if (place := os.path.realpath(folder)) in seen:  # a link to a folder above it
+            below.clear()
+            continue
+        seen.add(place)
+        if "config.yaml" in files and "metrics.csv" in files:
+            below.clear()
+            # An empty one is a claim: the run has not begun.
+            if (Path(folder) / "config.yaml").stat().st_size:
+                yield Path(folder)
+
+
+def read(folder: Path, name: str) -> FinishedRun:
+    """Return the run in a folder. Raises ``UserError`` naming the file that cannot be read."""
+    config = read_config(folder)
+    groups = [config.get(group) for group in ("strategy", "dataset", "partition", "participation", "model")]
+    whole = all(isinstance(config.get(key), int) for key in ("num_nodes", "num_rounds"))
+    if not whole or not all(isinstance(group, dict) and isinstance(group.get("name"), str) for group in groups):
+        raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
+    metrics = read_table(folder / "metrics.csv", METRICS)
+    path, summary = folder / "nodes.csv", _read_summary(folder)
+    if summary["status"] == "finished":
+        last, done = int(metrics["round"].max()) if len(metrics) else 0, summary.get("rounds", 0)
+        if last < done:
+            raise UserError(f"cannot read {folder / 'metrics.csv'}: it ends with round {last}, and the run with round {done}")
+        if path.exists():
+            _check_nodes(path, metrics)
+    return FinishedRun(
+        name, config, complete(summary, config, metrics), metrics,
+        lambda: read_table(path, NODES) if path.exists() else pd.DataFrame(columns=list(NODES)), folder,
+    )  # fmt: skip
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"status": "unfinished"}
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({type(error).__name__})") from error
+    if not isinstance(summary, dict) or "status" not in summary or not isinstance(summary.get("rounds", 0), int):
+        raise UserError(f"{path} is no run's summary")
+    return summary
+
+
+def read_table(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
+    """Return a CSV of just these columns and types. Raises ``UserError`` naming the file and what is wrong with it."""
+    try:
+        kinds = {name: kind for name, kind in columns.items() if kind == "str"}
+        table = pd.read_csv(_whole_lines(path), dtype=kinds, keep_default_na=False)
+        _check_columns(path, table.columns, columns)
+        return table[list(columns)].astype(dict(columns))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+
+
+def _check_columns(path: Path, heads: Iterable[str], columns: Mapping[str, str]) -> None:
+    if missing := [name for name in columns if name not in heads]:
+        raise UserError(f"cannot read {path}: it has no column {missing[0]}")
+
+
+def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
+    """Raise ``UserError`` for a ``nodes.csv`` without its columns, or that ends before the nodes were last scored."""
+    with path.open("rb") as file:
+        heads = file.readline().decode(errors="replace").strip().split(",")
+        _check_columns(path, heads, NODES)
+        start = file.tell()
+        file.seek(max(start, path.stat().st_size - LONGEST_LINE))
+        lines = file.read().split(b"\n")[:-1]
+    scored = metrics[(metrics["scope"] == "personal") | (metrics["split"] == "nodes")]["round"]
+    last = lines[-1].split(b",")[heads.index("round")] if lines else b""  # none was kept
+    if len(scored) and last.isdigit() and int(last) < scored.max():
+        raise UserError(f"cannot read {path}: it ends with round {int(last)}, and nodes were scored in round {scored.max()}")
+
+
+def _whole_lines(path: Path) -> io.BytesIO:
+    """Return a file without a last line that was cut off while it was written."""
+    content = path.read_bytes()
+    return io.BytesIO(content[: content.rfind(b"\n") + 1])
+
+
+def curves_of(metrics: pd.DataFrame) -> dict[tuple[str, str, str], Points]:
+    """Return {(scope, split, metric): points} of a table with the columns of ``metrics.csv``."""
+    grouped = metrics.groupby(["scope", "split", "metric"], sort=False)
+    return {key: list(zip(part["round"].tolist(), part["value"].tolist(), strict=True)) for key, part in grouped}
+
+
+def complete(summary: Mapping[str, Any], config: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
+    """Return a summary with what it lacks and its curves tell.
+
+    Of a run that did not end, everything. The global model's numbers on the nodes' own test parts are ``nodes_accuracy_best``
+    and so on; where nodes have no models of their own they stand under ``personal_accuracy_best`` as well, and ``own_model``
+    is False.
+    """
+    curves = curves_of(metrics)
+    own = ("personal", "test", "accuracy") in curves
+    nodes = {("personal", "test", name): points for (_, split, name), points in curves.items() if split == "nodes"}
+    said = summary_of_curves(nodes)
+    found = {**said, **summary_of_curves(curves)} if not own else summary_of_curves(curves)
+    found |= {key.replace("personal_", "nodes_", 1): value for key, value in said.items() if key.startswith("personal_")}
+    derived: dict[str, Any] = {
+        **{key: config.get(key) for key in ("seed", "num_nodes", "num_rounds")},
+        **{group: config[group]["name"] for group in ("dataset", "partition", "participation", "model")},
+        "rounds": int(metrics["round"].max()) if len(metrics) else 0,
+        "own_model": own,
+        **{key: value for key, value in found.items() if not math.isnan(value)},
+    }
+    return derived | message_sizes(curves) | dict(summary)
+
+
+def message_sizes(curves: Mapping[tuple[str, str, str], Points]) -> dict[str, float]:
+    """Return ``bytes_down_per_node`` and ``bytes_up_per_node`` of a run whose summary has none: of the fullest round.
+
+    All messages of a way are of one size, and a reply that failed, was late, lost or refused is in no byte: so it is the most
+    that a round has for each node that it asked. Too little only where something was missing in every single round.
+    """
+    asked = {t: value for t, value in curves.get(("global", "system", "participants"), []) if value}
+    found: dict[str, float] = {}
+    for way in ("down", "up"):
+        sizes = [value / asked[t] for t, value in curves.get(("global", "system", f"bytes_{way}"), []) if t in asked]
+        found |= {f"bytes_{way}_per_node": max(sizes)} if sizes else {}
+    return found
+
+
+def composition(strategy: Mapping[str, Any]) -> str:
+    """Return a method's name, with + and the server rule where that is not its own: fedrcl+fedadam."""
+    name, server = str(strategy["name"]), strategy.get("server")
+    return name if server is None or server == _own_server(name) else f"{name}+{server}"
+
+
+@lru_cache
+def _own_server(name: str) -> str | None:
+    """Return a method's own server rule, None where it has none to replace; of somebody else's method the plainest."""
+    return rule_of(name, None) if (registry.CONF / "strategy" / f"{name}.yaml").is_file() else "fedavg"
+
+
+def placeless(value: Any) -> Any:
+    """Return ``value`` with the last part of every absolute path in it, and of those that an override KEY=PATH names."""
+    if isinstance(value, Mapping):
+        return {key: placeless(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [placeless(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith("~") or Path(value).is_absolute():
+        return Path(value).name
+    key, equals, text = value.partition("=")  # the first: a folder's name may have one, too
+    return f"{key}={placeless(text)}" if equals else value
+
+
+def _one_spelling(override: Any) -> str:
+    key, equals, value = str(override).lstrip("+").partition("=")
+    with contextlib.suppress(ValueError):
+        value = f"{float(value):.12g}"
+    return f"{key}{equals}{value}"
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {dotted key: value} of a configuration, without what does not tell experiments apart."""
+    table = plain_numbers(dotted(config))
+    return {key: value for key, value in table.items() if counts(key, ASIDE)}
+
+
+def accuracy_of(runs: Sequence[FinishedRun], metric: str = "accuracy") -> tuple[str, Callable[[FinishedRun], Points]]:
+    """Return what all of these runs can be compared by, in words and as a function to a run's curve.
+
+    The global model's accuracy, or another ``metric``, on the test set where every run has it, else the nodes' on their own
+    test parts. Runs of which some have only the one and some only the other are each shown by what they have, as the words say.
+    """
+    if all(run.points("global", "test", metric) for run in runs):
+        return f"test {metric}", lambda run: run.points("global", "test", metric)
+    if all(run.own_points(metric) for run in runs):
+        return f"nodes' {metric}", lambda run: run.own_points(metric)
+    return f"{metric} (test set, else nodes' own)", lambda run: run.points("global", "test", metric) or run.own_points(metric)
+
+
+def beside_accuracy_of(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return the scores beside accuracy that the key ``metrics`` of any of these runs names."""
+    return [
+        name for name in dict.fromkeys(name for run in runs for name in run.config.get("metrics") or ()) if name != ACCURACY
+    ]

@@ -1,0 +1,392 @@
+"""Tables as Markdown, CSV and LaTeX: all runs of a folder, two runs side by side, and ours beside a paper's."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from contrafed.report.groups import Group, groups, number_of, short, shown
+from contrafed.report.published import COLUMN, ELSEWHERE, NEVER, Comparison, ranked
+from contrafed.report.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of, flat
+from contrafed.report.statistics import first_at, over_seeds
+
+MIB = 2**20
+# Below a table of runs.
+READ = """
+Means ± sample standard deviations over seeds; scores in percent. FedAvg's last is that of the row's own setting. Rounds and
+MiB to an accuracy: of the seeds that reach it, how many where not all do, "-" where none does.
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text, and the same as numbers for the CSV."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: pd.DataFrame
+
+    @property
+    def markdown(self) -> str:
+        """The table in Markdown, columns of numbers aligned to the right."""
+        lines = [[head.replace("|", "\\|") for head in self.heads]]
+        lines.append(["---:" if right else "---" for right in self._right])
+        lines += [[cell.replace("|", "\\|") for cell in row] for row in self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+    @property
+    def plain(self) -> str:
+        """The table for a terminal: columns padded to their width."""
+        widths = [max(map(len, column)) for column in zip(self.heads, *self.rows, strict=True)]
+        places = [f"{'>' if right else '<'}{width}" for width, right in zip(widths, self._right, strict=True)]
+        lines = ["  ".join(map(format, row, places)) for row in (self.heads, *self.rows)]
+        return "".join(f"{line.rstrip()}\n" for line in lines)
+
+    @property
+    def latex(self) -> str:
+        """The table in LaTeX, for the package booktabs."""
+        align = "".join("r" if right else "l" for right in self._right)
+        rows = [" & ".join(map(_tex, row)) + r" \\" for row in (self.heads, *self.rows)]
+        body = "\n".join([r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"])
+        caption = rf"\caption{{{_tex(self.title)}}}"
+        return f"\\begin{{table}}\n{caption}\n\\begin{{tabular}}{{{align}}}\n{body}\n\\end{{tabular}}\n\\end{{table}}\n"
+
+    @property
+    def _right(self) -> list[bool]:
+        """Which columns are of numbers, which stand at the right."""
+        return [_numeric([row[i] for row in self.rows]) for i in range(len(self.heads))]
+
+    @property
+    def csv(self) -> str:
+        """The numbers, unrounded; an empty cell is one that there is not."""
+        return self.numbers.to_csv(index=False, lineterminator="\n")
+
+
+def _numeric(cells: Sequence[str]) -> bool:
+    filled = [cell for cell in cells if cell not in ("", "-")]
+    return bool(filled) and all(cell.lstrip("+-( ").replace(",", "")[:1].isdigit() for cell in filled)
+
+
+_TEX = str.maketrans({
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$",
+})  # fmt: skip
+
+
+def _tex(cell: str) -> str:
+    return cell.translate(_TEX)
+
+
+def figure_of(mean: float, deviation: float = math.nan, digits: int = 2) -> str:
+    """Return ``12.34 ± 0.56``, without the deviation where there is none, and an empty cell for NaN."""
+    if math.isnan(mean):
+        return ""
+    text = f"{mean:,.{digits}f}"
+    return text if math.isnan(deviation) else f"{text} ± {deviation:,.{digits}f}"
+
+
+# Columns of a table of runs: head, key of ``FinishedRun.number``, its unit, digits.
+SCORES = (
+    ("test accuracy, last", "accuracy_final", 100, 2),
+    ("test accuracy, mean of the best five", "accuracy_top5_mean", 100, 2),
+    ("training accuracy, mean of the best five", "train_accuracy_top5_mean", 100, 2),
+    ("nodes' accuracy, last", "personal_accuracy_mean", 100, 2),
+    ("its deviation over nodes", "personal_accuracy_std", 100, 2),
+)
+COSTS = (
+    ("MiB a node and round", "mib_per_node", 1, 3),
+    ("seconds", "seconds", 1, 0),
+)
+
+
+def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> list[float | None]:
+    """Return, for each group, what FedAvg's finished runs of the same setting end with, the mean over seeds; None without any.
+
+    A setting is what ``place_beside`` returns.
+    """
+    ends: list[tuple[Group, list[float]]] = []
+    for group in found:
+        if group.method == "fedavg" and group.until is None:
+            ends.append((group, [points(run)[-1][1] for run in group.runs if points(run)]))
+    place = place_beside([group for group, _ in ends])
+    last = [[value for other, values in ends if place(other) == place(group) for value in values] for group in found]
+    return [over_seeds(values)[0] if values else None for values in last]
+
+
+def place_beside(fedavgs: Sequence[Group]) -> Callable[[Group], list[tuple[str, str]]]:
+    """Return what gives the setting in which a group stands beside FedAvg's.
+
+    All that was varied but what is a method's own, its keys and by which model it is judged; these count where FedAvg's runs
+    differ in them, too.
+    """
+    settings = [dict(group.setting) for group in fedavgs]
+
+    def place(group: Group) -> list[tuple[str, str]]:
+        own = [key for key, _ in group.setting if key.startswith("strategy.") or key == "judge"]
+        alike = {key for key in own if len({setting[key] for setting in settings}) < 2}
+        return [(key, value) for key, value in group.setting if key not in alike]
+
+    return place
+
+
+def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = None) -> Table:
+    """Return a row for each group of runs that differ in their seed alone, the best first within what else was varied.
+
+    Numbers are mean ± deviation over seeds. Rounds, and MiB up and down over all nodes, are counted until a seed's accuracy
+    reaches ``target``, a fraction, by default the runs' own ``target_accuracy``, or without one FedAvg's last in the same
+    setting (``fedavgs_last``), which then has a column; means over the seeds that reach it, "-" where none does, and nothing
+    where there is nothing to reach. A number that not all seeds have says how many do.
+    """
+    found = groups(runs)
+    keys = [key for key, _ in found[0].setting]
+    said, points = accuracy_of(runs)
+    if target is None and len(own := {run.config.get("target_accuracy") for run in runs}) == 1:
+        target = own.pop()
+    further = []
+    for name in beside_accuracy_of(runs):
+        further += [(f"test {name}, last", f"global/test/{name}", 100, 2), (f"nodes' {name}, last", f"own/{name}", 100, 2)]
+    columns = (*SCORES, *further, *COSTS)
+    targets = fedavgs_last(found, points) if target is None else [target] * len(found)
+    goal = "FedAvg's last" if target is None else f"{100 * target:.4g} % {said}"
+    extra = [(f"{goal} {said}", 2)] if target is None else []
+    extra = [*extra, (f"rounds to {goal}", 0), (f"MiB to {goal}", 0)] if any(reach is not None for reach in targets) else []
+    rows: list[dict[str, Any]] = []
+    for group, reach in zip(found, targets, strict=True):
+        row: dict[str, Any] = {"method": group.method, **{short(key): value for key, value in group.setting}}
+        row["seeds"] = len(group.runs)
+        row["rounds"] = _rounds(group)
+        for head, key, unit, _ in columns:
+            values = [_mib(run) for run in group.runs] if key == "mib_per_node" else group.numbers(key)
+            row[head], row[f"{head}, std"] = over_seeds([unit * value for value in values])
+            if len(known := [value for value in values if not math.isnan(value)]) < len(values):
+                row[f"{head}, seeds"] = len(known)
+        if reach is not None:
+            rounds, mib, row["seeds that reach it"] = _to_target(group, reach, points)
+            row |= {head: value for (head, _), value in zip(extra, [100 * reach, rounds, mib][-len(extra) :], strict=True)}
+        rows.append(row)
+    best = [head for head, *_ in SCORES[:4:3]]
+    rows.sort(key=lambda row: ([_order(row[short(key)]) for key in keys], [-_or_zero(row[head]) for head in best]))
+    heads = [(head, digits) for head, *_, digits in columns]
+    return _table(title, rows, [short(key) for key in keys], heads, extra)
+
+
+def _rounds(group: Group) -> str:
+    """Return how many rounds the runs of a group came to, the fewest and the most, of how many where that is not all."""
+    done, planned = sorted({int(run.summary["rounds"]) for run in group.runs}), int(group.runs[0].config["num_rounds"])
+    said = f"{done[0]} to {done[-1]}" if len(done) > 1 else str(done[0])
+    return said if done == [planned] else f"{said} of {planned}"
+
+
+def titled(runs: Sequence[FinishedRun], title: str) -> str:
+    """Return a title that says of runs which are no full ones on the data set that they name what they are."""
+    said = {f"scale={run.config['scale']}" for run in runs if run.config.get("scale")}
+    said |= {f"{run.summary['stand_in']} images" for run in runs if run.summary.get("stand_in")}
+    return f"{title} ({', '.join(sorted(said))})" if said else title
+
+
+def _table(
+    title: str, rows: list[dict[str, Any]], keys: list[str], heads: list[tuple[str, int]], extra: list[tuple[str, int]]
+) -> Table:
+    """``heads``: columns and their digits, without those of no row; ``extra``: those that a row with nothing to reach lacks."""
+    numbers = pd.DataFrame(rows).dropna(axis=1, how="all")
+    heads = [(head, digits) for head, digits in heads if head in numbers] + extra
+    texts = []
+    for row in rows:
+        cells = [row["method"], *(row[key] for key in keys), str(row["seeds"]), row["rounds"]]
+        for head, digits in heads:
+            text = figure_of(row.get(head, math.nan), row.get(f"{head}, std", math.nan), digits)
+            reached = head.startswith(("rounds to", "MiB to"))
+            known = row.get("seeds that reach it" if reached else f"{head}, seeds", row["seeds"])
+            if text and known < row["seeds"]:
+                text += f" ({known} of {row['seeds']})"
+            cells.append(text or ("-" if head in row and (head, digits) in extra else ""))
+        texts.append(tuple(map(str, cells)))
+    return Table(title, ("method", *keys, "seeds", "rounds", *(head for head, _ in heads)), tuple(texts), numbers)
+
+
+def _to_target(group: Group, target: float, points: Callable[[FinishedRun], Points]) -> tuple[float, float, int]:
+    """Return the mean rounds and MiB until the target of the seeds that reach it, and how many do."""
+    reached = [(run, first_at(points(run), target)) for run in group.runs]
+    known = [(run, t) for run, t in reached if t is not None]
+    rounds, mib = [float(t) for _, t in known], [mib_until(run, t) for run, t in known]
+    return over_seeds(rounds)[0], over_seeds(mib)[0], len(known)
+
+
+def mib_until(run: FinishedRun, server_round: int) -> float:
+    """Return the MiB that all nodes together have sent and received up to and in a round."""
+    ways = [run.points("global", "system", f"bytes_{way}") for way in ("up", "down")]
+    return sum(value for points in ways for t, value in points if t <= server_round) / MIB
+
+
+def _mib(run: FinishedRun) -> float:
+    return (run.number("bytes_up_per_node") + run.number("bytes_down_per_node")) / MIB
+
+
+def _order(value: str) -> tuple[float, str]:
+    """Sort numbers as numbers, before words."""
+    return number_of(value), value
+
+
+def _or_zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
+
+
+def compared(a: FinishedRun, b: FinishedRun) -> tuple[Table, Table]:
+    """Return two runs side by side: the keys in which their configurations differ, and the numbers of their summaries."""
+    left, right = ({**flat(run.config), "seed": run.config.get("seed")} for run in (a, b))
+    keys = [key for key in dict.fromkeys([*left, *right]) if left.get(key, "") != right.get(key, "")]
+    rows = [(key, *("" if key not in side else shown(side[key]) for side in (left, right))) for key in keys]
+    differences = _side_by_side("Differences of the configurations", ("key", a.name, b.name), rows)
+    numbers = []
+    for key in dict.fromkeys([*a.summary, *b.summary]):
+        one, other = a.number(key), b.number(key)
+        if isinstance(a.summary.get(key), bool) or (math.isnan(one) and math.isnan(other)):
+            continue
+        difference = "" if math.isnan(one - other) else f"{other - one:+,.6g}"
+        numbers.append((key, *("" if math.isnan(x) else f"{x:,.6g}" for x in (one, other)), difference))
+    return differences, _side_by_side("Summaries", ("number", a.name, b.name, "difference"), numbers)
+
+
+def _side_by_side(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    return Table(title, heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
+
+
+def listed(runs: Sequence[FinishedRun]) -> Table:
+    """Return a line on each run."""
+    rows = []
+    for run in runs:
+        summary = run.summary
+        accuracy = next(
+            (run.number(k) for k in ("accuracy_final", "personal_accuracy_mean") if not math.isnan(run.number(k))), math.nan
+        )
+        rows.append((
+            run.name, run.method, *(str(summary.get(key, "")) for key in ("dataset", "partition", "participation", "seed")),
+            f"{summary['rounds']} of {run.config['num_rounds']}", str(summary["status"]), figure_of(100 * accuracy),
+            figure_of(run.number("seconds"), digits=0),
+        ))  # fmt: skip
+    heads = ("run", "method", "data set", "partition", "participation", "seed", "rounds", "status", "accuracy", "seconds")
+    return _side_by_side("Runs", heads, rows)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return a paper's table in the paper's own layout, of the columns in which there is a run of ours: ``ours (paper)``.
+
+    Ours is mean ± deviation over seeds. A cell without a run has the paper's value alone, one that the paper lacks ours alone.
+    """
+    columns = comparison.columns()
+    methods = dict.fromkeys(comparison.cells["method"])
+    rows = []
+    for method in methods:
+        cells = []
+        for _, part in columns:
+            chosen = part[part["method"] == method]
+            cells.append("" if chosen.empty else beside(chosen.iloc[0]))
+        rows.append((method, *cells))
+    heads = ("method", *(" ".join(filter(None, (dataset, setting, metric))) for (dataset, setting, metric), _ in columns))
+    return Table(f"{comparison.title}: ours (paper)", heads, tuple(rows), comparison.cells)
+
+
+def beside(cell: Mapping[str, Any]) -> str:
+    """Return ``66.21 (89.35)`` of a comparison's cell: ours, and the paper's, whichever there are."""
+    ours, paper = ours_of(cell), figure_of(cell["paper"])
+    return f"{ours} ({paper})" if ours and paper else ours or (f"({paper})" if paper else "")
+
+
+def ours_of(cell: Mapping[str, Any]) -> str:
+    """Return our number of a comparison's cell, and of how many seeds where not all have it; "-" where none got there."""
+    if cell["ours"] == NEVER.get(cell["metric"]):
+        return "-"
+    some = f" ({cell['seeds']} of {cell['runs']})" if 0 < cell["seeds"] < cell["runs"] else ""
+    return figure_of(cell["ours"], cell["ours_std"]) + some
+
+
+def rank_table(comparison: Comparison) -> Table:
+    """Return a row for each cell that we and the paper have: both values, their difference, and their ranks among these."""
+    rows = []
+    spread = comparison.both["ours_node_std"].notna().any()
+    for cell in comparison.both.to_dict("records"):
+        nodes = (figure_of(cell["ours_node_std"]), figure_of(cell["paper_std"])) if spread else ()
+        rows.append((
+            *(str(cell[key]) for key in ("dataset", "setting", "metric", "method")), ours_of(cell), str(cell["seeds"]),
+            figure_of(cell["paper"]), f"{cell['difference']:+.2f}" if cell["seeds"] else "", *nodes,
+            *("" if math.isnan(cell[rank]) else f"{cell[rank]:g}" for rank in ("rank", "paper_rank")),
+        ))  # fmt: skip
+    over_nodes = ("our deviation over nodes", "the paper's deviation") if spread else ()
+    heads = (
+        "data set",
+        "setting",
+        "metric",
+        "method",
+        "ours",
+        "seeds",
+        "paper",
+        "difference",
+        *over_nodes,
+        "our rank of these",
+        "the paper's",
+    )
+    return Table(f"{comparison.title}: cell by cell", heads, tuple(rows), comparison.both)
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """Return a paper's table beside ours and, where both have a cell, the cells one by one."""
+    return [comparison_table(comparison), *([rank_table(comparison)] if len(comparison.both) else [])]
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return a paper's table in Markdown: ours beside it, ranks, correlations with their numbers of cells, what is missing."""
+    lines = "".join(f"* {line}\n" for line in correlation_lines(comparison))
+    return "\n".join([*(table.markdown for table in comparison_tables(comparison)), lines, missing_line(comparison) + "\n"])
+
+
+def comparison_line(comparison: Comparison) -> str:
+    """Return what we have of one method, and the paper's, in a line; of several cells with the column of each."""
+    rows = comparison.cells.dropna(subset=["ours"]).to_dict("records")
+    named = COLUMN if len(rows) > 1 else []
+    cells = [" ".join(filter(None, (*(str(row[key]) for key in named), beside(row)))) for row in rows]
+    return f"{comparison.title}, {rows[0]['method']}: {', '.join(cells)}"
+
+
+def comparison_latex(comparison: Comparison) -> str:
+    """Return the same in LaTeX: the table, the cells with their differences and ranks, and the correlations."""
+    lines = "".join(f"\\par {_tex(line)}.\n" for line in correlation_lines(comparison))
+    return "\n".join([*(table.latex for table in comparison_tables(comparison)), lines])
+
+
+def correlation_lines(comparison: Comparison) -> list[str]:
+    """Return Spearman's correlation with the paper: over all cells, then column by column, or whatever else is ranked."""
+    rho, cells = comparison.correlation()
+    lines = [f"Spearman's correlation with the paper over all accuracies: {_rho(rho)} ({cells} cells)"]
+    inner = comparison.correlations()
+    known = [value for _, value, _ in inner if not math.isnan(value)]
+    if len(known) > 1:
+        by_column = ranked(comparison.cells) == COLUMN
+        within = f"within a column, the mean over {len(known)} columns" if by_column else "over settings, the mean"
+        lines.append(f"{within}: {sum(known) / len(known):.2f}")
+    return lines + [f"{' '.join(filter(None, key))}: {_rho(value)} ({count} cells)" for key, value, count in inner]
+
+
+def _rho(value: float) -> str:
+    return "none, too few cells or all alike" if math.isnan(value) else f"{value:.2f}"
+
+
+def missing_line(comparison: Comparison) -> str:
+    """Name the paper's cells without a run, those whose runs do not have the number, and runs beside another of their cell.
+
+    A whole column is one word.
+    """
+    theirs = comparison.cells.dropna(subset=["paper"])
+    whole, said = theirs.groupby(COLUMN).size(), []
+    for what, cells in (("no run here", comparison.missing), ("a run without this number", comparison.silent)):
+        named = []
+        for key, part in cells.groupby(COLUMN, sort=False):
+            methods = "all" if len(part) == whole[key] else ", ".join(part["method"])
+            named.append(f"{' '.join(filter(None, key))} ({methods})")
+        said += [f"{len(cells)} have {what}: {'; '.join(named)}."] if named else []
+    of, every = f"Of the paper's {len(theirs)} cells", f"All {len(theirs)} cells of the paper's table have a run."
+    line = f"{of} {' '.join(said)}" if said else every
+    aside = [f"Not counted: {'; '.join(comparison.aside)}."] if comparison.aside else []
+    measured = [f"What `{metric}` says is measured by `{ELSEWHERE[metric]}`." for metric in comparison.elsewhere]
+    return " ".join([line, *aside, *measured])

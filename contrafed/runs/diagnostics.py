@@ -1,0 +1,72 @@
+"""What a run writes down for analyses when it is asked to (``log=[...]``): more rows in ``metrics.csv`` and ``nodes.csv``.
+
+| | rows |
+| --- | --- |
+| ``deviation`` | every round: ``fit`` ``deviation``, ``deviation_mean``: PMFL's Dev^t and Dev^t / m |
+| ``weights`` | every round: ``weight_all`` by node, also of nodes that are away (PMFL, FedAU) |
+| ``features`` | evaluated rounds: ``fit`` ``features_within``, ``_between``, ``_effective_rank``, ``_vci``, mean of nodes |
+| ``nodes_train`` | at the end: ``train_accuracy`` and ``train_loss`` by node, of the final global model |
+| ``probability`` | at the end: ``probability`` by node, the p_k of a pattern that has them |
+"""
+
+from dataclasses import asdict
+
+import numpy as np
+
+from contrafed.report.covariance import spread
+from contrafed.report.deviation import deviation
+from contrafed.report.weights import METRIC
+from contrafed.training.workspace import Workspace
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import Tensors
+from contrafed.runs.evaluation import judging, representations, score, test_examples
+from contrafed.data.federation import Federation
+from contrafed.runs.output import RunRecorder
+from contrafed.config.run_config import Run
+from contrafed.server.base import FederatedStrategy, Replies
+from contrafed.server.checks import weights_of
+
+
+class Logged:
+    """Watches a run's server; does nothing unless asked to."""
+
+    def __init__(self, run: Run, workspace: Workspace, federation: Federation, strategy: FederatedStrategy) -> None:
+        """Raise ``UserError`` for what there is nothing to log of."""
+        self.run, self.workspace, self.federation, self.strategy = run, workspace, federation, strategy
+        if "features" in run.log and not len(test_examples(federation, run.num_trained)):
+            raise UserError("log=[features] needs test images on the server")
+        if set(run.log) - {"nodes_train", "probability"}:
+            strategy.watch = self._watch
+
+    def _watch(self, replies: Replies) -> None:
+        """Write what there is to say of a round's replies into the round."""
+        done, log = self.strategy.round, self.run.log
+        if "deviation" in log and len(replies):
+            done.metrics["deviation"], done.metrics["deviation_mean"] = deviation(replies.deltas())
+        weights = weights_of(self.strategy) if "weights" in log else None
+        if weights is not None:
+            nodes = np.flatnonzero(np.isfinite(weights) & (self.strategy.population.sizes > 0))
+            done.node_metrics[METRIC] = (nodes, weights[nodes])
+        now = done.server_round
+        if "features" in log and len(replies) and (now % self.run.eval_every == 0 or now == self.run.num_rounds):
+            found = [asdict(spread(*self._features(model))) for model in replies.models()]
+            done.metrics |= {f"features_{name}": float(np.mean([each[name] for each in found])) for name in found[0]}
+
+    def _features(self, model: Tensors) -> tuple[np.ndarray, np.ndarray]:
+        """Return z (n, D) and labels (n,) of the test images under a participant's model."""
+        index = test_examples(self.federation, self.run.num_trained)
+        z = representations(self.workspace, self.workspace.initial | model, index)
+        return z, self.federation.data.y.numpy()[index]
+
+    def finish(self, recorder: RunRecorder, model: Tensors, status: str) -> None:
+        """Write p_k, and score the model that a finished run leaves on the training part of every node that may train."""
+        p = self.strategy.participation.probabilities
+        if "probability" in self.run.log and p is not None:
+            recorder.nodes(recorder.rounds, range(len(p)), "probability", p)
+        if "nodes_train" not in self.run.log or status != "finished":
+            return
+        judged, partition = judging(self.workspace, model), self.federation.partition
+        nodes = [node for node in range(self.run.num_trained) if len(partition.train(node))]
+        scores = [score(self.workspace, judged, partition.true_train(node))[:2] for node in nodes]
+        for place, name in enumerate(("train_loss", "train_accuracy")):
+            recorder.nodes(recorder.rounds, nodes, name, [each[place] for each in scores])

@@ -1,0 +1,125 @@
+"""The global model: where it begins, and how the server scores it."""
+
+import copy
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import MetricRecord
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from contrafed.training.workspace import Workspace
+from contrafed.core.weighted_sum import cores
+from contrafed.core.errors import UserError
+from contrafed.core.metrics import beside_accuracy, confusion, scores_of
+from contrafed.core.tensors import Tensors
+from contrafed.core.split_model import SplitModel
+from contrafed.data.federation import Federation
+from contrafed.config.run_config import Run
+
+# In a run's folder.
+MODEL_FILE = "model.safetensors"
+
+
+def initial_file(run: Run) -> str | None:
+    """Return the file of a run's initial global model; None where it is drawn, or the run goes on from a checkpoint."""
+    if run.resume:
+        return None
+    return str(Path(run.evaluate_only) / MODEL_FILE) if run.evaluate_only else run.init_from
+
+
+def initial_model(drawn: Mapping[str, Tensor], path: str | None) -> Tensors:
+    """Return the initial global model: as ``drawn`` from the seed, or read from a safetensors file of the same shapes.
+
+    Raises ``UserError`` for a file that is none, or has other tensors or numbers that are not finite.
+    """
+    if path is None:
+        return {name: value.detach().cpu() for name, value in drawn.items()}
+    try:
+        loaded = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is no safetensors file ({' '.join(str(error).split())})") from error
+    if more := sorted(loaded.keys() - drawn.keys()):
+        raise UserError(f"{path} does not fit: it has {more[0]}, which this model has not")
+    for name, value in drawn.items():
+        if name not in loaded or loaded[name].shape != value.shape:
+            found = f"shape {tuple(loaded[name].shape)}" if name in loaded else "none"
+            raise UserError(f"{path} does not fit: {name} needs shape {tuple(value.shape)}, found {found}")
+        if not loaded[name].is_floating_point() or not bool(loaded[name].isfinite().all()):
+            kind = str(loaded[name].dtype).removeprefix("torch.")
+            raise UserError(f"{path} does not fit: {name} must be finite floating-point numbers, found {kind}")
+    return {name: loaded[name].to(value.dtype) for name, value in drawn.items()}
+
+
+def evaluate(
+    workspace: Workspace, federation: Federation, run: Run, server_round: int, model: Tensors, whole: bool
+) -> MetricRecord | None:
+    """Score the global model on the central test set and, if asked for, on all training examples.
+
+    Where not the ``whole`` model travels there is no global one to score: the result is empty. Without a central test set
+    (merged splits) the union of the nodes' test parts stands in, of those that may train. A server without any images
+    scores nothing. None between evaluations.
+    """
+    if server_round % run.eval_every and server_round != run.num_rounds:
+        return None
+    if not whole:
+        return MetricRecord({})
+    parts = {"test": test_examples(federation, run.num_trained)}
+    if run.eval_train:
+        parts["train"] = np.concatenate([federation.partition.true_train(n) for n in range(run.num_trained)])
+    scores: dict[str, int | float | list[int] | list[float]] = {}
+    judged, names = judging(workspace, model), beside_accuracy(run.metrics)
+    for split, rows in parts.items():
+        if len(rows):
+            loss, accuracy, counts = score(workspace, judged, rows)
+            more = scores_of(names, counts) if names else {}
+            scores |= {f"{split}/{name}": value for name, value in {"accuracy": accuracy, "loss": loss, **more}.items()}
+    return MetricRecord(scores)
+
+
+def test_examples(federation: Federation, num_trained: int) -> np.ndarray:
+    """Return the central test set (n,), or where there is none the test parts of the first ``num_trained`` nodes together."""
+    index = federation.central_test
+    return index if len(index) else np.concatenate([federation.partition.test(n) for n in range(num_trained)])
+
+
+def judging(workspace: Workspace, model: Tensors) -> SplitModel:
+    """Return a network of its own that holds ``model``."""
+    judged = copy.deepcopy(workspace.model)
+    judged.load_state_dict(model)
+    return judged
+
+
+def representations(workspace: Workspace, model: Tensors, index: np.ndarray) -> np.ndarray:
+    """Return z (n, D) of the examples ``index`` (n,) under a model, wherever its tensors are."""
+    judged, batches = judging(workspace, model), torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch)
+    with torch.no_grad():
+        return torch.cat([judged.represent(workspace.images(rows)) for rows in batches]).cpu().numpy()
+
+
+def score(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[float, float, Tensor]:
+    """Return mean cross-entropy, accuracy and confusion matrix (C, C) of one model on the examples ``index``; zeros for none.
+
+    In fixed batches, on a CPU on every core, so that sums do not depend on how many there are. ``model`` has its own
+    parameters: threads that share a module would see each other's ``holding``.
+    """
+    if not len(index):
+        return 0.0, 0.0, torch.zeros(model.num_classes, model.num_classes)
+
+    @torch.no_grad()
+    def sums(rows: Tensor) -> tuple[Tensor, Tensor]:
+        y, logits = workspace.labels(rows), model(workspace.images(rows)).logits
+        counts = confusion(logits.argmax(1), y, torch.ones_like(y, dtype=logits.dtype), model.num_classes)
+        return torch.nn.functional.cross_entropy(logits, y, reduction="sum"), counts
+
+    batches = torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch)
+    with ThreadPoolExecutor(cores()) as pool:
+        each = pool.map(sums, batches) if workspace.device.type == "cpu" else map(sums, batches)
+        losses, counts = zip(*each, strict=True)
+    total = torch.stack(counts).sum(0)
+    # Read at the end: on an accelerator each number is a wait.
+    return sum(map(float, losses)) / len(index), float(total.trace()) / len(index), total

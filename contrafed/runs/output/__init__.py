@@ -1,0 +1,19 @@
+"""What a run shows and leaves. Importing this is cheap: plotting and logging libraries load when they are used."""
+
+from contrafed.runs.output.console import Progress, print_summary, quiet_libraries
+from contrafed.runs.output.folder import alone, claim_folder
+from contrafed.runs.output.recorder import LOGS, RunRecorder, versions
+from contrafed.runs.output.rounds import RoundLog, shown
+
+__all__ = [
+    "LOGS",
+    "Progress",
+    "RoundLog",
+    "RunRecorder",
+    "alone",
+    "claim_folder",
+    "print_summary",
+    "quiet_libraries",
+    "shown",
+    "versions",
+]

@@ -1,0 +1,276 @@
+"""What a run leaves: tidy CSV files, figures, a summary, and the model."""
+
+import contextlib
+import csv
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from contrafed.core.disk import replace
+from contrafed.runs.output.folder import CLAIM
+from contrafed.runs.output.series import points_of, shown_nodes, summary_of_curves
+
+if TYPE_CHECKING:  # importing torch takes longer than the command line's help
+    from numpy.typing import ArrayLike
+    from torch import Tensor
+
+SCOPES = ("global", "personal")
+# train and test: the model scored on training examples, or on the test set (global) or own test parts (personal);
+# nodes: the global model on the nodes' own test parts; fit: what nodes report while training; system: counts and bytes.
+SPLITS = ("train", "test", "nodes", "fit", "system")
+
+LOGS = ("metrics", "nodes", "participants", "times")
+
+# Rounds that are in no median of seconds.
+WARM_UP = 3
+
+
+class RunRecorder:
+    """Writes a run's folder as the run goes; rows are buffered and written once a round by ``flush``.
+
+    ``metrics.csv`` holds no wall-clock time, so that the same seed gives the same bytes; times are in ``times.csv``.
+    """
+
+    def __init__(self, folder: Path, config_text: str, first_round: int = 1, logs: Mapping[str, int] | None = None) -> None:
+        """Write into ``folder``; what is recorded before ``first_round`` is in no number of the summary.
+
+        ``logs`` says how many bytes of each log that is there already belong to a run that goes on; the rest is cut off.
+        """
+        self.folder = folder
+        self.first_round = first_round
+        self.note = ""  # what every figure says of the run
+        self.began = time.perf_counter()
+        claim = folder / CLAIM
+        if not claim.exists() or claim.read_text(encoding="utf-8") != config_text:
+            _replace(claim, config_text)  # whole at every moment: by it a sweep knows the run that goes on
+        (folder / "summary.json").unlink(missing_ok=True)  # of the sitting before, which this one outdates
+        self._files = {}
+        for name in LOGS:
+            if logs is not None:
+                os.truncate(folder / f"{name}.csv", logs[name])
+            self._files[name] = (folder / f"{name}.csv").open("w" if logs is None else "a", encoding="utf-8", newline="")
+        headers = {
+            "metrics": "round,scope,split,metric,value",
+            "nodes": "round,node,metric,value",
+            "participants": "round,node",
+            "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk,aggregate_seconds",
+        }
+        self._rows: dict[str, list[str]] = {name: [header] if logs is None else [] for name, header in headers.items()}
+        self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
+        self._sums: dict[str, float] = defaultdict(float)
+        self._seen: list[tuple[int, np.ndarray]] = []  # per round: count, and the shown nodes that took part
+        self._shown = np.zeros(0, dtype=np.int64)
+        self._class_counts: np.ndarray | None = None
+        self._latest: dict[str, float] = {}  # what was recorded since ``latest`` was last asked for
+        self.rounds = 0
+        self._earlier = 0.0  # seconds of the rounds of earlier sittings
+        if logs is not None:
+            self._read_back()
+        self.flush()
+
+    def _read_back(self) -> None:
+        """Learn from the logs what was recorded before."""
+        with (self.folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                t, value = int(row["round"]), float(row["value"])
+                self.rounds = max(self.rounds, t)
+                if row["split"] == "system":
+                    self._sums[row["metric"]] += value
+                else:
+                    self._curves[row["scope"], row["split"], row["metric"]].append((t, value))
+        with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
+            self._earlier = sum(float(row["seconds"]) for row in csv.DictReader(file))
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many bytes each log has."""
+        self.flush()
+        return {name: file.tell() for name, file in self._files.items()}
+
+    def metric(self, server_round: int, scope: str, split: str, name: str, value: float) -> None:
+        """Record one value; ``scope`` and ``split`` as listed at the top of this module, else ``ValueError``."""
+        if scope not in SCOPES or split not in SPLITS:
+            raise ValueError(f"unknown scope '{scope}' or split '{split}'")
+        text = str(int(value)) if isinstance(value, int | np.integer) else repr(float(value))
+        self._rows["metrics"].append(f"{server_round},{scope},{split},{_cell(name)},{text}")
+        if split == "system":
+            self._sums[name] += value
+        else:
+            self._curves[scope, split, name].append((server_round, float(value)))
+        self._latest[f"{scope}/{split}/{name}"] = float(value)
+
+    def latest(self) -> dict[str, float]:
+        """Return the metrics recorded since the last call, named SCOPE/SPLIT/METRIC: for whoever follows the run."""
+        latest, self._latest = self._latest, {}
+        return latest
+
+    def accuracies(self, scope: str) -> list[tuple[int, float]]:
+        """Return the points (round, accuracy on test examples) of a scope that count: without the initial model's."""
+        return points_of(self._curves, scope, "test", "accuracy", self.first_round)
+
+    def total(self, name: str, server_round: int) -> int:
+        """Return the sum of a metric of the system's, such as ``bytes_up``, over the rounds up to this one."""
+        self.flush()
+        with (self.folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if (row["split"], row["metric"]) == ("system", name)]
+        return sum(int(row["value"]) for row in rows if int(row["round"]) <= server_round)
+
+    def nodes(self, server_round: int, ids: "ArrayLike", name: str, values: "ArrayLike") -> None:
+        """Record ``values`` (m,) of the nodes ``ids`` (m,); ``ValueError`` where there are not as many values as ids."""
+        start, middle = f"{server_round},", f",{_cell(name)},"
+        # Lists hold Python's own numbers, whose repr is short and quick.
+        pairs = zip(np.asarray(ids).tolist(), np.asarray(values).tolist(), strict=True)
+        self._rows["nodes"] += [f"{start}{node}{middle}{value!r}" for node, value in pairs]
+
+    def participants(self, server_round: int, ids: np.ndarray, num_nodes: int) -> None:
+        """Record who took part: ``ids`` (m,) of 0..num_nodes-1.
+
+        For the figure only up to 200 evenly chosen nodes are told apart, so memory stays small for any number of nodes.
+        """
+        self.rounds = server_round
+        self.metric(server_round, "global", "system", "participants", len(ids))
+        self._rows["participants"] += [f"{server_round},{node}" for node in ids.tolist()]
+        self.draw_participants(ids, num_nodes)
+
+    @property
+    def trained(self) -> bool:
+        """Whether any reply counted, in the sittings before this one as well."""
+        return ("global", "fit", "loss") in self._curves
+
+    def past_participants(self, server_round: int) -> list[np.ndarray]:
+        """Return who took part in each round up to ``server_round`` of a run that goes on, as its log has it."""
+        lines = (self.folder / "participants.csv").read_text(encoding="utf-8").splitlines()[1:]
+        rows = np.loadtxt(lines, np.int64, delimiter=",", ndmin=2) if lines else np.zeros((0, 2), dtype=np.int64)
+        return np.split(rows[:, 1], np.searchsorted(rows[:, 0], np.arange(2, server_round + 1)))
+
+    def draw_participants(self, ids: np.ndarray, num_nodes: int) -> None:
+        """Keep who took part in a round for the figure alone."""
+        if not len(self._shown):
+            self._shown = shown_nodes(num_nodes)
+        self._seen.append((len(ids), np.flatnonzero(np.isin(self._shown, ids)).astype(np.int16)))
+
+    def partition(self, class_counts: np.ndarray) -> None:
+        """Keep the partition (K, C) for its figure."""
+        self._class_counts = class_counts
+
+    def time(
+        self, server_round: int, seconds: float, aggregating: float, memory: tuple[float, int, int, int] | None = None
+    ) -> None:
+        """Record how many seconds of wall-clock time a round took, and how many of them the server's rule.
+
+        ``memory``: seconds of moving what nodes remember, and its bytes on the accelerator, in RAM and on disk.
+        """
+        cost = ",,," if memory is None else f"{memory[0]:.6f},{memory[1]},{memory[2]},{memory[3]}"
+        self._rows["times"].append(f"{server_round},{seconds:.6f},{cost},{aggregating:.6f}")
+
+    def flush(self) -> None:
+        """Write and flush what was recorded, so that a killed run leaves everything up to here."""
+        for name, rows in self._rows.items():
+            if rows:
+                file = self._files[name]
+                file.write("\n".join(rows) + "\n")
+                file.flush()
+                rows.clear()
+
+    def save_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
+        """Write ``model.safetensors``."""
+        from contrafed.core.tensors import write
+
+        write(self.folder / "model.safetensors", tensors, metadata)
+
+    def finish(self, status: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """Write ``summary.json`` and the figures from whatever was recorded; returns the summary.
+
+        ``status`` is finished, interrupted, diverged (``on_divergence=stop``) or failed. What is returned is what the file
+        holds: None stands for a number that does not exist. Accuracies and their standard deviations are fractions, not
+        percentages. The initial model's evaluation (round 0) is in no number, unless there was nothing else to do. Seconds are
+        this sitting's and, of earlier ones, those of the rounds that were kept; those of phases as ``_phases`` has them.
+        """
+        self.flush()
+        summary: dict[str, Any] = {"status": status, **extra, "rounds": self.rounds}
+        summary |= summary_of_curves(self._curves, self.first_round)
+        seconds = self._earlier + float(extra.get("seconds", time.perf_counter() - self.began))
+        summary["seconds"], summary["seconds_per_round"] = seconds, seconds / max(self.rounds, 1)
+        summary |= self._phases()
+        for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
+            summary[name] = int(self._sums[name])
+        summary = _strict(summary)
+        if status == "finished":  # no run is without its figures
+            self._draw()
+        _replace(self.folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        if status != "finished":
+            self._draw()
+        return summary
+
+    def _phases(self) -> dict[str, float]:
+        """Return the median seconds of a round's local work and of the server's rule (PMFL, Figure 14); NaN without any round.
+
+        Of rounds without an evaluation, from the fourth on: the first ones warm up.
+        """
+        scored = {t for (_, _, name), points in self._curves.items() if name == "accuracy" for t, _ in points}
+        with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
+            # An older version, whose run goes on, timed no phase.
+            rows = [row for row in csv.DictReader(file) if row.get("aggregate_seconds") and int(row["round"]) not in scored]
+        rows = [row for row in rows if int(row["round"]) > WARM_UP]
+        times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
+        local, rule = np.median([times[:, 0] - times[:, 1], times[:, 1]], axis=1) if len(times) else (math.nan, math.nan)
+        return {"local_seconds_median": float(local), "aggregate_seconds_median": float(rule)}
+
+    def close(self) -> None:
+        """Close every file, also where one does not take what is left for it; then raises ``OSError``."""
+        with contextlib.ExitStack() as closing:
+            for file in self._files.values():
+                closing.callback(file.close)
+            self.flush()
+
+    def _draw(self) -> None:
+        from contrafed.runs.output import figures
+
+        if self._curves:
+            figures.accuracy_figure(self.folder / "accuracy.png", dict(self._curves), self.note)
+        if self._seen:
+            figures.participation_figure(self.folder / "participation.png", self._seen, self._shown, self.note)
+        if self._class_counts is not None:
+            figures.partition_figure(self.folder / "partition.png", self._class_counts, self.note)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that is there entire, or as it was."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    replace(part, path)
+
+
+def _cell(name: str) -> str:
+    """Return a metric's name as one CSV cell."""
+    return '"' + name.replace('"', '""') + '"' if any(mark in name for mark in ',"\n\r') else name
+
+
+def _strict(value: Any) -> Any:
+    """Return ``value`` as strict JSON can hold it: NaN and infinities become null, unknown objects their text."""
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, np.ndarray | np.generic):
+        return _strict(value.tolist())
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a run depends on; imports none of the packages."""
+    found = {"python": platform.python_version()}
+    for name in ("contrafed", "flwr", "ray", "torch", "torchvision", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -1,0 +1,87 @@
+"""What is recorded and shown of each round."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from contrafed.runs.output.console import Progress, counted
+from contrafed.runs.output.recorder import RunRecorder
+
+if TYPE_CHECKING:  # importing torch takes longer than the command line's help
+    from contrafed.engines.client_state import Cost
+    from contrafed.server.base import FederatedStrategy, Round
+
+
+def shown(done: "Round", personal: bool) -> tuple[str, dict[str, float]]:
+    """Return the scope and the scores on test examples by which a round is shown, and a run may end.
+
+    Of nodes' own models where these are asked for, else of the global model; empty between evaluations, and where none answers.
+    """
+    if personal and done.judging:
+        return "personal", done.node_evaluation or {}
+    scores = done.evaluation or {}
+    return "global", {name.removeprefix("test/"): value for name, value in scores.items() if name.startswith("test/")}
+
+
+class RoundLog:
+    """Turns each finished round into rows of the run folder and a step of the progress bar."""
+
+    def __init__(
+        self,
+        recorder: RunRecorder,
+        progress: Progress,
+        strategy: "FederatedStrategy",
+        memory_cost: Callable[[], "Cost | None"],
+        every_failure: bool = False,
+        follow: Callable[[int, dict[str, float]], None] = lambda server_round, values: None,
+    ) -> None:
+        """``every_failure``: every round says which replies did not count, not only the first such round.
+
+        ``follow`` is called after each round, when its rows are on the disk, with its number and metrics.
+        """
+        self.memory_cost, self.every_failure, self.follow = memory_cost, every_failure, follow
+        self.recorder, self.progress, self.strategy = recorder, progress, strategy
+        self.num_nodes = strategy.population.num_nodes
+        self.first_failure = ""  # what the first reply that did not count had to say
+        self.rounds = self.participants = self.failed = 0  # so far, and over all of them; failed while they trained
+        self.uncounted = 0  # replies of all causes
+
+    def write(self, done: "Round") -> None:
+        """Record one round and flush."""
+        put, t = self.recorder.metric, done.server_round
+        for name, value in (done.evaluation or {}).items():
+            split, metric = name.split("/")
+            put(t, "global", split, metric, value)
+        for name, value in (done.node_evaluation or {}).items():
+            put(t, *(("personal", "test") if self.strategy.personal else ("global", "nodes")), name, value)
+        for name, (ids, values) in done.node_metrics.items():
+            self.recorder.nodes(t, ids, name, values)
+        if t > 0:
+            for name, value in done.metrics.items():
+                put(t, "global", "fit", name, value)
+            self.rounds += 1
+            self.participants += len(done.participants)
+            self.failed += done.rejected["failed"]
+            self.uncounted += done.rejected.total()
+            self.recorder.participants(t, done.participants, self.num_nodes)
+            failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))
+            put(t, "global", "system", "bytes_down", done.bytes_down)
+            put(t, "global", "system", "bytes_up", done.bytes_up)
+            put(t, "global", "system", "failures", failed)
+            put(t, "global", "system", "replies_rejected", done.rejected.total() - failed)
+            if done.lost:
+                put(t, "global", "system", "lost", done.lost)
+            if done.memory_lost:
+                put(t, "global", "system", "memory_lost", done.memory_lost)
+            self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost())
+        elif done.rejected:  # what alone scores what was saved has no other round
+            put(t, "global", "system", "failures", done.rejected.total())
+        self.recorder.flush()
+        self.follow(t, self.recorder.latest())
+        _, scores = shown(done, self.strategy.personal)
+        self.progress.update(t, len(done.participants), scores.get("accuracy"), scores.get("loss"))
+        for line in done.notes:
+            self.progress.note(f"round {t}: {line}")
+        if done.failures and (self.every_failure or not self.first_failure):
+            self.first_failure = self.first_failure or done.failures[0]
+            replies = counted(len(done.failures), "reply", "replies")
+            self.progress.note(f"round {t}: {replies} did not count; the first: {done.failures[0]}")

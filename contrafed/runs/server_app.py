@@ -1,0 +1,110 @@
+"""The ServerApp: one run of a method against whatever Grid it is given; ``serve`` is the same in every engine."""
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from contrafed.runs import checkpoint
+from contrafed.core.disk import told_in_one_line
+from contrafed.core.errors import RunStopped, UserError
+from contrafed.engines.device_grid import DeviceGrid
+from contrafed.runs.output import alone, print_summary
+from contrafed.runs.session import OnRound, Session
+from contrafed.config.run_config import Run
+from contrafed.engines.flower import FlowerGrid
+from contrafed.engines.grid import RunGrid
+
+# Seconds between two looks at how many nodes a simulation has.
+POLL = 1.0
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what ``flwr run`` says in ``run_config["overrides"]``: Hydra overrides in one string.
+
+    ``run_config["config-dir"]`` is a folder of YAMLs of the user's own on this machine, empty for none.
+    """
+    from flwr.superlink.grid import InMemoryGrid
+
+    from contrafed.runs.setup import deployed
+
+    mistakes_in_one_line()
+    overrides, config_dir = str(context.run_config["overrides"]), str(context.run_config.get("config-dir", ""))
+    if isinstance(grid, InMemoryGrid):  # a federation of Flower's simulation
+        run = deployed(overrides, count_nodes(grid), config_dir)
+        nodes: RunGrid = FlowerGrid(grid, "flower-simulation", patience=run.wait_for_nodes)
+    else:
+        run = deployed(overrides, config_dir=config_dir)
+        nodes = DeviceGrid(grid, context.run_id, run.wait_for_nodes)
+    assert run.folder is not None
+    with alone(run.folder):
+        summary = serve(nodes, run)
+    print_summary(summary, str(run.folder.resolve()))
+
+
+def app_for(run: Run, on_round: OnRound | None = None) -> ServerApp:
+    """Return a ServerApp that serves ``run``, for an engine that makes the Grid itself."""
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, run, on_round)  # type: ignore[arg-type]
+
+    return server_app
+
+
+def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str, Any]:
+    """Train for ``num_rounds`` rounds and leave the run's folder complete; returns its summary.
+
+    Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again. A disk that takes no more
+    is a ``DiskError``.
+    """
+    assert run.folder is not None
+    folder = run.folder
+    with told_in_one_line(folder, lambda: what_is_left(folder)):
+        session = Session(grid, run, on_round)
+        try:
+            session.train()
+        except (KeyboardInterrupt, SystemExit):  # the latter is flwr stop's
+            try:
+                session.finish("interrupted")
+            except Exception as error:  # a sweep ends all the same
+                print(f"error: {folder} is not complete: {error}", file=sys.stderr)
+            raise
+        except BaseException as error:
+            session.finish(error.status if isinstance(error, RunStopped) else "failed")
+            raise
+        return session.finish("finished")
+
+
+def what_is_left(folder: Path) -> str:
+    """Return how a run goes on whose disk failed."""
+    found = checkpoint.find(folder)
+    return "there is no checkpoint" if found is None else f"resume=latest goes on from round {found.server_round} once it can"
+
+
+def count_nodes(grid: Grid) -> int:
+    """Return how many nodes Flower's simulation has; it registers them while the ServerApp starts."""
+    count = -1
+    while count < 1 or count != len(list(grid.get_node_ids())):
+        count = len(list(grid.get_node_ids()))
+        time.sleep(POLL)
+    return count
+
+
+def mistakes_in_one_line() -> None:
+    """Have Flower report a user's mistake, or a full disk, without a traceback: the line alone says what to do."""
+
+    def shorten(record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], UserError | RunStopped):
+            record.msg, record.args, record.exc_info = "%s", (f"error: {record.exc_info[1]}",), None
+        return True
+
+    logging.getLogger("flwr").addFilter(shorten)

@@ -1,0 +1,391 @@
+"""A run under way: what its rounds need, and what is written after each of them and at its end."""
+
+import contextlib
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+
+from contrafed.runs import checkpoint
+from contrafed.report.traffic import BYTES, FORMULAS, formula
+from contrafed.training.base import PARTS
+from contrafed.training.workspace import Workspace, workspace_for
+from contrafed.core import codec
+from contrafed.core.errors import RunStopped, UserError
+from contrafed.core.metrics import beside_accuracy
+from contrafed.core.privacy import central, gaussian
+from contrafed.core.tensors import Tensors
+from contrafed.runs.evaluation import evaluate, initial_file, initial_model, test_examples
+from contrafed.runs.diagnostics import Logged
+from contrafed.data.participation import make_participation
+from contrafed.runs.output import LOGS, Progress, RoundLog, RunRecorder, shown, versions
+from contrafed.runs.output.provenance import commit, hardware
+from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
+from contrafed.config.run_config import Run
+from contrafed.engines.attack import attacked
+from contrafed.engines.grid import RunGrid
+from contrafed.engines.client_registry import Members
+from contrafed.runs.early_stopping import Stopping
+from contrafed.server import checks
+from contrafed.server.accountant import Budget
+from contrafed.server.aggregation import make_aggregation
+from contrafed.server.base import FederatedStrategy, Population, Round, strategy_class_of
+from contrafed.server.privacy import protected
+from contrafed.server.replies import AROUND
+from contrafed.runs.trackers import Followed, Tracked
+
+# Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
+OnRound = Callable[[int, dict[str, float]], None]
+
+
+class Session:
+    """One run on one Grid."""
+
+    def __init__(self, grid: RunGrid, run: Run, on_round: OnRound | None = None) -> None:
+        """Prepare everything up to the first round; ``on_round`` as ``contrafed.run`` takes it. Raises ``UserError``."""
+        assert run.folder is not None
+        self.run, self.folder = run, run.folder
+        self.grid = grid = attacked(grid, run.attack, run.num_nodes, run.seed)
+        self.workspace = workspace_for(run.node.to_json())
+        self.places = self._places()
+        self.resumed = checkpoint.find(run.resume) if run.resume else None
+        if run.resume and self.resumed is None:  # whole when the run was checked
+            raise UserError(f"resume: {run.resume} is gone or cannot be read any more; start again to go on from another")
+        keeping = run.checkpoint_every is not None or self.resumed is not None
+        grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
+        grid.limit_replies(AROUND)  # of who they are
+        self.members = grid.members(run.node, self.workspace.federation, self.places)
+        self.rounds = 0 if run.evaluate_only else run.num_rounds
+        self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
+        grid.limit_replies(self.strategy.largest_reply)
+        self.scored = self._scored()  # before the folder holds anything
+        self.model = initial_model(self.workspace.initial, initial_file(run))
+        self.budget = budget_of(run, self.strategy)
+        self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
+        # Before the recorder: where it cannot begin, the folder is as it was.
+        self.tracker = Followed(run.tracker, Tracked(self.folder, run.composed, self.resumed is not None))
+        self.recorder = open_recorder(run, self.folder, self.resumed)
+        self.recorder.partition(self.members.class_counts)
+        self.recorder.note = said_of_scale(run, self.workspace)
+        if self.resumed is not None:
+            self._go_on(self.resumed)
+        self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round
+        self.checkpoints = None
+        if run.checkpoint_every:
+            self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed)
+        self.began = time.perf_counter()
+
+    def train(self) -> None:
+        """Run every round that is left."""
+        run, strategy = self.run, self.strategy
+        title = f"{run.node.strategy.name} on {run.node.dataset.name}, {run.participation.name} participation"
+        title += f" ({self.recorder.note})" if self.recorder.note else ""
+        first = 0 if self.resumed is None else self.resumed.server_round + 1
+        scored = ConfigRecord({"nodes": self.scored, **self.places})
+        if metrics := beside_accuracy(run.metrics):
+            scored["metrics"] = metrics
+        with Progress(self.rounds, title) as progress:
+            for line in (said_of_small(self.workspace), said_of_attackers(run), self._unscored(), said_of_delta(run)):
+                if line and self.resumed is None:
+                    progress.note(line)
+            if self.tracker.line:
+                progress.note(f"to follow it: {self.tracker.line}")
+
+            def follow(server_round: int, values: dict[str, float]) -> None:
+                self.tracker.log(server_round, values, progress.note)
+                if self.on_round is not None:
+                    self.on_round(server_round, values)
+
+            log = RoundLog(self.recorder, progress, strategy, self.grid.memory_cost, self.grid.every_failure, follow)
+
+            def after(done: Round, arrays: ArrayRecord) -> bool:
+                self.model = codec.from_record(arrays)
+                if self.budget is not None and done.server_round:
+                    self.budget.pass_round(done.participants)
+                if ends := self._ends(done):
+                    self._judge_finally(done, arrays, scored)
+                log.write(done)
+                for line in self.grid.newcomers():
+                    progress.note(line)
+                if done.diverged and run.on_divergence == "stop":  # before a checkpoint that would go on behind it
+                    raise RunStopped(f"on_divergence=stop: {done.diverged[0]}", "diverged")
+                if ends:
+                    progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
+                elif not 0 < log.participants == log.failed or self.recorder.trained:
+                    self._save(done.server_round)
+                elif done.server_round == self.rounds:
+                    # Without a checkpoint: a sweep that is run again would go on behind rounds in which nothing was learnt.
+                    raise RunStopped(f"every node failed in every round; the first: {log.first_failure}")
+                return ends
+
+            strategy.start(
+                self.grid,  # type: ignore[arg-type]
+                codec.to_record(self.model),
+                num_rounds=self.rounds,
+                timeout=run.engine.config.round_timeout,
+                evaluate_config=scored,
+                evaluate_fn=self._evaluate,
+                on_round=after,
+                first_round=first,
+            )
+            if first > self.rounds:
+                self._look_back(scored, progress)
+            if self.resumed is None:
+                self._advise(log, progress)
+
+    def _look_back(self, scored: ConfigRecord, progress: Progress) -> None:
+        """Do what is wanted after all of a run that is resumed behind its last round: its target, its personal models."""
+        scope = "personal" if self.strategy.personal and self.recorder.accuracies("personal") else "global"
+        self.stopping.look(self.recorder.accuracies(scope))
+        if self.places["save"]:
+            self._judge_finally(self.strategy.round, codec.to_record(self.model), scored)
+            for line in (*self.strategy.round.notes, *self.strategy.round.failures):
+                progress.note(line)
+
+    def _advise(self, log: RoundLog, progress: Progress) -> None:
+        """Say what is to be done where few or none took part."""
+        if self.rounds and not log.participants:
+            progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
+        elif log.uncounted and not self.recorder.trained:
+            progress.note("no reply counted in any round: the global model is the initial one")
+        elif log.participants < log.rounds:
+            mean = log.participants / log.rounds
+            progress.note(f"{mean:.1f} nodes took part in a round, on average: so few nodes may want participation=full")
+
+    def _evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Score the global model, where it is time to."""
+        model, federation = checks.judged(self.strategy, codec.from_record(arrays)), self.members.federation
+        return evaluate(self.workspace, federation, self.run, server_round, model, self.strategy.whole)
+
+    def _ends(self, done: Round) -> bool:
+        """Whether the run ends with this round, before its last."""
+        scope, scores = shown(done, self.strategy.personal)
+        if "accuracy" not in scores or not done.server_round:
+            return False
+        curve = [*self.recorder.accuracies(scope), (done.server_round, scores["accuracy"])]
+        return self.stopping.ends(curve, self.rounds)
+
+    def _judge_finally(self, done: Round, arrays: ArrayRecord, scored: ConfigRecord) -> None:
+        """Have nodes be judged again in a round that turned out to be the last, which some methods train for."""
+        final, timeout = ConfigRecord({**scored, "final": True}), self.run.engine.config.round_timeout
+        grid: Any = self.grid
+        if asking := list(self.strategy.configure_evaluate(done.server_round, arrays, final, grid)):
+            self.strategy.aggregate_evaluate(done.server_round, grid.send_and_receive(asking, timeout=timeout))
+
+    def _ending(self) -> dict[str, Any]:
+        """Return what the summary says of an end before the last round, and of the target."""
+        stopping, found = self.stopping, dict[str, Any]()
+        if stopping.stopped is not None:
+            found["stopped_by"] = stopping.stopped
+        if stopping.target is not None:
+            reached = stopping.reached
+            found |= {"target_accuracy": stopping.target, "rounds_to_target": reached}
+            for name in ("bytes_up", "bytes_down"):
+                found[f"{name}_to_target"] = None if reached is None else self.recorder.total(name, reached)
+        return found
+
+    def _traffic(self) -> dict[str, int]:
+        """Return the bytes that a node receives and sends in a round, and the same by the formula of its method, if any."""
+        name, model = self.run.node.strategy.name, self.workspace.model
+        sizes = [sum(map(math.prod, message.values())) for message in (self.strategy.down, self.strategy.up)]
+        found = dict(zip(("bytes_down_per_node", "bytes_up_per_node"), sizes, strict=True))
+        if name in FORMULAS:
+            parts = {part: sum(p.numel() for p in getattr(model, part).parameters()) for part in PARTS}
+            shared = self.workspace.client_class.shared_parts(self.workspace.config)
+            by_formula = formula(name, parts, shared, model.num_classes, model.embedding_size)
+            found |= dict(zip(("bytes_down_by_formula", "bytes_up_by_formula"), by_formula, strict=True))
+        return {key: BYTES * scalars for key, scalars in found.items()}
+
+    def finish(self, status: str) -> dict[str, Any]:
+        """Write the model, the summary and the figures of what there is, and close every file; returns the summary."""
+        run, about = self.run, {"strategy": self.run.node.strategy.name}
+        if run.privacy.name == "none":  # noise, and who took part, may be drawn again from the seed
+            about["seed"] = str(run.seed)
+        under_way = self.strategy.round
+        if self.budget is not None and under_way.server_round > self.budget.rounds:  # what was sent in it is out
+            self.budget.pass_round(under_way.participants)
+        with contextlib.ExitStack() as closing:
+            if self.checkpoints is not None:
+                closing.callback(self.checkpoints.close)
+            closing.callback(self.tracker.close, status)
+            closing.callback(self.recorder.close)
+            left = self._left()
+            self.logged.finish(self.recorder, left, status)
+            self.recorder.save_model(left, about)
+            seconds = time.perf_counter() - self.began
+            spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
+            told = {**facts(run, self.workspace), **self._traffic(), **spent, **self.grid.about(), **self._ending()}
+            if (mean := self.strategy.participation.realised_mean) is not None:
+                told["probability_mean"] = mean
+            return self.recorder.finish(status, {**told, "seconds": seconds})
+
+    def _left(self) -> Tensors:
+        """Return the global model that the run leaves: what its rule has scored, or, where that fails, the nodes'."""
+        try:
+            return checks.judged(self.strategy, self.model)
+        except Exception:  # it ended the run, and was said then
+            return self.model
+
+    def _places(self) -> dict[str, str]:
+        """Return what nodes are told of where to save and load their personal models, "" for not at all."""
+        run, load = self.run, ""
+        personal = run.judge == "post_train" or self.workspace.client_class.is_personal(self.workspace.config)
+        if run.evaluate_only and personal:
+            load = self.grid.load_place(Path(run.evaluate_only), self.workspace)
+        return {"save": self.grid.save_place(self.folder) if run.save_personal else "", "load": load}
+
+    def _go_on(self, resumed: checkpoint.Checkpoint) -> None:
+        """Put server, nodes and figures back to where a checkpoint left them."""
+        found, state = resumed.server()
+        self.model = {name: found[name] for name in self.model}  # older files have another order
+        checkpoint.put_back(self.strategy.state, state)
+        self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
+        elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
+        self.grid.restore(resumed.memories(), changed=elsewhere)
+        for nodes in self.recorder.past_participants(resumed.server_round):
+            self.recorder.draw_participants(nodes, self.run.num_nodes)
+            if self.budget is not None:
+                self.budget.pass_round(nodes)
+
+    def _scored(self) -> list[int]:
+        """Return the nodes that are asked to score their models."""
+        held_out, wanted = range(self.run.num_trained, self.run.num_nodes), self._asks_nodes
+        scored = np.flatnonzero(self.members.test_sizes).tolist()
+        alone = not self.strategy.whole
+        needs = {
+            "judge=post_train": self.run.judge == "post_train",
+            "eval_nodes=true": self.run.eval_nodes is True,
+            "early_stop": alone and self.run.early_stop is not None,
+            "target_accuracy": alone and self.run.target_accuracy is not None,
+        }
+        if wanted and not scored and (need := next((key for key, is_so in needs.items() if is_so), None)) is not None:
+            raise UserError(f"{need}: no node has a test part of its own; {self._for_test_parts}")
+        if wanted and held_out and not set(held_out) & set(scored):
+            raise UserError(f"held_out_nodes: none of them has a test part of its own; {self._for_test_parts}")
+        scored = scored if wanted else []
+        ending = next((key for key in ("early_stop", "target_accuracy") if getattr(self.run, key) is not None), None)
+        if ending and not scored and (alone or not len(test_examples(self.members.federation, self.run.num_trained))):
+            reason = "eval_nodes=false leaves no model to score" if alone else "there are no test images"
+            raise UserError(f"{ending}: {reason}, so there is no accuracy to look at")
+        return scored
+
+    @property
+    def _for_test_parts(self) -> str:
+        """What gives nodes test parts."""
+        partition = self.run.node.partition
+        return (
+            f"partition={partition.name} gives none"
+            if hasattr(partition.module, "lazy")
+            else "dataset.merge_splits=true gives each one"
+        )
+
+    @property
+    def _asks_nodes(self) -> bool:
+        """Whether nodes are to score models."""
+        if self.run.eval_nodes is not None:
+            return self.run.eval_nodes
+        return self.strategy.personal or self.run.held_out_nodes > 0
+
+    def _unscored(self) -> str:
+        """Return a line about models that nothing scores, empty where all are."""
+        if self.scored:
+            return ""
+        if self._asks_nodes:
+            return f"no node has a test part of its own to score its model on; {self._for_test_parts}"
+        if not len(test_examples(self.members.federation, self.run.num_trained)):
+            return "the server has no test images, so the global model is not scored"
+        return ""
+
+    def _save(self, server_round: int) -> None:
+        """Write a checkpoint after every ``checkpoint_every`` rounds."""
+        every = self.run.checkpoint_every
+        if self.checkpoints is not None and every and server_round and server_round % every == 0:
+            changed, own = self.grid.take_changed(), self.grid.own(server_round)
+            self.checkpoints.save(server_round, self.model, self.strategy.state, changed, self.recorder.sizes(), own)
+            self.grid.checkpointed(server_round, self.checkpoints.wait)
+
+
+def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:
+    """Return the server half of a run of so many rounds. To it, nodes that are held out have nothing to train on."""
+    sizes = np.where(np.arange(run.num_nodes) < run.num_trained, members.sizes, 0)
+    half = workspace.client_class(workspace, [])
+    if not hasattr(half, "memories"):
+        raise UserError(f"{type(half).__name__}.__init__ must call super().__init__ with all that it is given")
+    return strategy_class_of(run.server)(
+        run.server.config,
+        client_class=workspace.client_class,
+        node_config=workspace.config,
+        model=workspace.model,
+        population=Population(sizes, members.node_ids, run.held_out_nodes, members.test_sizes),
+        participation=make_participation(
+            run.participation, lambda: members.class_proportions()[: run.num_trained], run.num_trained, run.seed
+        ),
+        settings=members.settings,
+        num_rounds=rounds,
+        seed=run.seed,
+        max_norm=run.engine.config.max_norm,
+        min_replies=run.min_replies,
+        work_of=half.work_of,
+        post_train=run.judge == "post_train",
+        privacy=run.privacy.config if isinstance(run.privacy.config, central.Config) else None,
+        aggregation=make_aggregation(run.aggregation),
+    )
+
+
+def budget_of(run: Run, strategy: FederatedStrategy) -> Budget | None:
+    """Return what the run's privacy costs, before any round; None where it has none."""
+    config = run.privacy.config
+    if not isinstance(config, gaussian.Gaussian):
+        return None
+    probability = None
+    if isinstance(config, central.Config) and config.amplification:
+        probabilities = strategy.participation.probability()
+        assert probabilities is not None  # as checked
+        probability = float(probabilities.max())
+    kinds = protected(list(strategy.up), list(strategy.down), run.node.strategy.name)
+    return Budget(config, kinds, run.num_nodes, probability)
+
+
+def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None) -> RunRecorder:
+    """Return the run's recorder; a run that goes on elsewhere brings its logs along."""
+    first_round = 0 if run.evaluate_only else 1
+    if resumed is None:
+        return RunRecorder(folder, run.text, first_round)
+    source = resumed.path.parent.parent
+    if source.resolve() != folder.resolve():
+        for name in LOGS:
+            shutil.copyfile(source / f"{name}.csv", folder / f"{name}.csv")
+    return RunRecorder(folder, run.text, first_round, resumed.logs)
+
+
+def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
+    """Return what identifies a run, for its summary."""
+    small, data = workspace.federation.partition.small, workspace.federation.data
+    return {
+        "method": run.node.strategy.name,
+        "dataset": run.node.dataset.name,
+        **({"stand_in": data.stand_in} if data.stand_in else {}),
+        **({key: run.composed[key] for key in ("experiment", "scale") if run.composed.get(key)}),
+        "partition": run.node.partition.name,
+        **({f"partition_small_{n}": v for n, v in asdict(small).items()} if small.nodes else {}),
+        "participation": run.participation.name,
+        **said_of_attack(run),
+        "model": run.node.model.name,
+        "engine": run.engine.name,
+        "seed": run.seed,
+        "num_nodes": run.num_nodes,
+        "num_rounds": run.num_rounds,
+        **({"resumed_from": run.resume} if run.resume else {}),
+        **({"evaluate_only": run.evaluate_only} if run.evaluate_only else {}),
+        "parameters": sum(value.numel() for value in workspace.initial.values()),
+        "device": str(workspace.device),
+        "hardware": hardware(str(workspace.device)),
+        "versions": versions(),
+        **({"commit": commit()} if commit() else {}),
+    }

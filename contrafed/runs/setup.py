@@ -1,0 +1,111 @@
+"""From what was asked for to a ``Run`` that may begin: checked, with its folder, and with where it goes on from."""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from contrafed.config.compose import compose_job, plain
+from contrafed.core.errors import UserError, nearest
+from contrafed.runs.output import claim_folder, quiet_libraries
+from contrafed.runs.output.folder import finished
+from contrafed.config.run_config import Run, read_config, resolve
+
+LATEST = "latest"
+
+
+def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "") -> Run:
+    """Return a run that ``flwr run`` began, from one string of Hydra overrides, its folder made. Raises ``UserError``.
+
+    ``num_nodes``: how many nodes there are, where that is known; the run takes as many unless the overrides say otherwise.
+    """
+    try:
+        words = shlex.split(overrides)
+    except ValueError as error:
+        raise UserError(f"overrides: {overrides!r} cannot be read ({error})") from error
+    if num_nodes is not None and not any(word.startswith(("num_nodes=", "experiment=", "evaluate_only=")) for word in words):
+        words.append(f"num_nodes={num_nodes}")
+    wanted = checked(compose_job(words, config_dir))
+    if num_nodes is not None and wanted.num_nodes != num_nodes:
+        raise UserError(
+            f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
+            f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
+        )
+    check_latest(wanted, names_folder(words))
+    if num_nodes is not None:
+        from contrafed.engines.flower import refuse_timeout
+
+        refuse_timeout(wanted.engine.config.round_timeout)
+    if num_nodes is not None and (wanted.checkpoint_every is not None or wanted.resume is not None):
+        raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need main.py or devices")
+    if num_nodes is None and getattr(wanted.privacy.config, "noise", "secret") != "secret":
+        raise UserError("privacy on devices needs privacy.noise=secret: all nodes know the seed that noise is else drawn from")
+    if num_nodes is None and getattr(wanted.privacy.config, "amplification", False):
+        raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
+    if num_nodes is None and wanted.attack.name != "none":
+        raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
+    return with_folder(wanted, unique=True, devices=num_nodes is None)
+
+
+def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
+    """Return the run that a configuration describes, with libraries quiet. Raises ``UserError``."""
+    composed: Any = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
+    quiet_libraries(bool(composed.get("verbose", False)))
+    return resolve(composed)
+
+
+def names_folder(overrides: Iterable[str]) -> bool:
+    """Whether a command line names the run's folder."""
+    return any(override.lstrip("+").startswith("output_dir=") for override in overrides)
+
+
+def check_latest(wanted: Run, named: bool) -> None:
+    """Raise ``UserError`` where ``resume=latest`` has no folder to go on in: one that is not ``named`` is new."""
+    if wanted.resume == LATEST and not named:
+        raise UserError("resume=latest goes on in the folder that output_dir names: set output_dir=FOLDER beside it")
+
+
+def with_folder(wanted: Run, unique: bool, devices: bool = False) -> Run:
+    """Return the run with its folder, made here, and with the checkpoint that it goes on from."""
+    start = starting_point(wanted, devices)
+    folder = Path(wanted.output_dir)
+    if wanted.resume != LATEST or not (folder / "config.yaml").exists():
+        folder = claim_folder(folder, unique=unique)
+        if folder.resolve() != Path(wanted.output_dir).resolve():
+            print(f"{wanted.output_dir} has a run already: this one's folder is {folder}", flush=True)
+    return replace(wanted, resume=start, folder=folder)
+
+
+def starting_point(wanted: Run, devices: bool = False) -> str | None:
+    """Return the path of the checkpoint that ``resume`` means, None to begin. Raises ``UserError`` where it does not fit.
+
+    ``devices``: the run's nodes are devices, which keep what they remember themselves.
+    """
+    from contrafed.runs import checkpoint
+
+    if wanted.resume is None:
+        return None
+    latest = wanted.resume == LATEST
+    found = checkpoint.find(wanted.output_dir if latest else wanted.resume)
+    if found is not None:
+        checkpoint.check_same(found.path, found.config, wanted.composed)
+        checkpoint.check_logs(found)
+        if devices != bool(found.grid):
+            kept, how = ("in the checkpoint", "main.py") if devices else ("on devices", "flwr run")
+            raise UserError(f"resume: what nodes remember at {found.path} is {kept}; go on from it with {how}")
+        return str(found.path)
+    if not latest:
+        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{nearest(wanted.resume, [LATEST])}")
+    folder = Path(wanted.output_dir)
+    if there := checkpoint.numbered(folder / checkpoint.FOLDER):
+        raise UserError(f"resume: {there[-1]} and {len(there) - 1} before it cannot be read; delete the folder to begin anew")
+    config = folder / "config.yaml"
+    if config.exists() and config.stat().st_size:  # a run that stopped before its first checkpoint is begun anew, no other
+        if finished(folder) is not None:
+            raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
+        checkpoint.check_same(folder, read_config(folder), wanted.composed)
+    print(f"no checkpoint in {folder}: beginning with round 1", flush=True)
+    return None

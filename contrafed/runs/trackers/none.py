@@ -1,0 +1,14 @@
+"""none: the CSV files alone."""
+
+from dataclasses import dataclass
+
+from contrafed.runs.trackers import Tracker
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the tracker: none."""
+
+
+class NoTracker(Tracker):
+    """Nothing."""

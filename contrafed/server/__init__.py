@@ -1,0 +1,1 @@
+"""The server side: the strategy that every method builds on."""

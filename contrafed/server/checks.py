@@ -1,0 +1,216 @@
+"""What a server rule makes, checked before it is used: every fault is one line that names the rule."""
+
+import inspect
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contrafed.core import registry
+from contrafed.core.errors import RunStopped, UserError, nearest
+from contrafed.core.tensors import TYPES, Tensors, format_of, storable
+from contrafed.server.privacy import aggregate_privately
+from contrafed.server.replies import AbsentError, Replies, norm
+
+# The types of arrays that a checkpoint holds: those of tensors that NumPy has, in this machine's byte order.
+ARRAYS = {np.dtype(str(kind).removeprefix("torch.")) for kind in TYPES if kind is not torch.bfloat16}
+
+
+def selected(rule: Any, server_round: int) -> np.ndarray:
+    """Return which nodes a rule selects, sorted. Raises ``RunStopped`` for what are no distinct partition ids."""
+    nodes, count = np.asarray(rule.select(server_round)), rule.population.num_nodes
+    got = f"{nodes.dtype} {nodes.shape}"
+    if nodes.ndim == 1 and not len(nodes):
+        return nodes.astype(np.int64)
+    if nodes.ndim == 1 and nodes.dtype.kind in "iu":
+        nodes = np.sort(nodes)
+        wrong = nodes[(nodes < 0) | (nodes >= count) | (np.diff(nodes, prepend=-1) == 0)]
+        if not len(wrong):
+            return nodes
+        got = str(wrong[-1])
+    wanted = f"{type(rule).__name__}.select must return partition ids, whole numbers of 0..{count - 1}, each at most once"
+    raise RunStopped(f"round {server_round}: {wanted}, got {got}")
+
+
+def sent_fault(rule: Any, *parts: Any) -> str:
+    """Return what is wrong with what a node would receive, the later of ``parts`` over the earlier; empty for nothing."""
+    name, tensors = type(rule).__name__, dict[str, Any]()
+    for part in parts:
+        if not isinstance(part, dict):
+            return f"{name} must send tensors by name, in a dictionary, not {_kind(part)}"
+        tensors |= part
+    if missing := rule.down.keys() - tensors.keys():
+        bare = min(missing).removeprefix("model/")
+        hint = f': its {bare} goes out as named("model", ...), of contrafed.core.tensors' if bare in tensors else ""
+        return f"strategy.server: the nodes' half expects {min(missing)}, which {name} does not send{hint}"
+    for tensor, value in tensors.items():
+        shape = rule.down.get(tensor)
+        if not isinstance(value, Tensor):
+            return f"{name} must send tensors, but {tensor} is a {_kind(value)}"
+        if shape is not None and value.shape != tuple(shape):
+            expected = f"strategy.server: the nodes' half expects {tensor} of shape {tuple(shape)}"
+            return f"{expected}, but {name} sends {tuple(value.shape)}"
+        if tensor.startswith("model/") and not value.is_floating_point():
+            return f"{name} must send models as floating-point numbers, but {tensor} is {format_of(value)}"
+    if more := tensors.keys() - rule.down.keys():
+        return f"{name} sends {min(more)}, which the nodes' half does not expect{nearest(min(more), rule.down, cutoff=0)}"
+    return ""
+
+
+def costs(rule: Any, nodes: np.ndarray) -> dict[int, int]:
+    """Return how many steps each of these nodes takes, by the node half's ``work_of``.
+
+    Raises what ends a run where it fails or returns no number: ``UserError`` before the first round's work, later
+    ``RunStopped``.
+    """
+    half = rule.client_class
+    try:
+        with registry.blamed(f"{half.__name__}.work_of", inspect.getfile(half)):
+            found = {node: rule.work_of(int(rule.population.sizes[node])) for node in nodes.tolist()}
+        for node, cost in found.items():
+            if not isinstance(cost, int | np.integer) or isinstance(cost, bool):
+                wanted = f"{half.__name__}.work_of must return a whole number of steps"
+                raise UserError(f"{wanted}, got {_kind(cost)} for node {node}")
+    except UserError as error:
+        raise refused(rule, rule.round.server_round, str(error)) from error
+    return {node: int(cost) for node, cost in found.items()}
+
+
+def weights_of(rule: Any) -> np.ndarray | None:
+    """Return what every node weighed in the last round (K,). Raises ``RunStopped`` for another shape or no numbers."""
+    weights, count = rule.node_weights(), rule.population.num_nodes
+    if weights is not None and (
+        not isinstance(weights, np.ndarray) or weights.shape != (count,) or weights.dtype.kind not in "iuf"
+    ):
+        raise stopped(rule, f"{type(rule).__name__}.node_weights must return ({count},) numbers or None, got {_kind(weights)}")
+    return weights
+
+
+def judged_fault(rule: Any, model: Tensors, made: Any) -> str:
+    """Return what is wrong with what a rule has scored in place of ``model``; empty for nothing."""
+    fault = _model_fault(model, made)
+    if not fault and (missing := model.keys() - made.keys()):
+        fault = f"{min(missing)} is missing"
+    return fault and f"{type(rule).__name__}.judged must return the whole model, tensors by name: {fault}"
+
+
+def judged(rule: Any, model: Tensors) -> Tensors:
+    """Return the model that a rule has scored in place of ``model``. Raises ``RunStopped`` where it is none."""
+    made: Tensors = rule.judged(model)
+    if fault := judged_fault(rule, model, made):
+        raise stopped(rule, fault)
+    return made
+
+
+def state_fault(rule: Any) -> str:
+    """Return what a rule carries from round to round that no checkpoint holds; empty where there is no such thing."""
+    if new := vars(rule).keys() - getattr(rule, "_begun", vars(rule).keys()):
+        where = "what lasts goes into self.state, what does not is begun in setup()"
+        return f"{type(rule).__name__}: no checkpoint holds self.{min(new)}: {where}"
+    place = _unkept(rule.state.items(), "self.state")
+    kept = "tensors, arrays, numbers and text, in lists, tuples and dictionaries by text or whole numbers"
+    return f"{type(rule).__name__}: {place}, but a checkpoint holds {kept}" if place else ""
+
+
+def next_model(rule: Any, replies: Replies) -> Tensors:
+    """Return the next global model: what a rule makes of the replies, in the types that the model has, the rest as it is.
+
+    Raises ``RunStopped`` where that is no model, or not finite, and where what else the rule leaves cannot be kept or logged.
+    """
+    name, model = type(rule).__name__, rule.model
+    before = [(tensor, tensor._version) for reply in replies for tensor in reply.tensors.values()]
+    try:
+        made = (aggregate_privately if rule.privacy else type(rule).next_model)(rule, model, replies)
+    except AbsentError as error:
+        raise stopped(rule, f"{name}.aggregate: {error}") from error
+    if any(tensor._version != version for tensor, version in before):
+        raise stopped(rule, f"{name}.aggregate must not change replies in place: what nodes remember may be the same tensors")
+    if fault := _model_fault(model, made):
+        raise stopped(rule, f"{name}.aggregate must return tensors of the model by name: {fault}")
+    new = {key: made[key].to(old.dtype) if key in made else old for key, old in model.items()}
+    if not math.isfinite(norm(new.values())):
+        worst = next(key for key, value in new.items() if not value.isfinite().all())
+        raise stopped(rule, f"{name}.aggregate made a model that is not finite ({worst})", "diverged")
+    if fault := _metrics_fault(rule) or state_fault(rule):
+        raise stopped(rule, fault)
+    return new
+
+
+def refused(rule: Any, server_round: int, fault: str) -> UserError | RunStopped:
+    """Return what ends a run for a fault in what is asked of nodes: a mistake where no round's work is lost by it."""
+    return UserError(fault) if server_round < 2 else stopped(rule, fault)
+
+
+def stopped(rule: Any, fault: str, status: str = "failed") -> RunStopped:
+    """Return what ends a run for a rule's fault, which is said with the round."""
+    return RunStopped(f"round {rule.round.server_round}: {fault}", status)
+
+
+def _model_fault(model: Tensors, made: Any) -> str:
+    """Return what is wrong with what should be tensors of ``model``; empty for nothing."""
+    if not isinstance(made, dict):
+        return f"got {_kind(made)}"
+    for name, value in made.items():
+        if name not in model:
+            return f"unknown '{name}'{nearest(name, model, cutoff=0)}"
+        if not isinstance(value, Tensor) or value.shape != model[name].shape:
+            return f"{name} is a tensor of shape {tuple(model[name].shape)}, got {_kind(value)}"
+        if not value.is_floating_point():
+            return f"{name} is floating-point numbers, got {format_of(value)}"
+    return ""
+
+
+def _metrics_fault(rule: Any) -> str:
+    """Return what a rule wrote to its round's metrics that cannot be logged; empty where there is no such thing."""
+    name, done = type(rule).__name__, rule.round
+    for metric in (*done.metrics, *done.node_metrics):
+        if not isinstance(metric, str):
+            return f"{name}: metrics of self.round have text for their names, got {metric!r}"
+    for metric, value in done.metrics.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or math.isinf(value):
+            got = value if isinstance(value, float) else _kind(value)
+            return f"{name}: self.round.metrics['{metric}'] must be a finite number, such as float(x), or NaN, got {got}"
+    for metric, pair in done.node_metrics.items():
+        shapes = [np.shape(part) for part in pair] if isinstance(pair, tuple | list) else []
+        if shapes and any(isinstance(part, Tensor) for part in pair):
+            return f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), arrays or lists, got a Tensor"
+        if len(shapes) != 2 or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+            got = f"shapes {', '.join(map(str, shapes))}" if shapes else _kind(pair)
+            return f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), a value for each node, got {got}"
+        types = [np.asarray(part).dtype for part in pair]
+        if shapes[0][0] and (types[0].kind not in "iu" or types[1].kind not in "biuf"):
+            return (
+                f"{name}: self.round.node_metrics['{metric}'] must be (nodes, values), numbers both, got {types[0]}, {types[1]}"
+            )
+    return ""
+
+
+def _unkept(items: Iterable[tuple[Any, Any]], place: str) -> str:
+    """Return where, and what, a container of a state has that no checkpoint holds; empty where it has no such thing."""
+    for key, value in items:
+        if type(value) is Tensor and type(key) in (str, int) and storable(value):
+            continue
+        where = f"{place}[{key!r}]"
+        if isinstance(key, bool) or not isinstance(key, str | int | np.integer):
+            return f"{where} has a {type(key).__name__} for its name"
+        if type(value) in (dict, list, tuple):
+            if found := _unkept(value.items() if isinstance(value, dict) else enumerate(value), where):
+                return found
+        elif isinstance(value, Tensor):
+            if not storable(value):
+                return f"{where} is a tensor of {format_of(value)}"
+        elif isinstance(value, np.ndarray | np.generic) and not isinstance(value, str):
+            if value.dtype not in ARRAYS:
+                return f"{where} is {'an array' if isinstance(value, np.ndarray) else 'a number'} of {value.dtype}"
+        elif value is not None and not isinstance(value, int | float | str):
+            return f"{where} is a {type(value).__name__}"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    """Return what something is, with its shape where it has one."""
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ + ("" if shape is None else f" {tuple(shape)}")

@@ -1,0 +1,129 @@
+"""Central privacy, the server half: a rule sees no single reply, but sums of clipped ones with noise.
+
+What is hidden is whether one node sent what it sent or zeros: who takes part and how many examples of which class a node
+holds are taken as known, and so are the weights (docs/RELIABILITY.md).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contrafed.core.errors import UserError
+from contrafed.core.privacy.central import Config
+from contrafed.core.privacy.mechanism import clipped, noise
+from contrafed.core.tensors import Tensors
+from contrafed.core.weighted_sum import combine
+from contrafed.server.replies import Replies, Reply
+from contrafed.training.privacy import PROTOTYPES, PUBLIC, UPDATES
+
+__all__ = ["Hidden", "PrivateReplies", "aggregate_privately", "protected"]
+
+
+@dataclass
+class Hidden(Reply):
+    """A reply of which a rule sees what is known of the node anyway."""
+
+    def group(self, name: str) -> Tensors:
+        """Raise ``UserError``: a rule that reads single replies has no place beside central privacy."""
+        raise UserError(f"privacy=central: the server rule reads {name} of node {self.node}, but sums alone have noise")
+
+
+class PrivateReplies(Replies):
+    """Replies that answer with weighted sums of what nodes sent, each clipped, and noise; each kind once a round.
+
+    The noise's standard deviation is noise_multiplier times the clip times the largest weight, of prototypes class by class.
+    """
+
+    def __init__(self, replies: Sequence[Reply], config: Config, seed: int, server_round: int) -> None:
+        super().__init__([Hidden(r.node, _public(r), r.num_examples, r.metrics, r.received) for r in replies])
+        self.config, self._seed, self._round = config, seed, server_round
+        self._deltas = [_clipped(reply.group("delta"), config.clip_norm) for reply in replies]
+        tables = [reply.tensors[PROTOTYPES] for reply in replies if PROTOTYPES in reply.tensors]
+        self._prototypes = [_clipped({PROTOTYPES: table}, config.prototype_clip)[PROTOTYPES] for table in tables]
+        self._told: set[str] = set()
+
+    def group(self, name: str) -> list[Tensors]:
+        """Raise ``UserError``, as a single reply does."""
+        return [reply.group(name) for reply in self]
+
+    def weighted_sum(self, group: str, weights: np.ndarray) -> Tensors:
+        """Return the weighted sum of the clipped changes, of models with what the nodes received, and noise, in float64."""
+        if group not in ("model", "delta"):
+            raise UserError(f"privacy=central: the server rule sums {group}, which is not clipped")
+        self._once("updates")
+        total = combine(self._deltas, weights.tolist())
+        scale = self.config.noise_multiplier * self.config.clip_norm * float(np.abs(weights).max())
+        for name, value in noise(total, self.config, self._seed, "update noise", self._round).items():
+            total[name] += scale * value
+        if group == "delta":
+            return total
+        base = combine([reply.begun(total) for reply in self], weights.tolist())
+        return {name: value + base[name] for name, value in total.items()}
+
+    def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
+        """Return the sum itself, as one term."""
+        return ([self.weighted_sum(group, weights)], [1.0]) if len(self) else ([], [])
+
+    def class_means(self, weights: Tensor) -> Tensor:
+        """Return the weighted mean of the clipped prototypes by class (C, D), with noise, float64."""
+        self._once("prototypes")
+        shares = weights / weights.sum(0).clamp_min(1e-300)  # (m, C)
+        pooled = torch.einsum("mc,mcd->cd", shares, torch.stack(self._prototypes).double())
+        drawn = noise({PROTOTYPES: pooled}, self.config, self._seed, "prototype noise", self._round)[PROTOTYPES]
+        scale = self.config.noise_multiplier * self.config.prototype_clip * shares.amax(0)
+        return pooled + scale.unsqueeze(1) * drawn
+
+    def _once(self, kind: str) -> None:
+        """Raise ``UserError`` for a second sum of one kind: two with the same noise would tell what is below it."""
+        if kind in self._told:
+            raise UserError(f"privacy=central: the server rule takes two sums of the {kind} of one round, but one has noise")
+        self._told.add(kind)
+
+
+def aggregate_privately(rule: Any, model: Tensors, replies: Replies) -> Tensors:
+    """Return what a server rule makes of hidden replies.
+
+    Where epsilon counts on sampling, a round without replies has the noise of any other: that nobody came is hidden too.
+    """
+    config, server_round = rule.privacy, rule.round.server_round
+    new: Tensors = rule.next_model(model, PrivateReplies(replies, config, rule.seed, server_round))
+    if not config.amplification or len(replies):
+        return new
+    scale = config.noise_multiplier * config.clip_norm * rule.fixed_weight()
+    like = {name: model[name] for name in rule.travelling}
+    drawn = noise(like, config, rule.seed, "update noise", server_round)
+    return new | {name: model[name].double() + scale * value for name, value in drawn.items()}
+
+
+def protected(up: Sequence[str], down: Sequence[str], strategy: str) -> int:
+    """Return how many kinds of tensors a node half sends that noise covers: updates and prototypes.
+
+    Raises ``UserError`` where it sends others, or none.
+    """
+    others = {name.partition("/")[0] for name in up if not name.startswith(UPDATES) and name not in (PROTOTYPES, PUBLIC)}
+    if others:
+        raise UserError(
+            f"privacy: strategy={strategy} also sends {', '.join(sorted(others))}, which are neither an update nor prototypes "
+            "and have no clip"
+        )
+    if lost := {name for name in up if name.startswith("model/")} - set(down):
+        raise UserError(f"privacy: strategy={strategy} sends {min(lost)}, which it does not receive: its change is not known")
+    kinds = {PROTOTYPES if name == PROTOTYPES else "update" for name in up if name != PUBLIC}
+    if not kinds:
+        raise UserError(f"privacy: strategy={strategy} sends nothing that could be protected")
+    return len(kinds)
+
+
+def _public(reply: Reply) -> Tensors:
+    return {PUBLIC: reply.tensors[PUBLIC]} if PUBLIC in reply.tensors else {}
+
+
+def _clipped(tensors: Tensors, limit: float) -> Tensors:
+    """Return one node's tensors, clipped."""
+    if not tensors:
+        return tensors
+    return {n: v[0] for n, v in clipped({n: v.unsqueeze(0) for n, v in tensors.items()}, limit).items()}

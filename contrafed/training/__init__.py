@@ -1,0 +1,1 @@
+"""The client side: local training, written once over a leading client axis."""

@@ -1,0 +1,204 @@
+"""Which examples each node of a stack sees at each step of a phase, and what is drawn for them."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from contrafed.core.randomness import generator, torch_generator
+from contrafed.core.tensors import Tensors
+from contrafed.training.augment import augmented, draw_augmentation
+from contrafed.training.client_stack import Stack, each_image
+from contrafed.training.local_training import LocalWork
+
+
+class Batch(NamedTuple):
+    """One minibatch of every node in the stack; inside a loss, of one node (without B)."""
+
+    x: Tensor  # (B, b, C, H, W) normalised images, or (B, b, E) what a frozen encoder makes of them
+    y: Tensor  # (B, b) labels
+    mask: Tensor  # (B, b) 1 for an example, 0 for padding
+    dropout: dict[str, Tensor]  # by layer, factors 0 or 1/(1-p) (B, b, D) on its input; of a model with dropout
+
+
+class Source(NamedTuple):
+    """Whose batches were drawn, and from which stream."""
+
+    work: LocalWork
+    nodes: list[int]
+    server_round: int
+    purpose: str
+
+
+class Batches:
+    """The batches of a phase: a pure function of (seed, purpose, round, node), whoever else is in the stack."""
+
+    def __init__(self, workspace: Any, rows: list[list[np.ndarray]]) -> None:
+        """Lay out each node's batches ``rows``, arrays of indices."""
+        self.workspace, self.rows = workspace, rows
+        self.steps = [len(row) for row in rows]  # per node
+        lengths = np.zeros((len(rows), max(self.steps, default=0)), dtype=np.int64)
+        for node, row in enumerate(rows):
+            lengths[node, : len(row)] = [len(batch) for batch in row]
+        width = int(lengths.max(initial=1))
+        # A lone node's short batch is short; a stack's is padded and masked.
+        self.widths = lengths[0].clip(1).tolist() if len(lengths) == 1 else [width] * lengths.shape[1]
+        self.real = torch.from_numpy(np.arange(width) < lengths[..., None])  # (B, S, b)
+        seen = [batch for row in rows for batch in row]
+        self.index = self._laid(torch.from_numpy(np.concatenate(seen) if seen else np.zeros(0, np.int64)), 0)
+        self.mask = self.real.to(workspace.device, workspace.dtype)
+        self.counts = torch.from_numpy(lengths).to(self.mask)  # (B, S) examples at each step
+        self.dropout: Tensors = {}  # by layer (B, S, b, D)
+        self.source: Source  # of drawn ones
+        self.augmented: Tensor | None = None  # (B, S, b, H, W, C) uint8: the phase's images where they are changed
+
+    @classmethod
+    def drawn(cls, workspace: Any, work: LocalWork, stack: Stack, purpose: str) -> "Batches":
+        """Draw the batches of a phase, with dropout and augmentation."""
+        known = zip(stack.examples, stack.nodes, strict=True)
+        about = (workspace.seed, purpose, stack.server_round)
+        out = cls(workspace, [draw_batches(work, part, *about, node) for part, node in known])
+        out.source = Source(work, stack.nodes, stack.server_round, purpose)
+        model = workspace.model
+        for layer in model.dropped if model.dropout else ():
+            width = model.get_submodule(layer).in_features
+            out.dropout[layer] = out._drawn(purpose, draw_dropout, model.dropout, layer, width, padding=1)
+        if work.augment and out.index.numel():
+            out.augmented = out._augmentation(purpose)
+        return out
+
+    @cached_property
+    def second_view(self) -> "Batches":
+        """Return the same batches, drawn ones, with other changes of their images."""
+        other = copy.copy(self)
+        other.augmented = self._augmentation(f"{self.source.purpose} second view")
+        return other
+
+    def _augmentation(self, stream: str) -> Tensor:
+        """Return every image of the phase, changed once, as it was or with whole numbers: a round asks for it many times.
+
+        PMFL with CIFAR-100's chain takes 168 ms a round, with changes made at every look 294 (one core).
+        """
+        x = self.workspace.x
+        changes = self._drawn(stream, draw_augmentation, self.source.work.augment, min(x.shape[1:3]), padding=0).flatten(0, 2)
+        index, size = self.index.flatten(), self.workspace.evaluation_batch
+        out = x.new_empty((len(index), *x.shape[1:]))
+        for part, some, change in zip(out.split(size), index.split(size), changes.split(size), strict=True):
+            part.copy_(augmented(x.index_select(0, some).to(self.workspace.dtype), change))
+        return out.unflatten(0, self.index.shape)
+
+    def _drawn(self, stream: str, draw: Callable[..., Tensor], *what: Any, padding: float) -> Tensor:
+        """Return what ``draw`` gives for every node's examples of the phase, laid out (B, S, b, ...)."""
+        counts = [sum(map(len, row)) for row in self.rows]
+        about = (self.workspace.seed, stream, self.source.server_round)
+        found = [draw(*what, count, *about, node) for count, node in zip(counts, self.source.nodes, strict=True)]
+        return self._laid(torch.cat(found), padding).to(self.workspace.dtype)
+
+    @classmethod
+    def one_pass(cls, workspace: Any, examples: Sequence[np.ndarray], padded: bool = False) -> "Batches":
+        """Lay out one pass over each node's ``examples`` in their order, as many at a time as an evaluation takes.
+
+        ``padded``: one batch of padding where no node has any, so that sums are zeros, as those of such a node in a stack.
+        """
+        size = max(1, workspace.evaluation_batch // len(examples))
+        rows = [[part[i : i + size] for i in range(0, len(part), size)] for part in examples]
+        if padded and not any(rows) and len(workspace.x):
+            rows[0] = [examples[0]]
+        return cls(workspace, rows)
+
+    @property
+    def repeat(self) -> bool:
+        """Whether some example is seen more than once, always as the same image."""
+        seen = [np.concatenate(row) for row in self.rows if row]
+        return self.augmented is None and any(len(np.unique(examples)) < len(examples) for examples in seen)
+
+    def stretches(self) -> Iterator[tuple[range, int]]:
+        """Yield stretches of steps through which the same first nodes train; the others are done."""
+        alive = [sum(steps > step for steps in self.steps) for step in range(self.index.shape[1])]
+        for count, steps in groupby(range(len(alive)), alive.__getitem__):
+            found = list(steps)
+            yield range(found[0], found[-1] + 1), count
+
+    def at(self, step: int, nodes: int, inputs: "Table | None" = None) -> Batch:
+        """Return the batch of a step for the first ``nodes``; ``inputs`` stand in for its images."""
+        width = self.widths[step]
+        y, mask = self.workspace.labels(self.index[:nodes, step, :width]), self.mask[:nodes, step, :width]
+        dropout = {layer: factors[:nodes, step, :width] for layer, factors in self.dropout.items()}
+        x = self.images(range(step, step + 1), nodes) if inputs is None else inputs.at(step, nodes)
+        return Batch(x, y, mask, dropout)
+
+    def images(self, steps: range, nodes: int) -> Tensor:
+        """Return the images (nodes, n, C, H, W) of some steps, one step after another."""
+        each = [(slice(None, nodes), step, slice(None, self.widths[step])) for step in steps]
+        source = self.index if self.augmented is None else self.augmented
+        return self._normalised(torch.cat([source[at] for at in each], 1))
+
+    def _normalised(self, found: Tensor) -> Tensor:
+        """Return images (..., C, H, W) of examples (...), or of augmented images (..., H, W, C)."""
+        look_up = self.workspace.images if self.augmented is None else self.workspace.normalised
+        images: Tensor = look_up(found)
+        return images
+
+    def table(self, function: Callable[[Tensors, Tensor], Any], params: Tensors) -> "Table":
+        """Call one node's ``function`` of a model (B, ...) and images for every image of the phase, each once."""
+        known, where = self._distinct()
+        size, pieces = max(1, self.workspace.evaluation_batch // len(known)), []
+        with torch.no_grad():
+            for first in range(0, known.shape[1], size):
+                some = slice(None), slice(first, first + size)
+                pieces.append(each_image(function, params, self._normalised(known[some])))
+        return Table(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
+
+    def _distinct(self) -> tuple[Tensor, Tensor]:
+        """Return the phase's distinct examples (B, n) or augmented images (B, n, H, W, C), and each step's places (B, S, b)."""
+        if self.augmented is not None:  # no two images are alike
+            where = torch.arange(self.index[0].numel(), device=self.index.device).view(1, *self.index.shape[1:])
+            return self.augmented.flatten(1, 2), where.expand(self.index.shape)
+        mine = [np.unique(np.concatenate(row)) if row else np.zeros(1, np.int64) for row in self.rows]
+        places = [torch.from_numpy(np.searchsorted(own, b)) for own, row in zip(mine, self.rows, strict=True) for b in row]
+        known = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(own) for own in mine], batch_first=True)
+        return known.to(self.index.device), self._laid(torch.cat(places), 0)
+
+    def _laid(self, values: Tensor, padding: float) -> Tensor:
+        """Lay out what belongs to the phase's examples, in the order in which each node sees them, as (B, S, b, ...)."""
+        out = values.new_full((*self.real.shape, *values.shape[1:]), padding)
+        out[self.real] = values
+        return out.to(self.workspace.device)
+
+
+class Table(NamedTuple):
+    """What a frozen model makes of every image of a phase."""
+
+    batches: Batches
+    rows: Any  # (B, n, ...)
+    where: Tensor  # (B, S, b)
+
+    def at(self, step: int, nodes: int) -> Any:
+        """Return the rows (nodes, b, ...) of a step's batch."""
+        where = self.where[:nodes, step, : self.batches.widths[step]]
+        node = torch.arange(nodes, device=where.device).unsqueeze(1)
+        return tree_map(lambda rows: rows[node, where], self.rows)
+
+
+def draw_batches(
+    work: LocalWork, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int
+) -> list[np.ndarray]:
+    """Return a node's batches of a round, a pure function of (seed, purpose, round, node)."""
+    if not work.steps(len(examples)):  # making a generator takes 40 us, a seventh of such a node
+        return []
+    return work.batches(examples, generator(seed, purpose, server_round, node))
+
+
+def draw_dropout(
+    rate: float, layer: str, width: int, count: int, seed: int, purpose: str, server_round: int, node: int
+) -> Tensor:
+    """Return factors (count, width) on a layer's inputs for all examples that a node sees in a round, in their order."""
+    stream = f"{purpose} dropout" if layer == "classifier" else f"{purpose} dropout {layer}"
+    rng = torch_generator(seed, stream, server_round, node)
+    return (torch.rand(count, width, generator=rng) >= rate).float() / (1 - rate)

@@ -1,0 +1,113 @@
+"""What may go wrong on a node, said with its number, the round and the step."""
+
+import math
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from contrafed.core.registry import short_place
+from contrafed.core.tensors import Tensors
+from contrafed.training.client_stack import DeadlineError, Stack
+
+# What CUDA, cuBLAS and cuDNN say for want of memory where torch has no type for it.
+NO_ROOM = ("out of memory", "alloc_failed", "not_initialized", "unable to find an engine")
+# After one of these CUDA refuses everything until the process ends.
+LOST = ("device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "launch failure")
+TORCH, HERE = Path(torch.__file__).parent, Path(__file__).parent
+# What methods call, and what calls them: a mistake shows here, but is made elsewhere.
+TOOLS = (HERE, HERE.parent / "core" / "split_model.py")
+
+
+class LocalError(Exception):
+    """A node's work failed; the message names node, round and step, and the line of code."""
+
+
+class ReturnError(TypeError):
+    """A function of a method returned, or had nodes ``remember``, what it must not; ``place`` is where that function is."""
+
+    def __init__(self, function: Callable[..., Any], wanted: str, verb: Literal["return", "remember"] = "return") -> None:
+        function = getattr(function, "func", function)  # of a functools.partial
+        code = getattr(function, "__code__", None)
+        self.place = "" if code is None else short_place(code.co_filename, code.co_firstlineno)
+        super().__init__(f"{getattr(function, '__qualname__', function)} must {verb} {wanted}")
+
+
+def kind_of(value: Any) -> str:
+    """Return what a value is, in words: the shape of a tensor, the type of anything else."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+class NoRoomError(LocalError):
+    """A node's work did not fit the accelerator's memory."""
+
+
+def divergence(losses: Sequence[Any], tensors: Tensors, count: int) -> list[str]:
+    """Return, for each of B = ``count`` nodes, where its loss or its tensors (B, ...) stopped being finite; empty: nowhere.
+
+    ``losses`` are those of the round's phases, ``tensors`` what these left.
+    """
+    found = [""] * count
+    for number, phase in enumerate(losses, 1):
+        where, table = f"phase {number}, " if len(losses) > 1 else "", phase.tables.get("loss")
+        if table is None or bool(table.isfinite().all()):
+            continue
+        for node, row in enumerate(table.tolist()):
+            step = next((step for step, value in enumerate(row) if not math.isfinite(value)), None)
+            if step is not None and not found[node]:
+                found[node] = f"{where}step {step}, loss {row[step]}"
+    for node, finite in enumerate(_finite(tensors, count)):
+        if not finite and not found[node]:
+            last = f"step {losses[-1].steps[node] - 1}, loss {float(losses[-1].last('loss')[node])}: " if losses else ""
+            found[node] = f"{last}its weights are not finite"
+    return found
+
+
+def _finite(tensors: Tensors, count: int) -> list[bool]:
+    """Return whether each node's rows of tensors (B, ...) are finite."""
+    rows = [value.detach().reshape(count, -1) for value in tensors.values() if value.numel() and value.is_floating_point()]
+    if not rows:
+        return [True] * count
+    # NaN is its own least and largest; read at once, since on a GPU reading is a wait; aminmax is 15 times slower on a CPU.
+    ends = torch.stack([end for row in rows for end in (row.amin(dim=1), row.amax(dim=1))])
+    return ends.isfinite().all(0).tolist()
+
+
+@contextmanager
+def named(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doing: str = "") -> Iterator[None]:
+    """Raise whatever goes wrong as a ``LocalError`` that says where; ``stacks`` has the stack once it is open."""
+    try:
+        yield
+    except DeadlineError:
+        raise
+    except Exception as error:
+        step = stacks[0].step if stacks else 0
+        where = f"node {', '.join(map(str, nodes))}, round {server_round}{doing}, step {step}"
+        said = f"{where}: {type(error).__name__}: {error}"
+        raise (NoRoomError(said) if _out_of_memory(error) else LocalError(f"{said} ({_place(error)})")) from error
+
+
+def _place(error: Exception) -> str:
+    """Return the file and the line, the innermost outside torch and, where there is one, outside ``TOOLS``, of a mistake."""
+    if isinstance(error, ReturnError) and error.place:
+        return error.place
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not Path(f.filename).is_relative_to(TORCH)] or frames
+    own = [f for f in outside if not any(Path(f.filename).is_relative_to(tool) for tool in TOOLS)] or outside
+    return short_place(own[-1].filename, own[-1].lineno)
+
+
+def device_lost(error: BaseException) -> bool:
+    """Whether something went wrong on a GPU after which this process cannot use it any more."""
+    said = str(error).lower()
+    return "cuda error" in said and any(words in said for words in LOST)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an accelerator's memory is full."""
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_ROOM))

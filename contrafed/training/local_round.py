@@ -1,0 +1,240 @@
+"""What a stack of nodes does when a round's messages have come: open, work or be judged, and take apart again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from contrafed.core.metrics import confusion, scores_of
+from contrafed.core.tensors import Tensors, format_of, storable
+from contrafed.training.batches import Batch
+from contrafed.training.client_stack import Memory, Stack, joined, stacked, taken_apart, unstacked
+from contrafed.training.errors import ReturnError, divergence, kind_of, named
+from contrafed.training.losses import cross_entropies
+from contrafed.training.privacy import made_private
+
+
+@dataclass
+class Update:
+    """What one node's local work produced."""
+
+    tensors: Tensors  # the declared upload
+    num_examples: int
+    metrics: dict[str, float]  # means over the examples seen in training
+    memory: Tensors  # committed only if the update succeeded
+    diverged: str = ""  # where the loss or the weights stopped being finite; such an update does not count
+
+
+@dataclass
+class Judged:
+    """How one node's models score on a part of its data; zeros where it has no example."""
+
+    num_examples: int
+    metrics: dict[str, float]  # loss and accuracy of the model that counts, NAME/loss and NAME/accuracy of others
+    model: Tensors  # the one that counts
+
+
+def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
+    """Have a client's nodes do their local work; see ``Client.update``."""
+    client.losses, stacks = [], list[Stack]()
+    with named(client.nodes, server_round, stacks):
+        rows, stack = _opened(client, received, server_round, client.memories)
+        stacks.append(stack)
+        stack.deadline = deadline
+        work = client.local_work(stack)
+        if not isinstance(work, dict):
+            raise ReturnError(client.local_work, "what is sent: return self.sent(stack)")
+        _check_sent(client, work, len(stack))
+        _check_remembered(client, stack.memory, rows)
+        work = _private(client, stack, work)
+        own = {n: v for n, v in stack.memory.opened.items() if n.startswith("own/")}
+        left = stack.params | own | {n: v for n, v in work.items() if not n.startswith("model/")}
+        diverged = divergence(client.losses, left, len(stack))
+        sent = unstacked(work, len(stack))
+        stack.memory |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.travels(n)}
+        opened = taken_apart({n: v.detach() for n, v in stack.memory.opened.items()}, len(stack))
+        metrics = _means(client, len(stack))
+    updates = []
+    for k, row in enumerate(rows):
+        # What was never asked for is what it was; a copy where it came with the message, which may be written over.
+        rest = {n: v if client.memories[k] else v.clone() for n, v in row.items() if n not in opened[k]}
+        found = rest | opened[k]
+        memory = {n: found[n] for n in stack.memory if n in found}  # in one order, whatever was asked for
+        updates.append(Update(sent[k], stack.sizes[k], metrics[k], memory, diverged[k]))
+    return updates
+
+
+def _check_sent(client: Any, work: Tensors, nodes: int) -> None:
+    """Raise ``ReturnError`` unless local work sends what the method's ``messages`` name: else no reply would count."""
+    _, declared = client.messages(client.model, client.config)
+    if more := work.keys() - declared.keys():
+        raise ReturnError(client.local_work, f"what messages declares, which {min(more)} is not")
+    for name, shape in declared.items():
+        found = tuple(work[name].shape) if name in work else "nothing"
+        if found != (nodes, *shape):
+            raise ReturnError(client.local_work, f"{name} of shape {(nodes, *shape)}, as messages declares it, not {found}")
+        if work[name].dtype not in (torch.float32, torch.float64):
+            raise ReturnError(client.local_work, f"{name} in float32 or float64, not {work[name].dtype}")
+
+
+def _check_remembered(client: Any, memory: Memory, rows: Sequence[Tensors]) -> None:
+    """Raise ``ReturnError`` where nodes begin to remember what ``fresh_memory`` lacks, or remember it in another shape.
+
+    Whether it is kept would vary; and of a value without the node axis each node would keep one row.
+    """
+    for remembered, row in zip(client.memories, rows, strict=True):
+        new = [n for n in memory if n not in row and not n.startswith(("personal/", "optimizer/"))]
+        if new and not remembered:
+            raise ReturnError(client.fresh_memory, f"a value for {', '.join(new)}, which local_work remembers")
+    for name, value in memory.opened.items():
+        found = tuple(value.shape) if isinstance(value, Tensor) else ()
+        wanted = (len(rows), *(rows[0][name].shape if name in rows[0] else found[1:]))
+        if found != wanted:
+            raise ReturnError(client.local_work, f"{name} of shape {wanted}, nodes first, not {kind_of(value)}", "remember")
+        if not storable(value):
+            raise ReturnError(client.local_work, f"what a checkpoint can hold, not {format_of(value)} for '{name}'", "remember")
+
+
+class Judging(NamedTuple):
+    """When, and on what, nodes are judged."""
+
+    split: str  # test or train: the part of their own data
+    final: bool  # whether this is the run's last evaluation
+    post_train: bool  # after the next round's local work, of which nothing is kept
+    deadline: float | None  # a moment of time.monotonic()
+    metrics: Sequence[str] = ()  # beside accuracy and loss, of contrafed.core.metrics
+
+
+def judge(
+    client: Any, received: Sequence[Tensors], server_round: int, judging: Judging, models: Sequence[Tensors] | None
+) -> list[Judged]:
+    """Score a client's nodes; see ``Client.judge``."""
+    client.losses, stacks = [], list[Stack]()
+    nodes, partition = client.nodes, client.workspace.federation.partition
+    examples = [partition.test(node) if judging.split == "test" else partition.train(node) for node in nodes]
+    metrics: list[dict[str, float]] = [{} for _ in nodes]
+    with named(nodes, server_round, stacks, ", evaluation"):
+        memories = client.memories
+        if models is not None:
+            memories = [{f"personal/{n}": v for n, v in model.items()} for model in models]
+            received = [{n: v for n, v in tensors.items() if not n.startswith("model/")} for tensors in received]
+        trains = judging.post_train and models is None
+        # Its batches and rate are those that a node has which is drawn into the next round.
+        _, stack = _opened(client, received, server_round + trains, memories)
+        stacks.append(stack)
+        stack.final, stack.deadline = judging.final, judging.deadline
+        if trains:
+            client.local_work(stack)
+        judged = client.judged(stack) if models is None else {"model": stack.params}
+        if not isinstance(judged, dict) or "model" not in judged:
+            raise ReturnError(client.judged, "a dictionary with 'model'")
+        _check_judged(client, judged, len(nodes))
+        judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
+        for name, model in judged.items():
+            totals = client.over_examples(stack, _scored(client, bool(judging.metrics)), model, stack.received, examples)
+            prefix = "" if name == "model" else f"{name}/"
+            for k, found in enumerate(metrics if judging.metrics and totals else []):
+                more = scores_of(judging.metrics, totals["confusion"][k])
+                found.update({f"{prefix}{key}": value for key, value in more.items()})
+            for key in ("loss", "accuracy"):
+                sums = totals[key].tolist() if totals else [0.0] * len(nodes)
+                for found, total, index in zip(metrics, sums, examples, strict=True):
+                    found[key if name == "model" else f"{name}/{key}"] = total / max(len(index), 1)
+    own = unstacked(judged["model"], len(nodes))
+    return [Judged(len(index), found, model) for index, found, model in zip(examples, metrics, own, strict=True)]
+
+
+def _check_judged(client: Any, judged: dict[str, Any], nodes: int) -> None:
+    """Raise ``ReturnError`` unless every model that nodes are judged by is whole: for what it lacked, others would stand in."""
+    for model, tensors in judged.items():
+        if not isinstance(tensors, dict):
+            raise ReturnError(client.judged, f"models, tensors by name, not {kind_of(tensors)} as '{model}'")
+        for name, value in client.workspace.initial.items():
+            found = kind_of(tensors[name]) if name in tensors else "nothing"
+            if found != (wanted := f"shape {(nodes, *value.shape)}"):
+                raise ReturnError(client.judged, f"whole models, {name} of {wanted} in '{model}', not {found}")
+        if more := tensors.keys() - client.workspace.initial.keys():
+            raise ReturnError(client.judged, f"models as they are, without {min(more)} in '{model}'")
+
+
+def _private(client: Any, stack: Stack, sent: Tensors) -> Tensors:
+    """Return what a stack sends, with noise where ``privacy`` has nodes add it."""
+    run = client.workspace.run
+    if run.privacy is None:
+        return sent
+    return made_private(sent, stack.received, run.privacy.config, run.seed, stack.server_round, stack.nodes)
+
+
+def _placed(client: Any) -> Callable[[Tensor], Tensor]:
+    device, dtype = client.workspace.device, client.workspace.dtype
+    return lambda tensor: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+
+def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
+    """Return what a node remembers, or what it begins with. Raises ``ReturnError`` unless that are tensors by name."""
+    if memory:
+        return memory
+    own = {f"personal/{n}": v for n, v in client.workspace.initial.items() if not client.travels(n)}
+    place = _placed(client)
+    begun = client.fresh_memory({n: place(v) for n, v in received.items()})
+    if not isinstance(begun, dict):
+        raise ReturnError(client.fresh_memory, f"a dictionary of tensors, not {kind_of(begun)}")
+    for name, value in begun.items():
+        if not isinstance(value, Tensor):
+            raise ReturnError(client.fresh_memory, f"a tensor for each name, not {kind_of(value)} for '{name}'")
+        if not storable(value):
+            raise ReturnError(client.fresh_memory, f"what a checkpoint can hold, not {format_of(value)} for '{name}'")
+    return own | begun
+
+
+def _opened(
+    client: Any, received: Sequence[Tensors], server_round: int, memories: Sequence[Tensors]
+) -> tuple[list[Tensors], Stack]:
+    """Return what each node remembers, or begins with, and the stack of what they received and remember."""
+    rows = [_remembered(client, *pair) for pair in zip(memories, received, strict=True)]
+    place = _placed(client)
+    constants = {n: joined([tensors[n] for tensors in received], place) for n in received[0]}
+    # Optimiser state of phases that some of the nodes have not been through starts at zero, as in a new optimiser.
+    kept = {n: v for row in rows for n, v in row.items() if n.startswith("optimizer/")}
+    rows = [{n: torch.zeros_like(v) for n, v in kept.items()} | row for row in rows]
+    memory = Memory(rows[0], lambda name: stacked([row[name] for row in rows], place))
+    params = {}
+    for name in client.workspace.initial:
+        source = constants.get(f"model/{name}")
+        params[name] = (memory[f"personal/{name}"] if source is None else source).clone()
+    examples = [client.workspace.federation.partition.train(node) for node in client.nodes]
+    return rows, Stack(list(client.nodes), examples, server_round, params, constants, memory)
+
+
+def _scored(client: Any, confused: bool) -> Callable[..., Tensors]:
+    """Return the function that sums one node's cross-entropy and right answers over a batch, and, if asked, its confusions.
+
+    It raises ``ReturnError`` unless there is a score for each class.
+    """
+
+    def sums(params: Tensors, batch: Batch, received: Tensors) -> Tensors:
+        with client.model.holding(params) as model:
+            features = model(batch.x)
+            scores = client.scores(features, received)
+        if not isinstance(scores, Tensor) or scores.shape != features.logits.shape:
+            wanted = tuple(features.logits.shape)
+            raise ReturnError(client.scores, f"scores of shape {wanted}, by example and class, not {kind_of(scores)}")
+        right = (scores.argmax(1) == batch.y).to(scores)
+        found = {"loss": (cross_entropies(scores, batch.y) * batch.mask).sum(), "accuracy": (right * batch.mask).sum()}
+        if confused:
+            found["confusion"] = confusion(scores.argmax(1), batch.y, batch.mask, scores.shape[1])
+        return found
+
+    return sums
+
+
+def _means(client: Any, nodes: int) -> list[dict[str, float]]:
+    """Return each node's mean losses over the examples that had them, over all phases."""
+    totals: Tensors = {}
+    for losses in client.losses:
+        for name, found in losses.sums().items():
+            totals[name] = totals[name] + found if name in totals else found
+    means = {name: (total[0] / total[1].clamp_min(1)).tolist() for name, total in totals.items()}
+    return [{name: values[k] for name, values in means.items()} for k in range(nodes)]

@@ -1,0 +1,101 @@
+"""What a node does in a round: how long, in which batches, with which optimiser."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import numpy as np
+
+from contrafed.core.errors import UserError
+from contrafed.core.schema import Range
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What a node does in a round: how long, in which batches, with which optimiser.
+
+    Exactly one of ``epochs`` (shuffled passes; the short last batch of each is kept) and ``iterations`` (minibatch steps
+    through successive shuffled passes, every batch of the full size, or of all examples of a smaller node) is set.
+    """
+
+    epochs: Annotated[int, Range(ge=0)] | None
+    iterations: Annotated[int, Range(ge=0)] | None
+    batch_size: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # a fraction: of the node's examples
+    optimizer: Literal["sgd", "adam"]
+    lr: Annotated[float, Range(gt=0)]
+    lr_decay: Annotated[float, Range(gt=0, le=1)]
+    epoch_lr_decay: Annotated[float, Range(gt=0, le=1)]
+    momentum: Annotated[float, Range(ge=0, lt=1)]
+    weight_decay: Annotated[float, Range(ge=0)]
+    proximal_weight: Annotated[float, Range(ge=0)]
+    clip_norm: Annotated[float, Range(gt=0)] | None
+    keep_optimizer: bool
+    augment: tuple[Literal["sharpness", "jitter", "posterize", "equalize", "rotation", "crop", "flip"], ...]
+    mixed_precision: bool
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.iterations is None):
+            advice = "" if self.epochs is None else "; the other is null, such as strategy.local.iterations=null"
+            raise UserError(
+                "exactly one of strategy.local.epochs and strategy.local.iterations must be set, "
+                f"got epochs={self.epochs} iterations={self.iterations}{advice}"
+            )
+
+    def batch_of(self, examples: int) -> int:
+        """Return the batch size of a node with so many examples."""
+        if isinstance(self.batch_size, float):
+            return max(1, math.ceil(round(self.batch_size * examples, 9)))  # 0.07 * 100 is 7.000000000000001
+        return self.batch_size
+
+    def steps_per_pass(self, examples: int) -> int:
+        """Return how many batches a shuffled pass over so many examples gives, at least 1."""
+        size = self.batch_of(examples)
+        return max(1, math.ceil(examples / size) if self.epochs is not None else examples // min(size, max(examples, 1)))
+
+    def steps(self, examples: int) -> int:
+        """Return the number of optimiser steps of a node with so many examples, 0 for one without."""
+        if not examples:
+            return 0
+        if self.iterations is not None:
+            return self.iterations
+        assert self.epochs is not None
+        return self.epochs * self.steps_per_pass(examples)
+
+    def batches(self, examples: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """Return the node's batches of this round: arrays of indices drawn from ``examples`` (n,)."""
+        size = self.batch_of(len(examples))
+        if self.epochs is not None:
+            orders = [rng.permutation(examples) for _ in range(self.epochs)]
+            return [order[i : i + size] for order in orders for i in range(0, len(order), size)]
+        assert self.iterations is not None
+        size = min(size, len(examples))
+        passes = math.ceil(self.iterations / (len(examples) // size))
+        whole = len(examples) // size * size
+        orders = [rng.permutation(examples)[:whole] for _ in range(passes)]
+        return list(np.concatenate(orders).reshape(-1, size)[: self.iterations]) if orders else []
+
+    def rate(self, server_round: int, epoch: int = 0) -> float:
+        """Return the learning rate of a 1-based round and a 0-based local epoch: lr * decay^(t-1) * epoch_decay^e."""
+        return self.lr * self.lr_decay ** (server_round - 1) * self.epoch_lr_decay**epoch
+
+    def total_rate(self, server_round: int, examples: int) -> float:
+        """Return the sum of the learning rates of all steps that a node with so many examples takes in a round."""
+        each = self.steps_per_pass(examples)
+        return sum(self.rate(server_round, step // each) for step in range(self.steps(examples)))
+
+    def plain(self, lr: float, epochs: int | None = None, iterations: int | None = None) -> "LocalWork":
+        """Return so much work in batches of the same size: plain SGD at a constant rate, which may be 0, on the loss alone."""
+        return replace(
+            self,
+            epochs=epochs,
+            iterations=iterations,
+            optimizer="sgd",
+            lr=lr,
+            lr_decay=1.0,
+            epoch_lr_decay=1.0,
+            momentum=0.0,
+            weight_decay=0.0,
+            proximal_weight=0.0,
+            clip_norm=None,
+            keep_optimizer=False,
+        )

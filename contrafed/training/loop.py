@@ -1,0 +1,226 @@
+"""The loop: gradients of every node at once, clipping and the optimiser's step, for the nodes that have steps left."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+
+from contrafed.core.errors import unknown
+from contrafed.core.tensors import Tensors, group
+from contrafed.training.batches import Batch, Batches
+from contrafed.training.client_stack import Stack, in_order, per_node
+from contrafed.training.errors import ReturnError, kind_of
+from contrafed.training.local_training import LocalWork
+from contrafed.training.optimizers import Optimizer
+
+PARTS = ("encoder", "projector", "classifier")  # of a model
+Loss = Callable[[Tensors, Batch, Any], dict[str, Tensor]]
+Function = Callable[[Tensors, Tensor], Any]  # one node's, of a model and images
+
+
+class Step(NamedTuple):
+    """A step that is about to be taken."""
+
+    stack: Stack  # the nodes that still train, as views
+    batch: Batch
+    frozen: dict[str, Any]  # what frozen models make of the batch
+    number: int  # from 0, within the phase
+    batches: Batches  # the whole phase's
+
+
+class Phase(NamedTuple):
+    """What is trained for some steps, and how: what ``Client.train`` was asked for."""
+
+    work: LocalWork
+    parts: tuple[str, ...]
+    loss: Loss
+    constants: Tensors
+    frozen: Mapping[str, tuple[Function, Tensors]]
+    each_step: Callable[[Step], dict[str, Any]] | None
+    repeat: int  # how many steps each batch is taken
+    purpose: str
+
+    def in_order(self, order: Sequence[int]) -> "Phase":
+        """Return the phase for the nodes in another order."""
+        frozen = {name: (function, in_order(model, order)) for name, (function, model) in self.frozen.items()}
+        return self._replace(constants=in_order(self.constants, order), frozen=frozen)
+
+
+class Losses:
+    """Each node's losses at every step of a phase, and how many examples are behind them."""
+
+    def __init__(self, steps: list[int], counts: Tensor, rows: Sequence[dict[str, Tensor]]) -> None:
+        """``rows`` has a step's losses (b,) of the b nodes that took it; ``counts`` (B, S) the examples at each step."""
+        self.steps, self.counts = steps, counts
+        self.tables = {name: torch.zeros_like(counts) for row in rows[:1] for name in row}  # (B, S), 0 where a node had left
+        for step, row in enumerate(rows):
+            for name, values in row.items():
+                self.tables[name][: len(values), step] = values
+
+    def in_order(self, order: Sequence[int]) -> "Losses":
+        """Return the losses with the nodes in another order."""
+        found = Losses([self.steps[k] for k in order], in_order({"counts": self.counts}, order)["counts"], ())
+        found.tables = in_order(self.tables, order)
+        return found
+
+    def last(self, name: str) -> Tensor:
+        """Return a loss at each node's last step (B,); 0 where there was none."""
+        return self.mean(name, [min(steps, 1) for steps in self.steps])
+
+    def sums(self) -> dict[str, Tensor]:
+        """Return, by name, each node's sum over examples, and last how many these are (2, B)."""
+        counts = self.counts.double()
+        return {name: torch.stack([(table.double() * counts).sum(1), counts.sum(1)]) for name, table in self.tables.items()}
+
+    def mean(self, name: str, last: Sequence[int] | None = None) -> Tensor:
+        """Return a loss's mean over the examples of each node's ``last`` steps (B,), or of all; 0 where there was none."""
+        number = torch.arange(self.counts.shape[1], device=self.counts.device)
+        first = [0] * len(self.steps) if last is None else [all_ - some for all_, some in zip(self.steps, last, strict=True)]
+        counts = self.counts * (number >= torch.tensor(first, device=number.device).unsqueeze(1))
+        table = self.tables.get(name, torch.zeros_like(counts))  # a phase that learned nothing has none
+        return (table * counts).sum(1) / counts.sum(1).clamp_min(1)
+
+
+def train(client: Any, stack: Stack, phase: Phase) -> Losses:
+    """Train ``phase.parts`` of ``stack.params`` in place, the nodes sorted by the phase's steps and put back after it."""
+    if fault := parts_fault(phase.parts, {*PARTS, *map(part_of, stack.params)}):
+        raise TypeError(f"the parts to train{fault}")
+    steps = [phase.work.steps(size) for size in stack.sizes]
+    for name, value in phase.constants.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (len(stack),):
+            raise TypeError(f"constants['{name}'] must be nodes first, ({len(stack)}, ...), not {kind_of(value)}")
+    order = sorted(range(len(stack)), key=lambda k: -steps[k])
+    if order == list(range(len(stack))):
+        return _train(client, stack, phase)
+    ordered = stack.ordered(order)
+    try:
+        losses = _train(client, ordered, phase.in_order(order))
+    finally:
+        stack.step = ordered.step
+    stack.take_back(ordered, order)
+    return losses.in_order([order.index(k) for k in range(len(stack))])
+
+
+def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
+    work, rows = phase.work, list[dict[str, Tensor]]()
+    batches = Batches.drawn(client.workspace, work, stack, phase.purpose)
+    learning = [name for name in stack.params if part_of(name) in phase.parts]
+    if not batches.index.numel() or not learning:
+        return Losses(batches.steps, batches.counts, rows)
+    # Where no gradient passes the encoder and images come again, its outputs stand in for them.
+    encoder = {n: v.detach() for n, v in stack.params.items() if part_of(n) == "encoder"}
+    fixed_encoder = encoder and not any("/" in name or name in encoder for name in learning)
+    inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat else None
+    tables = {name: batches.table(function, model) for name, (function, model) in phase.frozen.items()}
+    kept = group(stack.memory, f"optimizer/{phase.purpose}") if work.keep_optimizer else {}
+    optimizer = Optimizer(work, stack.server_round, stack.sizes, {n: stack.params[n] for n in learning}, kept)
+    for steps, alive in batches.stretches():
+        part = stack.first(alive)
+        # Leaves over the stack's storage: a step in place is a step of the stack.
+        part.params = {n: v.detach().requires_grad_(n in learning) for n, v in part.params.items()}
+        fixed = {n: v[:alive] for n, v in phase.constants.items()}
+        for step, again in product(steps, range(phase.repeat)):
+            stack.check_deadline()
+            stack.step = part.step = step * phase.repeat + again
+            if not again:
+                batch = batches.at(step, alive, inputs)
+                frozen = {name: table.at(step, alive) for name, table in tables.items()}
+            given = frozen
+            if phase.each_step is not None:
+                with torch.no_grad():
+                    given = _nodes_first(phase.each_step, Step(part, batch, frozen, part.step, batches))
+            rows.append(gradients(phase.loss, part.params, batch, given | fixed))
+            if other := rows[0].keys() ^ rows[-1].keys():
+                raise ReturnError(phase.loss, f"the same names at every step of a phase, not '{min(other)}' at some")
+            with torch.no_grad():
+                take_step(work, optimizer, part, learning, step)
+    if work.keep_optimizer:
+        stack.memory |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.kept().items()}
+    taken = [steps * phase.repeat for steps in batches.steps]
+    return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows)
+
+
+def _nodes_first(each_step: Callable[[Step], dict[str, Any]], step: Step) -> dict[str, Any]:
+    """Return what ``each_step`` gives the loss. Raises ``ReturnError`` unless it is by name and its tensors are (B, ...)."""
+    given = each_step(step)
+    if not isinstance(given, dict):
+        raise ReturnError(each_step, f"a dictionary by name, not {kind_of(given)}")
+    for name, value in given.items():
+        if isinstance(value, Tensor) and value.shape[:1] != (len(step.stack),):
+            raise ReturnError(each_step, f"'{name}' nodes first, ({len(step.stack)}, ...), not {kind_of(value)}")
+    return given
+
+
+def take_step(work: LocalWork, optimizer: Optimizer, stack: Stack, learning: list[str], step: int) -> None:
+    """Pull towards the received model, clip, move what is ``learning``, and forget its gradients."""
+    moving = {name: stack.params[name] for name in learning}
+    grads = {name: leaf.grad for name, leaf in moving.items() if leaf.grad is not None}
+    if work.proximal_weight:  # the gradient of mu/2 |w - W|^2
+        for name, grad in grads.items():
+            if (received := stack.received.get(f"model/{name}")) is not None:
+                grad.add_(moving[name] - received, alpha=work.proximal_weight)
+    if work.clip_norm is not None:
+        for prefix in {name.rpartition("/")[0] for name in grads}:  # where a node trains several models, each by itself
+            clip([grad for name, grad in grads.items() if name.rpartition("/")[0] == prefix], work.clip_norm)
+    optimizer.step(moving, step)
+    for leaf in moving.values():
+        leaf.grad = None
+
+
+def part_of(name: str) -> str:
+    """Return the part of a tensor's name: ``encoder`` of ``encoder.conv.weight``, ``own`` of ``own/encoder.conv.weight``."""
+    return name.partition("/")[0] if "/" in name else name.partition(".")[0]
+
+
+def parts_fault(parts: Any, known: Iterable[str]) -> str:
+    """Return what is wrong with ``parts``, as the end of a sentence; nothing for a tuple of ``known`` parts."""
+    if not isinstance(parts, tuple):
+        return f" must be a tuple of parts of the model, such as ('encoder',), got {parts!r}"
+    return next((f": {unknown('part of the model', part, known)}" for part in parts if part not in known), "")
+
+
+def gradients(loss: Loss, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
+    """Give what requires one its gradient; returns each node's losses (B,)."""
+    if len(batch.y) > 1:
+        losses = vmap(lambda *one: scalars(loss, loss(*one)))(params, batch, constants)
+        minimised(loss, losses).sum().backward()
+        return {name: value.detach() for name, value in losses.items()}
+    # A lone node's leaves have no node axis: taking it off within the graph costs autograd a view a tensor.
+    leaves = {n: v.detach()[0].requires_grad_(v.requires_grad) for n, v in params.items()}
+    losses = scalars(loss, loss(leaves, *tree_map(lambda v: v[0], (batch, constants))))
+    minimised(loss, losses).backward()
+    for name, leaf in leaves.items():
+        if leaf.requires_grad:
+            params[name].grad = None if leaf.grad is None else leaf.grad.unsqueeze(0)
+    return {name: value.detach().unsqueeze(0) for name, value in losses.items()}
+
+
+def scalars(loss: Loss, losses: Any) -> dict[str, Tensor]:
+    """Return one node's losses, which ``loss`` returned. Raises ``ReturnError`` unless they are scalar tensors by name."""
+    if not isinstance(losses, dict) or "loss" not in losses:
+        raise ReturnError(loss, "a dictionary with 'loss'")
+    for name, value in losses.items():
+        if not isinstance(value, Tensor) or value.dim():
+            raise ReturnError(loss, f"a scalar tensor for each name, not {kind_of(value)} for '{name}'")
+    if not losses["loss"].is_floating_point():
+        raise ReturnError(loss, f"a floating-point number as 'loss', not {losses['loss'].dtype}")
+    return losses
+
+
+def minimised(loss: Loss, losses: dict[str, Tensor]) -> Tensor:
+    """Return the loss that is minimised, of one node's or of a stack's. Raises ``ReturnError`` where it has no gradient."""
+    if not losses["loss"].requires_grad:
+        raise ReturnError(loss, "a 'loss' with a gradient: this one depends on nothing that is trained")
+    return losses["loss"]
+
+
+def clip(grads: list[Tensor], limit: float) -> None:
+    """Scale each node's gradient so that its norm over all tensors is at most ``limit``."""
+    square = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0)
+    factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
+    for grad in grads:
+        grad.mul_(per_node(factor, grad))

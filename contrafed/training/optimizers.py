@@ -1,0 +1,86 @@
+"""torch's optimisers over tensors with a node axis."""
+
+from itertools import groupby
+
+import torch
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from contrafed.core.tensors import Tensors
+from contrafed.training.local_training import LocalWork
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch.optim.Adam's defaults
+
+
+class Optimizer:
+    """SGD or Adam. Both act element by element, so that nodes of one learning rate and step count are one call.
+
+    ``state`` holds momenta (B, ...) by ``KIND/NAME``. A node's learning rate follows its own epoch.
+    """
+
+    def __init__(self, work: LocalWork, server_round: int, sizes: list[int], params: Tensors, kept: Tensors) -> None:
+        """Optimise ``params`` (B, ...) of nodes with so many examples, going on from ``kept``, which may be empty."""
+        self.work, self.server_round = work, server_round
+        self.passes = [work.steps_per_pass(size) for size in sizes]
+        self.kinds = ("first", "second") if work.optimizer == "adam" else ("momentum",) if work.momentum else ()
+        self.state: Tensors = {}
+        for kind in self.kinds:
+            for name, value in params.items():
+                key = f"{kind}/{name}"
+                self.state[key] = kept[key] if key in kept else torch.zeros_like(value)
+        self.taken: list[int] = kept["taken"].tolist() if "taken" in kept else [0] * len(sizes)
+
+    def step(self, params: Tensors, step: int) -> None:
+        """Move the first nodes' ``params``, leaves (B, ...) with gradients; one without a gradient stays."""
+        names = [name for name, leaf in params.items() if leaf.grad is not None]
+        count = len(next(iter(params.values())))
+        clocks = [(self.work.rate(self.server_round, step // self.passes[k]), self.taken[k]) for k in range(count)]
+        for (rate, taken), same in groupby(range(count), clocks.__getitem__):
+            rows = list(same)
+            part = slice(rows[0], rows[-1] + 1)
+            leaves = [params[name].detach()[part] for name in names]
+            grads = [grad[part] for name in names if (grad := params[name].grad) is not None]
+            state = [[self.state[f"{kind}/{name}"][part] for name in names] for kind in self.kinds]
+            if self.work.optimizer == "adam":
+                self._adam(leaves, grads, state, rate, taken)
+            else:
+                self._sgd(leaves, grads, state, rate)
+        self.taken[:count] = [taken + 1 for taken in self.taken[:count]]
+
+    def _sgd(self, leaves: list[torch.Tensor], grads: list[torch.Tensor], state: list[list[torch.Tensor]], rate: float) -> None:
+        sgd(
+            leaves,
+            grads,
+            list(state[0]) if state else [None] * len(leaves),
+            lr=rate,
+            momentum=self.work.momentum,
+            weight_decay=self.work.weight_decay,
+            dampening=0,
+            nesterov=False,
+            maximize=False,
+        )
+
+    def _adam(
+        self, leaves: list[torch.Tensor], grads: list[torch.Tensor], state: list[list[torch.Tensor]], rate: float, taken: int
+    ) -> None:
+        first, second = state
+        taken_each = [torch.tensor(float(taken)) for _ in leaves]
+        adam(
+            leaves,
+            grads,
+            first,
+            second,
+            [],
+            taken_each,
+            lr=rate,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPSILON,
+            weight_decay=self.work.weight_decay,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def kept(self) -> Tensors:
+        """Return what a node remembers of its optimiser, with a leading B."""
+        return self.state | {"taken": torch.tensor(self.taken)}

@@ -1,0 +1,153 @@
+"""What a process holds to run nodes of one experiment: the data, the model's shape, and the method's node half."""
+
+import inspect
+import textwrap
+from functools import lru_cache
+from typing import Any
+
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor
+
+from contrafed.core import registry
+from contrafed.core.client_run import Choice, NodeRun
+from contrafed.core.errors import UserError
+from contrafed.core.split_model import SplitModel, build_model
+from contrafed.data.federation import Federation, load_federation
+from contrafed.training.loop import PARTS, parts_fault
+
+# How many examples an evaluation takes at a time, over all nodes of a stack. On a CPU activations then fit its cache. An
+# accelerator needs more: as many as hold EVALUATION_NUMBERS numbers together, and at most 1,024.
+EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2**22
+
+
+def client_class_of(strategy: Choice) -> Any:
+    """Return the ``Client`` class of a node half. Raises ``UserError`` where what it shares is no part of a model, or fails."""
+    found: Any = registry.only_subclass(strategy.module, NumPyClient, "contrafed.training.base.Client")
+    if not hasattr(found, "shared_parts"):
+        raise UserError(f"{strategy.module.__name__}: {found.__name__} must inherit contrafed.training.base.Client")
+    half = f"strategy={strategy.name}: {found.__name__}"
+    with registry.blamed(f"{half}.shared_parts", inspect.getfile(found)):
+        parts = found.shared_parts(strategy.config)
+    where = f"{half}.{'shared' if parts is found.shared else 'shared_parts'}"
+    if fault := parts_fault(parts, PARTS):
+        raise UserError(where + fault)
+    return found
+
+
+class Workspace:
+    """The data set on its device, the partition, the model, and the hyper-parameters of the node half.
+
+    One per process and experiment; nodes are index ranges into it. The model's own parameters serve only as a template:
+    every computation passes its parameters in.
+    """
+
+    def __init__(
+        self,
+        run: NodeRun,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        federation: Federation | None = None,
+        model: SplitModel | None = None,
+    ) -> None:
+        self.run = run
+        self.seed = run.seed
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.federation = federation or load_federation(run)
+        self.client_class = client_class_of(run.strategy)
+        self.config = run.strategy.config
+        data = self.federation.data
+        self.model = model or make_model(run, self.federation)
+        self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
+        # Of models in evaluation mode torch fuses transformer layers, which then have no gradient in a stack.
+        torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]
+        self.initial: dict[str, Tensor] = dict(self.model.named_parameters())
+        # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
+        # Without a copy where the images are so in memory already.
+        try:
+            self.x, self.y = data.x.to(self.device).permute(0, 2, 3, 1).contiguous(), data.y.to(self.device)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"the images take {data.x.nbytes / 1e9:.1f} GB, for which the GPU has no room: engine=local engine.device=cpu, "
+                "a smaller dataset.fraction, or with engine=ray fewer engine.workers and a larger engine.gpus_per_worker"
+            ) from error
+        fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // self.x[0].numel())) if len(self.x) else 1
+        self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else fitting
+        # (x/255 - mean) / std as one multiplication and one addition; a factor per number of an image, since a vector
+        # operation over three channels at a time is five times as slow.
+        mean = torch.tensor(data.mean, dtype=dtype, device=self.device)
+        std = torch.tensor(data.std, dtype=dtype, device=self.device)
+        every = torch.zeros(self.x.shape[1:], dtype=dtype, device=self.device)
+        self.scale, self.shift = every + 1 / (255 * std), every - mean / std
+
+    def images(self, index: Tensor) -> Tensor:
+        """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""
+        return self.normalised(self.x.index_select(0, index.reshape(-1)).unflatten(0, index.shape))
+
+    def normalised(self, raw: Tensor) -> Tensor:
+        """Return images (..., C, H, W) of raw ones (..., H, W, C) uint8."""
+        return raw.to(self.dtype).mul_(self.scale).add_(self.shift).movedim(-1, -3)
+
+    def labels(self, index: Tensor) -> Tensor:
+        """Return labels (...) of the examples ``index`` (...)."""
+        return self.y.index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+def make_model(run: NodeRun, federation: Federation) -> SplitModel:
+    """Build the model for a federation's images, its initial weights drawn from the seed."""
+    data = federation.data
+    _, channels, height, width = data.x.shape
+    return build_model(run.model, channels, (height, width), data.num_classes, run.seed)
+
+
+def default_device() -> str:
+    """Return ``cuda`` where this process sees a GPU, else ``cpu``. Raises ``UserError`` for a GPU that does not compute."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    if fault := fault_of("cuda"):
+        raise UserError(
+            f"the GPU cannot be used ({fault}); engine=local engine.device=cpu does without, as does all with "
+            "CUDA_VISIBLE_DEVICES= in the environment"
+        )
+    return "cuda"
+
+
+def fault_of(device: str | None) -> str:
+    """Return why a device does not do what a run asks of it, empty where it does.
+
+    It may not be there, have no double precision (Apple's), or be too old for this PyTorch, which shows with its first sum.
+    """
+    try:
+        (torch.zeros(1, dtype=torch.float64, device=device) + 1).item()
+    except (RuntimeError, AssertionError, TypeError) as error:
+        return textwrap.shorten(str(error), 100, placeholder=" ...") or type(error).__name__
+    return ""
+
+
+@lru_cache(maxsize=1)
+def workspace_for(settings: str, own: tuple[int, str] | None = None) -> Workspace:
+    """Return this process's ``Workspace`` for the JSON that a message brought, made once and kept until another is asked for.
+
+    ``own``: which node has data of its own, and where.
+    """
+    if settings in _installed:
+        return _installed[settings]
+    run = NodeRun.from_json(settings)
+    return Workspace(run, device=default_device(), federation=load_federation(run, own))
+
+
+_installed: dict[str, Workspace] = {}
+
+
+def install(settings: str, workspace: Workspace) -> None:
+    """Let ``workspace_for(settings)`` return ``workspace``: how an engine chooses the device and shares data by reference."""
+    uninstall()
+    _installed[settings] = workspace
+
+
+def uninstall() -> None:
+    """Forget every workspace, so that its memory is free for the next run."""
+    _installed.clear()
+    workspace_for.cache_clear()

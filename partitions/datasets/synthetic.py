@@ -1,0 +1,74 @@
+"""Images in the place of a data set that is downloaded, of its shape and classes: from an npz, or drawn."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from contrafed.core.errors import UserError
+from contrafed.core.randomness import generator
+from contrafed.data.images import GENERATED, Common, ImageData, make_images
+from contrafed.partitions.datasets import npz
+
+# Height, width, channels and classes.
+SHAPES = {
+    "mnist": (28, 28, 1, 10),
+    "fashion_mnist": (28, 28, 1, 10),
+    "emnist": (28, 28, 1, 47),
+    "femnist": (28, 28, 1, 62),
+    "cifar10": (32, 32, 3, 10),
+    "cifar100": (32, 32, 3, 100),
+    "cinic10": (32, 32, 3, 10),
+    "svhn": (32, 32, 3, 10),
+    "tiny_imagenet": (64, 64, 3, 200),
+}
+
+# Images that are drawn, at least, for training and for testing: as many of each class.
+TRAINING, TESTING = 3000, 500
+
+
+@dataclass(frozen=True)
+class Downloaded(Common):
+    """What the ``Config`` of every data set that is downloaded inherits."""
+
+    root: str
+    download: bool
+    path: str | None
+
+
+def in_place(config: Downloaded, name: str, at_hand: bool, num_classes: int | None = None) -> ImageData | None:
+    """Return the images that ``dataset.path`` puts in a data set's place, None where there are none.
+
+    Drawn ones (``path=generated``) only where the data set itself is not at hand. ``num_classes`` is fewer than the data set's
+    where only some are used. Raises ``UserError`` for an npz of another shape or number of classes.
+    """
+    if config.path is None or (config.path == GENERATED and at_hand):
+        return None
+    if name not in SHAPES:
+        raise UserError(f"dataset.path goes with {', '.join(SHAPES)}, not with dataset={name}, whose images it cannot know")
+    height, width, channels, classes = SHAPES[name]
+    classes = num_classes or classes
+    if config.path == GENERATED:
+        return replace(drawn(name, (height, width, channels), classes), stand_in=GENERATED)
+    shared = {"merge_splits": config.merge_splits, "normalize": config.normalize, "fraction": config.fraction}
+    data = npz.load(npz.Config(**shared, path=config.path, num_classes=None, test_fraction=0.25, split_seed=0), "npz")  # type: ignore[arg-type]
+    found = (*data.x.shape[2:], data.x.shape[1], data.num_classes)
+    if found != (height, width, channels, classes):
+        raise UserError(
+            f"dataset.path: images of {config.path} have {found[0]}x{found[1]} pixels, {found[2]} channels and {found[3]} "
+            f"classes; dataset={name} has {height}x{width}, {channels} and {classes}"
+        )
+    return replace(data, stand_in=config.path)
+
+
+def drawn(name: str, shape: tuple[int, int, int], classes: int) -> ImageData:
+    """Return images (H, W, C) of a smooth pattern for each class under noise, the same whenever they are drawn."""
+    rng = generator(0, f"stand-in for {name}")
+    height, width, channels = shape
+    coarse = rng.uniform(64, 192, (classes, 4, 4, channels))
+    patterns = coarse.repeat(-(-height // 4), 1).repeat(-(-width // 4), 2)[:, :height, :width]
+    each = [-(-count // classes) for count in (TRAINING, TESTING)]
+    y = np.concatenate([np.tile(np.arange(classes), count) for count in each])
+    x = patterns[y] + rng.normal(0, 40, (len(y), *shape))
+    return make_images(
+        x.clip(0, 255).astype(np.uint8), y, np.repeat([False, True], [classes * count for count in each]), classes
+    )
