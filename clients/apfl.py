@@ -8,14 +8,14 @@ from torch import Tensor
 
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
-from contrafed.training.base import PARTS, Batch, Client, LocalWork, Stack, Step, Tensors, per_node
+from contrafed.training.base import PARTS, Batch, Client, LocalTraining, Stack, Step, Tensors, per_node
 
 
 @dataclass(frozen=True)
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork
+    local: LocalTraining
     alpha: Annotated[float, Range(ge=0, le=1)]  # the personal model's share, at first
     adaptive: bool  # whether each node moves its alpha, once a round
 

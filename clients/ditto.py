@@ -5,14 +5,14 @@ from typing import Annotated
 
 from contrafed.core.schema import Range
 from contrafed.core.tensors import named
-from contrafed.training.base import Client, LocalWork, Stack, Tensors
+from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
 
 @dataclass(frozen=True)
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork
+    local: LocalTraining
     pull_weight: Annotated[float, Range(ge=0)]  # lambda
 
 

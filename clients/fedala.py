@@ -11,14 +11,14 @@ from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
 
 
 @dataclass(frozen=True)
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork
+    local: LocalTraining
     layers: Annotated[int, Range(ge=1)]  # p, the last so many are blended
     share: Annotated[float, Range(gt=0, le=1)]  # s, of the node's examples
     blend_lr: Annotated[float, Range(gt=0)]  # eta

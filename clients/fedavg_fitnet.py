@@ -9,7 +9,7 @@ from torch import Tensor
 
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import masked_mean
 
 
@@ -17,7 +17,7 @@ from contrafed.training.losses import masked_mean
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork
+    local: LocalTraining
     hint_weight: Annotated[float, Range(ge=0)]
     levels: Annotated[int, Range(ge=1)] | Literal["last"]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from contrafed.clients.fedper import HEADS
 from contrafed.core.schema import Range
-from contrafed.training.base import PARTS, Client, LocalWork, Stack, Tensors
+from contrafed.training.base import PARTS, Client, LocalTraining, Stack, Tensors
 from contrafed.training.tuning import tuned
 
 
@@ -13,7 +13,7 @@ from contrafed.training.tuning import tuned
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork
+    local: LocalTraining
     head: Literal["classifier", "projector_classifier"]
     tune: Literal["head", "all"]  # or the whole model
     tune_epochs: Annotated[int, Range(ge=0)]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from contrafed.clients.fedper import HEADS, FedPerClient
 from contrafed.core.schema import Range
-from contrafed.training.base import PARTS, LocalWork, Stack, Tensors
+from contrafed.training.base import PARTS, LocalTraining, Stack, Tensors
 from contrafed.training.tuning import tuned
 
 
@@ -13,7 +13,7 @@ from contrafed.training.tuning import tuned
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork
+    local: LocalTraining
     head: Literal["classifier", "projector_classifier"]
     tune: Literal["all", "head"]
     tune_epochs: Annotated[int, Range(ge=0)]

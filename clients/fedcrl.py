@@ -9,7 +9,7 @@ from torch import Tensor
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
-from contrafed.training.base import PARTS, Batch, Client, LocalWork, Losses, Shapes, Stack, Tensors, per_node
+from contrafed.training.base import PARTS, Batch, Client, LocalTraining, Losses, Shapes, Stack, Tensors, per_node
 from contrafed.training.losses import masked_mean, prototype_contrast
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -18,7 +18,7 @@ from contrafed.training.prototypes import prototype_table, with_prototypes
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork
+    local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]  # alpha; 0: w/o CRL
     temperature: Annotated[float, Range(gt=0)]  # tau_CL
     blend_rate: Annotated[float, Range(ge=0)]  # gamma

@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import Tensor
 
 from contrafed.core.schema import Range
-from contrafed.training.base import Batch, Client, LocalWork, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Tensors
 from contrafed.training.losses import decorrelation
 
 
@@ -14,7 +14,7 @@ from contrafed.training.losses import decorrelation
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork
+    local: LocalTraining
     decorrelation_weight: Annotated[float, Range(ge=0)]  # beta
 
 

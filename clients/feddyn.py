@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import squared_distance
 
 
@@ -16,7 +16,7 @@ from contrafed.training.losses import squared_distance
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork
+    local: LocalTraining
     proximal_weight: Annotated[float, Range(gt=0)]  # alpha
 
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contrafed.core.split_model import SplitModel
-from contrafed.training.base import Client, LocalWork, Shapes, Stack, Tensors
+from contrafed.training.base import Client, LocalTraining, Shapes, Stack, Tensors
 
 
 @dataclass(frozen=True)
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork
+    local: LocalTraining
     scale_rate: bool  # the server's local schedule
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import Tensor
 
 from contrafed.core.schema import Range
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import without
 from contrafed.training.prototypes import class_counts
 
@@ -15,7 +15,7 @@ from contrafed.training.prototypes import class_counts
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork
+    local: LocalTraining
     calibration: Annotated[float, Range(ge=0)]  # tau
 
 

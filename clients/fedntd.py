@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import kl, masked_mean, without
 
 
@@ -16,7 +16,7 @@ from contrafed.training.losses import kl, masked_mean, without
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork
+    local: LocalTraining
     task_weight: Annotated[float, Range(ge=0)]  # of the cross-entropy
     distil_weight: Annotated[float, Range(ge=0)]  # beta
     temperature: Annotated[float, Range(gt=0)]  # tau

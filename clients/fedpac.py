@@ -10,7 +10,7 @@ from torch import Tensor
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
-from contrafed.training.base import Batch, Client, LocalWork, Shapes, Stack, Tensors, per_node
+from contrafed.training.base import Batch, Client, LocalTraining, Shapes, Stack, Tensors, per_node
 from contrafed.training.losses import masked_mean
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -19,7 +19,7 @@ from contrafed.training.prototypes import prototype_table, with_prototypes
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork  # of the body phase; the head phase differs in its length and rate
+    local: LocalTraining  # of the body phase; the head phase differs in its length and rate
     head_epochs: Annotated[int, Range(ge=0)]
     head_lr: Annotated[float, Range(gt=0)]
     align_weight: Annotated[float, Range(ge=0)]  # lambda
@@ -89,7 +89,7 @@ class FedPACClient(Client):
         return {"model": stack.params | self._mixed_head(stack), "trained": stack.params | group(stack.memory, "trained")}
 
     @property
-    def _head_work(self) -> LocalWork:
+    def _head_work(self) -> LocalTraining:
         return replace(self.config.local, epochs=self.config.head_epochs, iterations=None, lr=self.config.head_lr)
 
     def work_of(self, examples: int) -> int:

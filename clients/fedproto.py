@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features, SplitModel
-from contrafed.training.base import Batch, Client, LocalWork, Shapes, Stack, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Shapes, Stack, Tensors
 from contrafed.training.losses import masked_mean
 from contrafed.training.prototypes import prototype_table, with_prototypes
 
@@ -17,7 +17,7 @@ from contrafed.training.prototypes import prototype_table, with_prototypes
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork
+    local: LocalTraining
     prototype_weight: Annotated[float, Range(ge=0)]  # lambda
     predict: Literal["prototype", "head"]  # by the nearest global prototype, or by the classifier
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from contrafed.core.schema import Range
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import squared_distance
 
 
@@ -14,7 +14,7 @@ from contrafed.training.losses import squared_distance
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork
+    local: LocalTraining
     proximal_weight: Annotated[float, Range(ge=0)]  # mu
 
 
@@ -25,7 +25,7 @@ class FedProxClient(Client):
     """
 
     @classmethod
-    def solver(cls, config: Any) -> LocalWork:
+    def solver(cls, config: Any) -> LocalTraining:
         """Both pulls go to W."""
         return replace(config.local, proximal_weight=config.local.proximal_weight + config.proximal_weight)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
 from contrafed.training.losses import masked_mean, unit, without
 
 
@@ -18,7 +18,7 @@ from contrafed.training.losses import masked_mean, unit, without
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork
+    local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]
     penalty_weight: Annotated[float, Range(ge=0)]  # beta, in Equation 5
     negative_weight: Annotated[float, Range(gt=0)]  # beta, in the released code

@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 
 from contrafed.clients.fedper import HEADS, FedPerClient
 from contrafed.core.schema import Range
-from contrafed.training.base import Client, LocalWork, Stack, Tensors
+from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
 
 @dataclass(frozen=True)
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork  # of the body phase; the head phase differs in its length alone
+    local: LocalTraining  # of the body phase; the head phase differs in its length alone
     head_epochs: Annotated[int, Range(ge=0)]  # tau_h
     head: Literal["classifier", "projector_classifier"]
     eval_head_refresh: bool  # whether the run's last evaluation also judges nodes by heads fitted to the final body
@@ -45,7 +45,7 @@ class FedRepClient(FedPerClient):
         return {"model": left, "refit": stack.params}
 
     @property
-    def _head_work(self) -> LocalWork:
+    def _head_work(self) -> LocalTraining:
         return replace(self.config.local, epochs=self.config.head_epochs, iterations=None)
 
     def work_of(self, examples: int) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import cosine, masked_mean
 
 
@@ -16,7 +16,7 @@ from contrafed.training.losses import cosine, masked_mean
 class Config:
     """Hyper-parameters of the node half."""
 
-    local: LocalWork
+    local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]  # mu
     temperature: Annotated[float, Range(gt=0)]  # tau
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import grad
 
 from contrafed.core.schema import Range
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 
 BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 2}  # that a step takes, one after the other
 
@@ -17,7 +17,7 @@ BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 2}  # that a step takes
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork  # lr: b; iterations: tau
+    local: LocalTraining  # lr: b; iterations: tau
     inner_lr: Annotated[float, Range(ge=0)]  # a, of the step before the one that counts, and before judging
     gradient: Literal["first_order", "hessian_free", "exact"]  # without second derivatives, with differences, with them
     difference: Annotated[float, Range(gt=0)]  # delta of hessian_free
@@ -35,7 +35,7 @@ class PerFedAvgClient(Client):
     own_model = True
 
     @classmethod
-    def solver(cls, config: Any) -> LocalWork:
+    def solver(cls, config: Any) -> LocalTraining:
         """Batches are several."""
         return replace(config.local, batch_size=BATCHES[config.gradient] * config.local.batch_size)
 

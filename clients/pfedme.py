@@ -8,7 +8,7 @@ from torch import Tensor
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
 from contrafed.training.losses import squared_distance
 
 
@@ -16,7 +16,7 @@ from contrafed.training.losses import squared_distance
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork  # lr: eta_p; iterations: R, the batches of a round
+    local: LocalTraining  # lr: eta_p; iterations: R, the batches of a round
     pull_weight: Annotated[float, Range(ge=0)]  # lambda
     inner_steps: Annotated[int, Range(ge=1)]  # K
     outer_lr: Annotated[float, Range(gt=0)]  # eta
@@ -74,7 +74,7 @@ class PFedMeClient(Client):
         return {"model": stack.remembered("own")}
 
     @classmethod
-    def solver(cls, config: Config) -> LocalWork:
+    def solver(cls, config: Config) -> LocalTraining:
         """theta has the pull to w alone."""
         return replace(config.local, proximal_weight=0.0)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
-from contrafed.training.base import Batch, Client, LocalWork, Stack, Step, Tensors
+from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
 from contrafed.training.client_stack import each_image
 from contrafed.training.losses import EPSILON, contrast, cosines, masked_mean
 
@@ -23,7 +23,7 @@ TIE = 1e-6
 class Config:
     """Hyper-parameters of the node half; the paper's symbol beside each."""
 
-    local: LocalWork
+    local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]  # lambda; 0 is the ablation w/o MCT
     temperature: Annotated[float, Range(gt=0)]  # tau
     buffer_size: Annotated[int, Range(ge=0)]  # N

@@ -9,7 +9,7 @@ from contrafed.core.errors import UserError
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg
 from contrafed.strategies.fedavg import Weights as Config
-from contrafed.training.local_training import LocalWork
+from contrafed.training.local_training import LocalTraining
 
 __all__ = ["Config", "FedNova"]
 
@@ -41,7 +41,7 @@ class FedNova(FedAvg):
         return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
 
 
-def path_length(work: LocalWork, server_round: int, examples: int) -> float:
+def path_length(work: LocalTraining, server_round: int, examples: int) -> float:
     """Return how far SGD goes in a round on a constant gradient of 1, in units of its first rate; 0 without steps."""
     moved, speed, first, each = 0.0, 0.0, work.rate(server_round), work.steps_per_pass(examples)
     for step in range(work.steps(examples)):

@@ -19,7 +19,7 @@ from contrafed.data.images import ImageData
 from contrafed.data.partition import Partition
 from contrafed.engines.grid import LocalGrid
 from contrafed.server.base import Population, strategy_class_of
-from contrafed.training.local_training import LocalWork
+from contrafed.training.local_training import LocalTraining
 from contrafed.training.workspace import Workspace, install, uninstall
 
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
@@ -52,11 +52,11 @@ def strategy_settings(name, **changes):
 
 
 def work_of(**changes):
-    """A LocalWork of the defaults in conf/strategy/_local.yaml with changes."""
+    """A LocalTraining of the defaults in conf/strategy/_local.yaml with changes."""
     files = [OmegaConf.load(registry.CONF / "strategy" / f"{name}.yaml") for name in ("_recipe", "_local")]
     defaults = OmegaConf.to_container(OmegaConf.merge(*files))
     del defaults["defaults"]  # Hydra's list
-    return LocalWork(**defaults | {"augment": ()} | changes)
+    return LocalTraining(**defaults | {"augment": ()} | changes)
 
 
 class Schedule:

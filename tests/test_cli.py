@@ -20,7 +20,7 @@ from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError
 from contrafed.runs.sweep import expand
-from contrafed.training.local_training import LocalWork
+from contrafed.training.local_training import LocalTraining
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
@@ -207,7 +207,7 @@ def test_the_top_level_keys_and_every_rule_have_their_defaults_in_yaml():
         assert len(text) > 10, name
         values = config_of("strategy=fedavg", f"strategy.server={name}")["strategy"]
         assert defaults_of(server_of(values).module.Config) == [], name
-    assert defaults_of(Top) == defaults_of(LocalWork) == []
+    assert defaults_of(Top) == defaults_of(LocalTraining) == []
 
 
 def defaults_of(config):

@@ -20,13 +20,13 @@ NODE = """
 from dataclasses import dataclass
 from typing import Annotated
 
-from contrafed.training.base import Client, LocalWork
+from contrafed.training.base import Client, LocalTraining
 from contrafed.core.schema import Range
 
 
 @dataclass(frozen=True)
 class Config:
-    local: LocalWork
+    local: LocalTraining
     scale: Annotated[float, Range(gt=0)]
 
 

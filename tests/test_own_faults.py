@@ -173,7 +173,8 @@ def test_a_node_half_has_a_recipe_of_local_training(monkeypatch):
     choice = resolve(config_of("strategy=fedavg")).node.strategy
     bare = make_dataclass("Config", ["rho"], frozen=True)(0.5)
     with pytest.raises(
-        UserError, match=r"Config of contrafed.clients.fedavg must have `local: LocalWork` of contrafed.training.local_training"
+        UserError,
+        match=r"Config of contrafed.clients.fedavg must have `local: LocalTraining` of contrafed.training.local_training",
     ):
         _check_recipe(replace(choice, config=bare), num_rounds=1)
 

@@ -223,12 +223,12 @@ def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
 
 def _check_recipe(strategy: Choice, num_rounds: int) -> None:
     """Raise ``UserError`` for no recipe, for one that is not the plain SGD a method needs, and for a rate that comes to 0."""
-    from contrafed.training.local_training import LocalWork
+    from contrafed.training.local_training import LocalTraining
     from contrafed.training.workspace import client_class_of
 
     reason, local = client_class_of(strategy).plain_sgd, getattr(strategy.config, "local", None)
-    if not isinstance(local, LocalWork):
-        wanted = "must have `local: LocalWork` of contrafed.training.local_training, the recipe of local training"
+    if not isinstance(local, LocalTraining):
+        wanted = "must have `local: LocalTraining` of contrafed.training.local_training, the recipe of local training"
         raise UserError(f"strategy={strategy.name}: Config of {strategy.module.__name__} {wanted}")
     if reason and (local.optimizer != "sgd" or local.momentum):
         wanted = "strategy.local.optimizer=sgd and strategy.local.momentum=0"

@@ -23,7 +23,7 @@ from contrafed.training.batches import Batch, Batches
 from contrafed.training.client_stack import Stack, each_node, per_node
 from contrafed.training.errors import DeadlineError, LocalError, NoRoomError
 from contrafed.training.local_round import Judged, Update
-from contrafed.training.local_training import LocalWork
+from contrafed.training.local_training import LocalTraining
 from contrafed.training.loop import PARTS, Function, Loss, Losses, Step
 from contrafed.training.losses import cross_entropy
 from contrafed.training.workspace import Workspace
@@ -36,7 +36,7 @@ __all__ = [
     "DeadlineError",
     "Judged",
     "LocalError",
-    "LocalWork",
+    "LocalTraining",
     "Losses",
     "NoRoomError",
     "Shapes",
@@ -54,7 +54,7 @@ Shapes = dict[str, tuple[int, ...]]
 class Config:
     """Hyper-parameters of a node half that has none of its own beside the local work."""
 
-    local: LocalWork
+    local: LocalTraining
 
 
 class Client(NumPyClient):
@@ -122,9 +122,9 @@ class Client(NumPyClient):
         return features.logits
 
     @classmethod
-    def solver(cls, config: Any) -> LocalWork:
+    def solver(cls, config: Any) -> LocalTraining:
         """Return the recipe that trains what is sent, for rules that divide by its length."""
-        recipe: LocalWork = config.local
+        recipe: LocalTraining = config.local
         return recipe
 
     def work_of(self, examples: int) -> int:
@@ -139,7 +139,7 @@ class Client(NumPyClient):
         *,
         params: Tensors | None = None,
         examples: Sequence[np.ndarray] | None = None,
-        work: LocalWork | None = None,
+        work: LocalTraining | None = None,
         parts: tuple[str, ...] = PARTS,
         loss: Loss | None = None,
         constants: Tensors | None = None,

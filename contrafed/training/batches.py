@@ -15,7 +15,7 @@ from contrafed.core.randomness import generator, torch_generator
 from contrafed.core.tensors import Tensors
 from contrafed.training.augment import augmented, draw_augmentation
 from contrafed.training.client_stack import Stack, each_image
-from contrafed.training.local_training import LocalWork
+from contrafed.training.local_training import LocalTraining
 
 
 class Batch(NamedTuple):
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 class Source(NamedTuple):
     """Whose batches were drawn, and from which stream."""
 
-    work: LocalWork
+    work: LocalTraining
     nodes: list[int]
     server_round: int
     purpose: str
@@ -59,7 +59,7 @@ class Batches:
         self.augmented: Tensor | None = None  # (B, S, b, H, W, C) uint8: the phase's images where they are changed
 
     @classmethod
-    def drawn(cls, workspace: Any, work: LocalWork, stack: Stack, purpose: str) -> "Batches":
+    def drawn(cls, workspace: Any, work: LocalTraining, stack: Stack, purpose: str) -> "Batches":
         """Draw the batches of a phase, with dropout and augmentation."""
         known = zip(stack.examples, stack.nodes, strict=True)
         about = (workspace.seed, purpose, stack.server_round)
@@ -187,7 +187,7 @@ class Table(NamedTuple):
 
 
 def draw_batches(
-    work: LocalWork, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int
+    work: LocalTraining, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int
 ) -> list[np.ndarray]:
     """Return a node's batches of a round, a pure function of (seed, purpose, round, node)."""
     if not work.steps(len(examples)):  # making a generator takes 40 us, a seventh of such a node

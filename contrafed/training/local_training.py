@@ -11,7 +11,7 @@ from contrafed.core.schema import Range
 
 
 @dataclass(frozen=True)
-class LocalWork:
+class LocalTraining:
     """What a node does in a round: how long, in which batches, with which optimiser.
 
     Exactly one of ``epochs`` (shuffled passes; the short last batch of each is kept) and ``iterations`` (minibatch steps
@@ -83,7 +83,7 @@ class LocalWork:
         each = self.steps_per_pass(examples)
         return sum(self.rate(server_round, step // each) for step in range(self.steps(examples)))
 
-    def plain(self, lr: float, epochs: int | None = None, iterations: int | None = None) -> "LocalWork":
+    def plain(self, lr: float, epochs: int | None = None, iterations: int | None = None) -> "LocalTraining":
         """Return so much work in batches of the same size: plain SGD at a constant rate, which may be 0, on the loss alone."""
         return replace(
             self,

@@ -14,7 +14,7 @@ from contrafed.core.tensors import Tensors, group
 from contrafed.training.batches import Batch, Batches
 from contrafed.training.client_stack import Stack, in_order, per_node
 from contrafed.training.errors import ReturnError, kind_of
-from contrafed.training.local_training import LocalWork
+from contrafed.training.local_training import LocalTraining
 from contrafed.training.optimizers import Optimizer
 
 PARTS = ("encoder", "projector", "classifier")  # of a model
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 class Phase(NamedTuple):
     """What is trained for some steps, and how: what ``Client.train`` was asked for."""
 
-    work: LocalWork
+    work: LocalTraining
     parts: tuple[str, ...]
     loss: Loss
     constants: Tensors
@@ -155,7 +155,7 @@ def _nodes_first(each_step: Callable[[Step], dict[str, Any]], step: Step) -> dic
     return given
 
 
-def take_step(work: LocalWork, optimizer: Optimizer, stack: Stack, learning: list[str], step: int) -> None:
+def take_step(work: LocalTraining, optimizer: Optimizer, stack: Stack, learning: list[str], step: int) -> None:
     """Pull towards the received model, clip, move what is ``learning``, and forget its gradients."""
     moving = {name: stack.params[name] for name in learning}
     grads = {name: leaf.grad for name, leaf in moving.items() if leaf.grad is not None}

@@ -7,7 +7,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from contrafed.core.tensors import Tensors
-from contrafed.training.local_training import LocalWork
+from contrafed.training.local_training import LocalTraining
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch.optim.Adam's defaults
 
@@ -18,7 +18,7 @@ class Optimizer:
     ``state`` holds momenta (B, ...) by ``KIND/NAME``. A node's learning rate follows its own epoch.
     """
 
-    def __init__(self, work: LocalWork, server_round: int, sizes: list[int], params: Tensors, kept: Tensors) -> None:
+    def __init__(self, work: LocalTraining, server_round: int, sizes: list[int], params: Tensors, kept: Tensors) -> None:
         """Optimise ``params`` (B, ...) of nodes with so many examples, going on from ``kept``, which may be empty."""
         self.work, self.server_round = work, server_round
         self.passes = [work.steps_per_pass(size) for size in sizes]
