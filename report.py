@@ -1,4 +1,4 @@
-"""Tables and figures of finished runs: ``python report.py DIR...``. An installed package has the command ``contrafed-report``."""
+"""Tables and figures of finished runs: ``python report.py DIR...``. Installed, it is the command ``contrafed-report``."""
 
 from contrafed.report_command import command
 

@@ -343,7 +343,8 @@ def split_of(stage, width=16):
         ),
         (
             split_of(lambda: nn.Linear(8, 16)),
-            "mine.build must return a contrafed.core.split_model.SplitModel whose classifier gets (2, 16) of 2 images, got (2, 1, 8, 16); "
+            "mine.build must return a contrafed.core.split_model.SplitModel "
+            "whose classifier gets (2, 16) of 2 images, got (2, 1, 8, 16); "
             "nn.Flatten() makes a row of each image",
         ),
         (split_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), width=17), "gets (2, 17) of 2 images, got (2, 16)"),

@@ -135,7 +135,8 @@ def raises(cls, config, node, participation):
         (classmethod(raises), "strategy.server=fedavg: FedAvg.check: KeyError: 'x' (tests/test_own_faults.py, line "),
         (
             raises,
-            "contrafed.strategies.fedavg: FedAvg.check must take (config, node, participation), as FederatedStrategy.check does, a class",
+            "contrafed.strategies.fedavg: FedAvg.check must take (config, node, participation), "
+            "as FederatedStrategy.check does, a class",
         ),
     ],
 )
@@ -172,10 +173,8 @@ def test_what_a_node_half_declares_are_two_tables_of_shapes(monkeypatch, message
 def test_a_node_half_has_a_recipe_of_local_training(monkeypatch):
     choice = resolve(config_of("strategy=fedavg")).node.strategy
     bare = make_dataclass("Config", ["rho"], frozen=True)(0.5)
-    with pytest.raises(
-        UserError,
-        match=r"Config of contrafed.clients.fedavg must have `local: LocalTraining` of contrafed.training.local_training",
-    ):
+    said = r"Config of contrafed.clients.fedavg must have `local: LocalTraining` of contrafed.training.local_training"
+    with pytest.raises(UserError, match=said):
         _check_recipe(replace(choice, config=bare), num_rounds=1)
 
 

@@ -94,14 +94,16 @@ def said(found):
             "model",
             r"width, num_classes\)\)",
             "width, 3))",
-            "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel with 10 outputs (num_classes), got 3",
+            "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel "
+            "with 10 outputs (num_classes), got 3",
         ),
         (
             "model",
             r"nn.ReLU\(\), nn.MaxPool",
             "nn.BatchNorm2d(config.channels), nn.MaxPool",
             "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel without buffers, "
-            "got encoder.tails.0.0.running_mean; normalise with contrafed.core.split_model.group_norm, and make constants in forward",
+            "got encoder.tails.0.0.running_mean; "
+            "normalise with contrafed.core.split_model.group_norm, and make constants in forward",
         ),
         (
             "model",

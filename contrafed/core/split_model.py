@@ -238,7 +238,8 @@ def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
     unsized = [name for name, value in model.named_parameters() if nn.parameter.is_lazy(value)]
     if unsized:
         raise UserError(
-            f"{said} whose layers know their sizes, got {unsized[0]} without; contrafed.core.split_model.features_of counts them"
+            f"{said} whose layers know their sizes, got {unsized[0]} without; "
+            "contrafed.core.split_model.features_of counts them"
         )
     buffers = [name for name, _ in model.named_buffers()]
     if buffers:
