@@ -29,11 +29,11 @@ from hydra.errors import HydraException
 
 from contrafed.config import grid
 from contrafed.config.compose import CHOICE_GROUPS, as_choices, choice_key, grid_of, own_folder
-from contrafed.core.errors import RunStopped, UserError
-from contrafed.runs.setup import LATEST
-from contrafed.runs.output.folder import CLAIM, finished, held, make_folder, numbered, taken, taken_by_a_run
 from contrafed.config.run_config import Run
 from contrafed.config.yamls import choices_of, parse
+from contrafed.core.errors import RunStopped, UserError
+from contrafed.runs.output.folder import CLAIM, finished, held, make_folder, numbered, taken, taken_by_a_run
+from contrafed.runs.setup import LATEST
 
 OUTPUTS = Path("outputs")
 POLL = 0.5  # seconds between two looks at what another process does
@@ -206,8 +206,8 @@ class Sweep:
 
     def _run(self, job: Job, run: Run) -> None:
         from contrafed.runs import checkpoint
-        from contrafed.runs.run import run as run_one
         from contrafed.runs.output import print_summary
+        from contrafed.runs.run import run as run_one
 
         there = self._past(job, run)
         if there is None and self._begins_elsewhere(job, run):
