@@ -29,7 +29,7 @@ GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine"
 # which replies count.
 HOW_IT_RUNS = (
     "output_dir", "verbose", "engine", "tracker", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
-    "wait_for_nodes",
+    "wait_for_nodes", "objective",
 )  # fmt: skip
 RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
 PLACE_KEYS = ("dataset.root", "dataset.download")  # where data lie, which no number depends on either
@@ -69,6 +69,7 @@ class Top:
     evaluate_only: str | None
     wait_for_nodes: Annotated[float, Range(gt=0)] | None
     output_dir: str
+    objective: str | None
     verbose: bool
 
     @property

@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
+from contrafed.config.compose import find_choices
 from contrafed.config.run_config import HOW_IT_RUNS, counts, read_config
-from contrafed.config.yamls import rule_of
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.core.metrics import ACCURACY
@@ -284,7 +284,9 @@ def composition(strategy: Mapping[str, Any]) -> str:
 @lru_cache
 def _own_server(name: str) -> str | None:
     """Return a method's own server rule, None where it has none to replace; of somebody else's method the plainest."""
-    return rule_of(name, None) if (registry.CONF / "strategy" / f"{name}.yaml").is_file() else "fedavg"
+    if name not in registry.choices("strategy"):
+        return "fedavg"
+    return find_choices(f"strategy={name}").get("strategy/server")
 
 
 def placeless(value: Any) -> Any:

@@ -13,18 +13,18 @@ from dataclasses import asdict
 
 import numpy as np
 
+from contrafed.config.run_config import Run
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import Tensors
+from contrafed.data.federation import Federation
 from contrafed.report.covariance import spread
 from contrafed.report.deviation import deviation
 from contrafed.report.weights import METRIC
-from contrafed.training.workspace import Workspace
-from contrafed.core.errors import UserError
-from contrafed.core.tensors import Tensors
 from contrafed.runs.evaluation import judging, representations, score, test_examples
-from contrafed.data.federation import Federation
 from contrafed.runs.output import RunRecorder
-from contrafed.config.run_config import Run
 from contrafed.server.base import FederatedStrategy, Replies
 from contrafed.server.checks import weights_of
+from contrafed.training.workspace import Workspace
 
 
 class Logged:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from contrafed.core import registry
-from contrafed.core.errors import UserError
 from contrafed.core.client_run import Choice
+from contrafed.core.errors import UserError
 
 
 @dataclass(frozen=True)
