@@ -1,4 +1,4 @@
 """The Hydra groups, shipped as package data."""
 
 if __name__ == "conf":
-    raise ImportError("this package is imported as contrafed.conf")
+    raise ImportError("'conf' is no package of its own. Fix: import contrafed.conf")

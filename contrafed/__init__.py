@@ -1,8 +1,11 @@
 """Contrafed: contrastive and personalised federated learning on Flower.
 
-Everything is imported from here on: ``contrafed.clients.moon``, ``contrafed.strategies.pmfl``. Authors of methods and notebooks
-need the names below only: ``from contrafed import Client, FederatedStrategy, LocalTraining``, ``run(compose("strategy=pmfl"))``.
-They are loaded on first use, so that a mistake on the command line is answered before torch is imported.
+The public interface for authors of methods and for notebooks::
+
+    from contrafed import Client, FederatedStrategy, LocalTraining, Config, compose, run, UserError
+
+These names are loaded on first use. So a mistake on the command line is answered before torch is imported. Everything else is
+imported by its place: ``contrafed.clients.moon``, ``contrafed.strategies.pmfl``, ``contrafed.training.losses``.
 """
 
 from importlib import import_module
@@ -13,19 +16,21 @@ if TYPE_CHECKING:
     from contrafed.core.errors import UserError
     from contrafed.runs.run import compose, run
     from contrafed.server.base import FederatedStrategy
-    from contrafed.training.base import Client, LocalTraining
+    from contrafed.training.base import Client, Config
+    from contrafed.training.local_training import LocalTraining
 
-# In a checkout and in a Flower app bundle clients/, strategies/ and the other folders are beside this package. A wheel has
-# them inside it.
+__all__ = ["Client", "Config", "FederatedStrategy", "LocalTraining", "UserError", "compose", "run"]
+
+# In a checkout and in a Flower app bundle, clients/, strategies/, models/, partitions/ and conf/ lie beside this package. In a
+# wheel they lie in it.
 if not (Path(__file__).parent / "clients").is_dir():
     __path__.append(str(Path(__file__).resolve().parent.parent))
 
-__all__ = ["Client", "FederatedStrategy", "LocalTraining", "UserError", "compose", "run"]
-
-_HOMES = {
+_MODULES = {
     "Client": "contrafed.training.base",
+    "Config": "contrafed.training.base",
     "FederatedStrategy": "contrafed.server.base",
-    "LocalTraining": "contrafed.training.base",
+    "LocalTraining": "contrafed.training.local_training",
     "UserError": "contrafed.core.errors",
     "compose": "contrafed.runs.run",
     "run": "contrafed.runs.run",
@@ -33,6 +38,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'contrafed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

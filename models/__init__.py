@@ -1,4 +1,4 @@
 """Split networks: encoder, projector, classifier."""
 
 if __name__ == "models":
-    raise ImportError("this package is imported as contrafed.models")
+    raise ImportError("'models' is no package of its own. Fix: import contrafed.models")

@@ -1,4 +1,4 @@
 """The strategy of every method."""
 
 if __name__ == "strategies":
-    raise ImportError("this package is imported as contrafed.strategies")
+    raise ImportError("'strategies' is no package of its own. Fix: import contrafed.strategies")

@@ -139,7 +139,8 @@ KNOWN_BEFORE_ANY_IMPORT = [
 
 def test_a_mistake_is_answered_before_torch_flower_or_ray_are_imported():
     code = f"""
-import sys, main
+import sys
+from contrafed import command
 for arguments in {KNOWN_BEFORE_ANY_IMPORT!r}:
     sys.argv = ["main.py", *arguments]
     assert command.main() == (0 if arguments == ["--help"] else 2), arguments

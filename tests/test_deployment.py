@@ -24,7 +24,7 @@ from contrafed.runs.run import run
 from contrafed.runs.setup import deployed
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("core", "contrafed", "strategies", "clients", "models", "partitions", "simulation", "conf")
+PACKAGES = ("contrafed", "strategies", "clients", "models", "partitions", "conf", "hydra_plugins")
 ROUNDS = 6
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 SMALL = (
@@ -260,14 +260,48 @@ def test_a_node_that_is_not_known_is_refused(federation, tmp_path, how, says):
     assert "SuperNode ID" not in log
 
 
-def test_the_fab_holds_what_a_node_needs_and_nothing_else(tmp_path):
-    app = app_folder(tmp_path / "app")
-    subprocess.run([command("flwr"), "build"], cwd=app, env=os.environ | QUIET, check=True, capture_output=True)
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """The Flower app bundle that ``flwr build`` makes."""
+    app = app_folder(tmp_path_factory.mktemp("bundle") / "app")
+    built = subprocess.run([command("flwr"), "build"], cwd=app, env=os.environ | QUIET, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
     (fab,) = app.glob("*.fab")
-    names = set(zipfile.ZipFile(fab).namelist())
-    ours = {str(p.relative_to(app)) for d in PACKAGES for p in (app / d).rglob("*") if p.suffix in (".py", ".yaml")}
+    return zipfile.ZipFile(fab)
+
+
+def test_the_fab_holds_what_a_node_needs_and_nothing_else(bundle):
+    names = set(bundle.namelist())
+    ours = {str(p.relative_to(ROOT)) for d in PACKAGES for p in (ROOT / d).rglob("*") if p.suffix in (".py", ".yaml")}
     assert names - ours <= {"pyproject.toml", "LICENSE", "README.md", ".info/CONTENT"}
     assert ours <= names
+
+
+def test_the_fab_is_imported_and_trains(bundle, tmp_path):
+    """As Flower does it: unpacked, with its folder first on the path and the apps by their names in pyproject.toml."""
+    bundle.extractall(tmp_path / "app")
+    code = """
+import sys
+from importlib import import_module
+from pathlib import Path
+import tomllib
+app = Path(sys.argv.pop(1))
+sys.path.insert(0, str(app))
+for name in tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"].values():
+    module, _, attribute = name.partition(":")
+    assert getattr(import_module(module), attribute)
+from contrafed.command import command
+try:
+    command()
+finally:
+    ours = [m for name, m in sys.modules.items() if name.partition(".")[0] == "contrafed"]
+    assert "contrafed.clients.pmfl" in sys.modules
+    assert all(Path(m.__file__).is_relative_to(app) for m in ours if m.__file__)
+"""
+    asked = [sys.executable, "-c", code, str(tmp_path / "app"), "strategy=pmfl", *SMALL, "num_rounds=1", "output_dir=here"]
+    done = subprocess.run(asked, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "\n1,global,test,accuracy," in (tmp_path / "here" / "metrics.csv").read_text()
 
 
 def test_overrides_of_a_deployment_are_checked(tmp_path):

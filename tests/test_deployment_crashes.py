@@ -185,7 +185,7 @@ ARRAYS = {
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_two_gigabytes_cost_that_reply_alone(tmp_path, federation, kind):
     """Node 1 puts 2 GiB into its reply of round 2, or says so: that reply alone is lost, and no ServerApp grows by them."""
-    path, out, highest = federation.folder / "app" / "clients" / "node" / "app.py", tmp_path / "run", {}
+    path, out, highest = federation.folder / "app" / "contrafed" / "client_app" / "app.py", tmp_path / "run", {}
     array, failed, rejected = ARRAYS[kind]
     text = path.read_text()
     assert text.count(HONEST) == 1

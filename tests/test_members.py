@@ -75,7 +75,10 @@ def test_a_node_whose_data_set_is_not_the_servers_is_refused(tmp_path):
         run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedavg")
 
 
-ON_NO_DEVICE = ("ray", "hydra", "omegaconf", "matplotlib", "pandas", "tensorboard", "contrafed", "strategies", "simulation")
+# Packages, and rooms of the framework, that a device imports nothing of.
+PACKAGES = ("ray", "hydra", "omegaconf", "matplotlib", "pandas", "tensorboard")
+ROOMS = ("server", "engines", "config", "runs", "report", "deploy", "strategies", "command")
+ON_NO_DEVICE = (*PACKAGES, *(f"contrafed.{room}" for room in ROOMS))
 
 
 def test_a_node_imports_none_of_what_only_servers_and_simulations_need():

@@ -322,16 +322,3 @@ def test_folders_that_cannot_be_are_one_line(home):
     write(home / "yamls" / "strategy" / "fedavg.yaml", METHOD)
     with pytest.raises(UserError, match=r"strategy/fedavg.yaml has the name of one of Contrafed's own; give it another"):
         compose_job(["strategy=mine"], home / "yamls")
-
-
-@pytest.mark.parametrize("name", ["models", "core"])
-def test_a_foreign_file_that_hides_one_of_our_packages_is_named(tmp_path, name):
-    write(tmp_path / f"{name}.py", "x = 1")
-    write(tmp_path / "script.py", "import contrafed")
-    asked, env = [sys.executable, "script.py"], os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, env=env)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        f"ImportError: contrafed needs its own package '{name}', but {tmp_path}/{name}.py hides it: "
-        "rename that file, or start from another folder"
-    )

@@ -1,8 +1,5 @@
 """A folder of YAMLs of one's own: what is misspelt, misplaced or without its code is one line that names it."""
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -169,18 +166,3 @@ def test_a_case_of_an_experiment_whose_keys_were_deleted_sets_nothing(home):
 def test_who_leaves_its_rule_is_what_hydra_composes(name):
     choices = composed([f"strategy={name}"], None, return_hydra_config=True).hydra.runtime.choices
     assert (rule_of(name, None) is not None) == ("strategy/server" in choices)
-
-
-@pytest.mark.parametrize(
-    "command", ["from contrafed.command import command; command()", "from contrafed.report_command import command; command()"]
-)
-@pytest.mark.parametrize(("file", "what"), [("models/__init__.py", "folder"), ("core.py", "file")])
-def test_the_commands_name_what_hides_one_of_our_packages(tmp_path, file, what, command):
-    write(tmp_path / "own" / file, "")
-    name, hidden = file.split("/")[0].removesuffix(".py"), tmp_path / "own" / file.split("/")[0]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "own"), str(ROOT)])}
-    asked = [sys.executable, "-c", command, "strategy=fedavg"]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=300)
-    way = f"rename that {what}, or take {tmp_path / 'own'} off PYTHONPATH"
-    assert done.stderr == f"error: contrafed needs its own package '{name}', but {hidden} hides it: {way}\n"
-    assert (done.returncode, done.stdout) == (2, "")

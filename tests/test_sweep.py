@@ -210,7 +210,7 @@ PUBLISHED = {
 
 def rows_of(paper, table):
     """The published rows of a table, as (dataset, setting, method, metric)."""
-    with (registry.CONF.parent / "contrafed" / "analysis" / "published" / f"{paper}.csv").open(newline="") as file:
+    with (registry.CONF.parent / "contrafed" / "report" / "published" / f"{paper}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] not in ELSEWHERE]
     return {tuple(row[key] for key in ("dataset", "setting", "method", "metric")) for row in rows}
 
