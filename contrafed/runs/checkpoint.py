@@ -23,11 +23,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from contrafed.core.schema import dotted, plain_numbers
+from contrafed.config.run_config import HOW_IT_RUNS, ORIGIN, counts
 from contrafed.core.disk import sync
 from contrafed.core.errors import UserError
+from contrafed.core.schema import dotted, plain_numbers
 from contrafed.core.tensors import Tensors, group, read, write
-from contrafed.config.run_config import HOW_IT_RUNS, ORIGIN, counts
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 

@@ -12,14 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from contrafed.training.workspace import Workspace
-from contrafed.core.weighted_sum import cores
+from contrafed.config.run_config import Run
 from contrafed.core.errors import UserError
 from contrafed.core.metrics import beside_accuracy, confusion, scores_of
-from contrafed.core.tensors import Tensors
 from contrafed.core.split_model import SplitModel
+from contrafed.core.tensors import Tensors
+from contrafed.core.weighted_sum import cores
 from contrafed.data.federation import Federation
-from contrafed.config.run_config import Run
+from contrafed.training.workspace import Workspace
 
 # In a run's folder.
 MODEL_FILE = "model.safetensors"

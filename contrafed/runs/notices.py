@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from contrafed.training.workspace import Workspace
-from contrafed.core.privacy import gaussian
 from contrafed.config.run_config import Run
+from contrafed.core.privacy import gaussian
 from contrafed.engines.attack import Attackers
+from contrafed.training.workspace import Workspace
 
 
 def said_of_scale(run: Run, workspace: Workspace) -> str:

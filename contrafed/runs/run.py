@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 
 from contrafed.config.compose import compose_job
 from contrafed.core.errors import UserError
-from contrafed.runs.setup import checked, with_folder
 from contrafed.runs.output import alone
+from contrafed.runs.setup import checked, with_folder
 
 
 def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig:
@@ -42,11 +42,11 @@ def run(
     if wanted.node.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
     # After checked(), which sets what Flower and Ray read when they are imported.
-    from contrafed.training.workspace import make_model
-    from contrafed.runs.evaluation import initial_file, initial_model
     from contrafed.data.federation import load_federation
-    from contrafed.runs.server_app import app_for
     from contrafed.engines.job import Job
+    from contrafed.runs.evaluation import initial_file, initial_model
+    from contrafed.runs.server_app import app_for
+    from contrafed.training.workspace import make_model
 
     federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data or a file leaves none behind
     initial_model(dict(make_model(wanted.node, federation).named_parameters()), initial_file(wanted))

@@ -9,15 +9,15 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from contrafed.runs import checkpoint
+from contrafed.config.run_config import Run
 from contrafed.core.disk import told_in_one_line
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.engines.device_grid import DeviceGrid
-from contrafed.runs.output import alone, print_summary
-from contrafed.runs.session import OnRound, Session
-from contrafed.config.run_config import Run
 from contrafed.engines.flower import FlowerGrid
 from contrafed.engines.grid import RunGrid
+from contrafed.runs import checkpoint
+from contrafed.runs.output import alone, print_summary
+from contrafed.runs.session import OnRound, Session
 
 # Seconds between two looks at how many nodes a simulation has.
 POLL = 1.0

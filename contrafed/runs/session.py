@@ -12,33 +12,34 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-from contrafed.runs import checkpoint
-from contrafed.report.traffic import BYTES, FORMULAS, formula
-from contrafed.training.base import PARTS
-from contrafed.training.workspace import Workspace, workspace_for
+from contrafed.config.run_config import Run
 from contrafed.core import codec
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.metrics import beside_accuracy
 from contrafed.core.privacy import central, gaussian
 from contrafed.core.tensors import Tensors
-from contrafed.runs.evaluation import evaluate, initial_file, initial_model, test_examples
-from contrafed.runs.diagnostics import Logged
+from contrafed.core.tracker import Tracked
 from contrafed.data.participation import make_participation
+from contrafed.engines.attack import attacked
+from contrafed.engines.client_registry import Members
+from contrafed.engines.grid import RunGrid
+from contrafed.report.traffic import BYTES, FORMULAS, formula
+from contrafed.runs import checkpoint
+from contrafed.runs.diagnostics import Logged
+from contrafed.runs.early_stopping import Stopping
+from contrafed.runs.evaluation import evaluate, initial_file, initial_model, test_examples
+from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
 from contrafed.runs.output import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.runs.output.provenance import commit, hardware
-from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
-from contrafed.config.run_config import Run
-from contrafed.engines.attack import attacked
-from contrafed.engines.grid import RunGrid
-from contrafed.engines.client_registry import Members
-from contrafed.runs.early_stopping import Stopping
+from contrafed.runs.trackers import Followed
 from contrafed.server import checks
 from contrafed.server.accountant import Budget
 from contrafed.server.aggregation import make_aggregation
 from contrafed.server.base import FederatedStrategy, Population, Round, strategy_class_of
 from contrafed.server.privacy import protected
 from contrafed.server.replies import AROUND
-from contrafed.runs.trackers import Followed, Tracked
+from contrafed.training.base import PARTS
+from contrafed.training.workspace import Workspace, workspace_for
 
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
 OnRound = Callable[[int, dict[str, float]], None]

@@ -9,10 +9,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from contrafed.config.compose import compose_job, plain
+from contrafed.config.run_config import Run, resolve
 from contrafed.core.errors import UserError, nearest
+from contrafed.core.run_folder import read_config
 from contrafed.runs.output import claim_folder, quiet_libraries
 from contrafed.runs.output.folder import finished
-from contrafed.config.run_config import Run, read_config, resolve
 
 LATEST = "latest"
 
