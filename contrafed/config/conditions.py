@@ -17,8 +17,9 @@ from contrafed.config.grid import (
     read_conditions,
 )
 from contrafed.config.overrides import SERVER, hydra_key, parse_overrides
-from contrafed.config.run_config import EVALUATION_KEYS, HOW_IT_RUNS, SCORING_KEYS, counts, read_config
+from contrafed.config.run_config import EVALUATION_KEYS, HOW_IT_RUNS, SCORING_KEYS, counts
 from contrafed.core.errors import UserError, unknown
+from contrafed.core.run_folder import read_config
 from contrafed.core.schema import dotted
 
 # What a command line may set beside an experiment and still have its setting.

@@ -13,10 +13,10 @@ from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from contrafed.config.run_config import read_config
 from contrafed.core import codec
 from contrafed.core.client_run import NodeRun
 from contrafed.core.errors import UserError
+from contrafed.core.run_folder import read_config
 from contrafed.data.federation import Federation
 from contrafed.data.own import facts_of
 from contrafed.engines.client_registry import Members, Registry

@@ -15,10 +15,11 @@ from typing import Any
 import pandas as pd
 
 from contrafed.config.compose import find_choices
-from contrafed.config.run_config import HOW_IT_RUNS, counts, read_config
+from contrafed.config.run_config import HOW_IT_RUNS, counts
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.core.metrics import ACCURACY
+from contrafed.core.run_folder import read_config
 from contrafed.core.schema import dotted, plain_numbers
 from contrafed.runs.output.series import points_of, summary_of_curves
 

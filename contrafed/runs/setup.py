@@ -9,8 +9,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from contrafed.config.compose import compose_job, to_plain
-from contrafed.config.run_config import Run, read_config, resolve
+from contrafed.config.run_config import Run, resolve
 from contrafed.core.errors import UserError, nearest
+from contrafed.core.run_folder import read_config
 from contrafed.runs.output import claim_folder, quiet_libraries
 from contrafed.runs.output.folder import finished
 
