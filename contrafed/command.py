@@ -3,102 +3,137 @@
     python main.py strategy=pmfl participation=markovian
     python main.py -m strategy=fedavg,moon,pmfl participation=bernoulli,markovian,cyclic seed=0,1
 
-Installed, it is the command ``contrafed`` as well. ``--help`` lists every choice. Exit status: 0 all runs finished, 1 a run
-failed, 2 a mistake in what was asked for, 130 Ctrl-C.
+It is a ``@hydra.main`` program with all of Hydra's options, launchers and sweepers. Installed, it is the command ``contrafed``
+as well. ``--help`` lists every choice. Exit status: 0 all runs finished, 1 a run failed, 2 a mistake in what was asked for, 130
+Ctrl-C.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import traceback
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import hydra
+import hydra._internal.hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from contrafed.config.command_line import check_jobs, help_text, read, shown
-from contrafed.config.compose import as_choices, compose_job, own_folder
-from contrafed.config.run_config import Run
+from contrafed.config.command_line import check_arguments, help_text, order_arguments, read_arguments
+from contrafed.config.compose import expand_jobs
+from contrafed.config.loader import ConfigLoader
+from contrafed.config.overrides import one_line
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.registry import CONF
 from contrafed.core.stdio import outliving
-from contrafed.runs.output import print_summary, quiet_libraries, versions
-from contrafed.runs.output.folder import held
-from contrafed.runs.setup import check_latest, names_folder
-from contrafed.runs.sweep import Sweep, expand, part, take_shard
+from contrafed.runs.output import quiet_libraries, versions
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-def show(_: DictConfig) -> None:
-    """Let Hydra show what ``--info`` asks for; runs nothing."""
+def run_job(config: DictConfig) -> float | None:
+    """Run one job of Hydra's and return its objective. In a sweep it raises what ends the job, else it ends the process."""
+    try:
+        return train(config)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        status = report_error(error)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        raise SystemExit(status) from None
+
+
+def train(config: DictConfig) -> float | None:
+    """Run a composed configuration in the folder that Hydra names. Raises ``UserError`` and ``RunStopped``."""
+    from contrafed.runs.launch import run_in_folder
+
+    job = HydraConfig.get()
+    quiet_libraries(config.verbose)
+    overrides = [str(line) for line in job.overrides.task]
+    if job.mode == RunMode.MULTIRUN:
+        return run_in_folder(config, Path(os.path.relpath(job.runtime.output_dir)), named=True, unique=True)
+    named = any(line.lstrip("+").startswith("output_dir=") for line in overrides) or any(
+        str(line).startswith("hydra.run.dir=") for line in job.overrides.hydra
+    )
+    if (several := len(expand_jobs(overrides, next(_config_dirs(job), None)))) > 1:
+        print(f"this is one of {several} jobs: this line with -m runs them all", flush=True)
+    return run_in_folder(config, Path(config.output_dir), named=named, unique=not named)
+
+
+def _config_dirs(job: Any) -> Any:
+    return (source.path for source in job.runtime.config_sources if source.provider == "command-line")
+
+
+def report_error(error: BaseException) -> int:
+    """Print what ended a job, a mistake or a stop in one line, and return its exit status."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, UserError | RunStopped | HydraException):
+        print(f"error: {one_line(error) if isinstance(error, HydraException) else error}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
+    error.__dict__["reported"] = True
+    return 2 if isinstance(error, UserError | HydraException) else 1
 
 
 def main() -> int:
-    """Check every job, run them, and return the exit status."""
+    """Do what the command line asks for, and return the exit status."""
+    arguments = sys.argv[1:]
     try:
-        arguments, shard = take_shard(as_choices(sys.argv[1:]))
-        asked = read(arguments)
-        if asked.version:
+        if "--version" in arguments:
             print(f"contrafed {versions()['contrafed']}")
             return 0
+        asked = read_arguments(arguments)
         if asked.help:
             print(help_text(asked.config_dir))
             return 0
-        own, overrides = own_folder(asked.config_dir), asked.overrides
-        quiet_libraries("verbose=true" in (o.lower() for o in overrides))
         # A polite kill ends a run as Ctrl-C does: with everything so far written.
         signal.signal(signal.SIGTERM, _interrupt)
-        if asked.cfg and not asked.info:
-            print(shown(compose_job(overrides, own), asked.package, asked.resolve), end="")
-            return 0
-        runs = check_jobs(overrides, asked.multirun, own)
-        if asked.info:
-            sys.argv[1:] = [*overrides, f"--info={asked.info}", *(() if own is None else (f"--config-dir={own}",))]
-            show()
-            return 0
-        named = names_folder(overrides)
-        ours = asked.multirun and any(o.startswith("experiment=") for o in overrides)  # a sweep in the experiment's own folder
-        check_latest(runs[0], named or ours)
-        if not asked.multirun:
-            if (several := len(expand(overrides, own))) > 1:
-                print(f"this is one of {several} jobs: this line with -m runs them all", flush=True)
-            return run_one(runs[0], unique=not named)
-        sweep = Sweep(part(expand(overrides, own), runs, shard), named)
-        sweep.run()
-        return sweep.status()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        if not (asked.hydra_help or asked.shell_completion):
+            check_arguments(asked)
+        return start_hydra(order_arguments(arguments, asked))
     except KeyboardInterrupt:
         print("interrupted: what was finished, if anything, is in the run's folder", file=sys.stderr)
         return INTERRUPTED
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Exception as error:
+        return 1 if "reported" in error.__dict__ and not isinstance(error, UserError) else report_error(error)
     finally:
         if (ray := sys.modules.get("contrafed.engines.ray")) is not None:
             ray.stop_ray()
 
 
-def run_one(run: Run, unique: bool) -> int:
-    """Run one job and return the exit status. Raises ``UserError``."""
-    from contrafed.runs.run import run as run_experiment
-
+def start_hydra(arguments: list[str]) -> int:
+    """Hand a checked command line to Hydra. Raises what a job of a foreign sweeper raised."""
+    hydra._internal.hydra.ConfigLoaderImpl = ConfigLoader  # type: ignore[misc]
+    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
     try:
-        with held(Path(run.output_dir)) as free:
-            if not free and not unique:
-                raise UserError(f"output_dir: another process writes in {run.output_dir}")
-            summary = run_experiment(run.composed, unique=unique)
-    except UserError:
-        raise
-    except RunStopped as stopped:
-        print(f"error: {stopped}", file=sys.stderr, flush=True)
-        return 1
-    except Exception:
-        traceback.print_exc()
-        return 1
-    print_summary(summary, summary["folder"])
+        with _full_errors():
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(run_job)()
+    finally:
+        sys.argv = before
     return 0
+
+
+@contextlib.contextmanager
+def _full_errors() -> Any:
+    """Have Hydra raise errors, which are reported here in one line, and not print them."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

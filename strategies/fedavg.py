@@ -12,9 +12,6 @@ from contrafed.core.schema import Range
 from contrafed.data.participation import Participation
 from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
-# Weightings in which a node's weight does not depend on who else takes part.
-FIXED = ("all_nodes", "known_probability")
-
 
 @dataclass(frozen=True)
 class Weights:
@@ -41,6 +38,7 @@ class FedAvg(FederatedStrategy):
     """
 
     averages = True
+    fixed_weights = ("all_nodes", "known_probability")
 
     @classmethod
     def check(cls, config: Any, node: Choice, participation: Choice) -> None:
@@ -58,7 +56,7 @@ class FedAvg(FederatedStrategy):
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """The step."""
         rate = self.config.server_lr
-        if self.config.weights not in FIXED:
+        if self.config.weights not in self.fixed_weights:
             mean = self.mean(model, replies)
             return mean if rate == 1 else {name: w + rate * (mean[name] - w) for name, w in model.items() if name in mean}
         weights = np.full(len(replies), rate / self.population.num_holders)
@@ -70,7 +68,7 @@ class FedAvg(FederatedStrategy):
         return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
 
     def fixed_weight(self) -> float:
-        """Return what each reply counts with ``weights`` of ``FIXED`` where nodes have one probability."""
+        """Return what each reply counts with one of ``fixed_weights`` where nodes have one probability."""
         weight = float(self.config.server_lr / self.population.num_holders)
         if self.config.weights == "all_nodes":
             return weight

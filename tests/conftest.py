@@ -31,6 +31,17 @@ def _no_ray_left_over():
     stop_ray()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_arrives():
+    """Tests send Ctrl-C to themselves and to their children. A shell has background jobs ignore it; children inherit that."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @pytest.fixture(autouse=True)
 def _no_figures(request, monkeypatch):
     """Runs draw nothing but in tests marked ``figures``: it takes half a second of a run's one."""

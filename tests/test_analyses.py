@@ -13,11 +13,15 @@ from tiny import TINY
 
 from contrafed import UserError, run
 from contrafed.config.run_config import resolve
+from contrafed.core import covariance, deviation
 from contrafed.core.client_run import node_run
-from contrafed.report import covariance, deviation, embedding, weights
+from contrafed.report import embedding
+from contrafed.report.figure_data import expected_weight
 from contrafed.report.gains import gaining, gains
+from contrafed.report.model_distance import distance_of_runs
 from contrafed.report.runs import read
 from contrafed.report.style import CLASSES
+from contrafed.runs.diagnostics import WEIGHT_METRIC
 from contrafed.server.intervals import Intervals
 
 
@@ -47,7 +51,7 @@ def test_the_distance_of_models_is_a_mean_over_parameters(tmp_path):
     with pytest.raises(ValueError, match="alone has b"):
         deviation.distance(one, {"a": one["a"]})
     with pytest.raises(UserError, match=r"there is no .*model.safetensors"):
-        deviation.distance_of_runs(tmp_path, tmp_path)
+        distance_of_runs(tmp_path, tmp_path)
 
 
 def test_a_run_is_looked_at_where_the_folders_that_it_wrote_in_are_not(tmp_path):
@@ -70,7 +74,7 @@ def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
         path = tmp_path / f"{name}.safetensors"
         path.parent.mkdir(exist_ok=True)
         save_file({f"{prefix}a": torch.tensor([value]), f"{prefix}b": torch.tensor([5.0])}, path)
-    assert deviation.distance_of_runs(tmp_path, tmp_path) == pytest.approx((0 + 4 / 2) / 2)
+    assert distance_of_runs(tmp_path, tmp_path) == pytest.approx((0 + 4 / 2) / 2)
     for name, more in (("local", ("save_personal=true",)), ("fedavg", ())):
         run(
             config_of(
@@ -83,12 +87,12 @@ def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
                 f"output_dir={tmp_path / name}",
             )
         )
-    assert 0 < deviation.distance_of_runs(tmp_path / "local", tmp_path / "fedavg") < 1
+    assert 0 < distance_of_runs(tmp_path / "local", tmp_path / "fedavg") < 1
     assert len(embedding.of_run(tmp_path / "fedavg")[0]) == len(embedding.of_run(tmp_path / "local", personal=True)[0]) > 0
     with pytest.raises(UserError, match="strategy=local leaves its encoder on the nodes"):
         embedding.of_run(tmp_path / "local")
     with pytest.raises(UserError, match="the run needs save_personal=true"):
-        deviation.distance_of_runs(tmp_path / "fedavg", tmp_path / "fedavg")
+        distance_of_runs(tmp_path / "fedavg", tmp_path / "fedavg")
 
 
 def test_gains_are_over_training_alone_by_hand():
@@ -142,12 +146,12 @@ def test_effective_rank_by_hand():
 
 def test_a_nodes_weight_tends_to_the_length_of_its_intervals():
     """(1 - (1 - p)^C) / p at p = 0.402 and 0.02 with C = 50: 2.4876, and 31.79 instead of 50."""
-    assert weights.expected_weight(0.402, 50) == pytest.approx(2.4876, abs=1e-4)
-    assert weights.expected_weight(0.02, 50) == pytest.approx(31.7915, abs=1e-4)
+    assert expected_weight(0.402, 50) == pytest.approx(2.4876, abs=1e-4)
+    assert expected_weight(0.02, 50) == pytest.approx(31.7915, abs=1e-4)
     rng, intervals = np.random.default_rng(0), Intervals(400, 5, False, {})
     for _ in range(2000):
         intervals.tick(np.flatnonzero(rng.random(400) < 0.3))
-    assert intervals.weights.mean() == pytest.approx(weights.expected_weight(0.3, 5), rel=0.01)
+    assert intervals.weights.mean() == pytest.approx(expected_weight(0.3, 5), rel=0.01)
 
 
 def test_weights_of_nodes_that_are_away_by_hand():
@@ -242,14 +246,14 @@ def test_a_runs_deviation_and_features(logged):
 def test_a_runs_weights_are_those_its_participants_had(logged):
     _, folder, _ = logged
     left = read(folder, "a")
-    table = left.of_nodes(weights.METRIC).pivot(index="round", columns="node", values="value")
+    table = left.of_nodes(WEIGHT_METRIC).pivot(index="round", columns="node", values="value")
     found = table.to_numpy()
     assert (table.index.tolist(), table.columns.tolist(), found.shape) == ([1, 2, 3, 4], [0, 1, 2, 3, 4, 5], (4, 6))
     used = [r for r in rows(folder, "nodes")[1:] if r[2] == "weight"]
     assert [found[int(r[0]) - 1, int(r[1])] for r in used] == [float(r[3]) for r in used]
     assert len(used) < np.isfinite(found).sum()
-    assert left.mean_over_nodes(weights.METRIC)[-1] == (4, pytest.approx(np.nanmean(found[-1])))
-    assert read(logged[2], "b").mean_over_nodes(weights.METRIC) == []
+    assert left.mean_over_nodes(WEIGHT_METRIC)[-1] == (4, pytest.approx(np.nanmean(found[-1])))
+    assert read(logged[2], "b").mean_over_nodes(WEIGHT_METRIC) == []
 
 
 def test_a_runs_probabilities_are_those_of_its_participation(logged):
@@ -277,7 +281,7 @@ def test_nodes_values_of_a_run_that_is_still_written_or_is_none(tmp_path):
 
 
 def parts_of(folder):
-    from contrafed.config.run_config import read_config
+    from contrafed.core.run_folder import read_config
     from contrafed.data.federation import load_federation
 
     partition = load_federation(node_run(read_config(folder))).partition

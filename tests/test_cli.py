@@ -289,7 +289,7 @@ def test_the_summary_says_what_ran(finished):
     took_part = sum(int(r["value"]) for r in rows if r["metric"] == "participants")
     assert summary["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
     assert summary["bytes_up"] == summary["bytes_down"] == 4 * summary["parameters"] * took_part
-    assert summary["versions"]["flwr"].startswith("1.41")
+    assert {"flwr", "torch"} <= summary["versions"].keys()
     assert summary["seconds"] > 0
 
 

@@ -156,15 +156,7 @@ def test_ctrl_c_leaves_everything_written(tmp_path, engine, how):
         "model=mlp",
         f"output_dir={tmp_path}/run",
     ]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A shell starts background jobs deaf to Ctrl-C, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "run" / "metrics.csv"
     ends = time.monotonic() + 240
     while time.monotonic() < ends and not (metrics.exists() and metrics.read_text().count("\n") > 60):

@@ -256,44 +256,6 @@ def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file,
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("file", "right", "wrong", "said"),
-    [
-        (
-            "my_method.py",
-            "def loss(",
-            "def losses(",
-            "nothing in my_package.my_method uses MyClient.losses, did you mean 'loss'?",
-        ),
-        (
-            "my_rule.py",
-            "def aggregate(",
-            "def agregate(",
-            "nothing in my_package.my_rule uses MyRule.agregate, did you mean 'aggregate'?",
-        ),
-        (
-            "my_rule.py",
-            "    def aggregate(",
-            "    average = True\n\n    def aggregate(",
-            "nothing in my_package.my_rule uses MyRule.average, did you mean 'averages'?",
-        ),
-    ],
-)
-def test_a_name_that_a_slip_keeps_from_being_used_is_said(home, file, right, wrong, said):
-    path = home / "my_package" / file
-    write(path, path.read_text().replace(right, wrong))
-    with pytest.raises(UserError) as error:
-        resolved(home)
-    assert str(error.value) == said
-
-
-def test_a_helper_whose_name_is_like_a_function_of_the_base_is_no_slip(home):
-    helper = "        return self.loss_(params, batch)\n\n    def loss_(self, params, batch):\n"
-    path = home / "my_package" / "my_method.py"
-    write(path, NODE.replace("constants):\n", "constants):\n" + helper))
-    assert resolved(home).node.strategy.name == "mine"
-
-
 def test_the_command_says_so_too(home):
     write(home / "my_package" / "my_method.py", "\nimport nothing_of_that_name")
     done = command(home, "strategy=mine", "engine=local")

@@ -306,7 +306,6 @@ def pattern_fault(monkeypatch, **functions):
 def test_a_pattern_says_who_is_there(monkeypatch):
     said = "participation=full: Mine says `everyone = False` and must define `available(self, server_round)`"
     assert pattern_fault(monkeypatch, everyone=False) == said
-    said = "nothing in contrafed.partitions.participation.full uses Mine.availible, did you mean 'available'?"
     assert pattern_fault(monkeypatch, everyone=False, availible=lambda self, server_round: np.zeros(2, bool)) == said
 
 

@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 from rig import config_of
 
 from contrafed import report_command, run
-from contrafed.config.run_config import read_config
 from contrafed.core import registry
 from contrafed.core.client_run import node_run
+from contrafed.core.run_folder import read_config
 from contrafed.data.federation import load_federation
 from contrafed.report import embedding, figures, pictures, plots
 from contrafed.report.runs import find

@@ -4,10 +4,14 @@ import re
 import subprocess
 import tomllib
 
+import flwr
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from test_deployment import ROOT, Federation, app_folder, command, finished, listens, wait_for
+
+from contrafed.runs.output import versions
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Pages whose sections have no numbers, and such a number before or after the name; also across lines of a comment.
@@ -20,21 +24,57 @@ def text_of(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+def workflow():
+    return yaml.safe_load(text_of(".github/workflows/test.yml"))
+
+
+def commands_of(job):
+    return [line for step in job["steps"] for line in step.get("run", "").splitlines()]
+
+
 def test_the_workflow_runs_lint_types_and_tests_on_every_python():
-    workflow = yaml.safe_load(text_of(".github/workflows/test.yml"))
-    assert set(workflow[True]) == {"push", "pull_request"}  # YAML 1.1 reads "on" as a truth
-    assert workflow["permissions"] == {"contents": "read"}
-    (job,) = workflow["jobs"].values()
+    assert set(workflow()[True]) == {"push", "pull_request"}  # YAML 1.1 reads "on" as a truth
+    assert workflow()["permissions"] == {"contents": "read"}
+    job = workflow()["jobs"]["test"]
     pythons = job["strategy"]["matrix"]["python"]
     wanted = SpecifierSet(PROJECT["project"]["requires-python"])
     assert pythons == [f"3.{minor}" for minor in range(8, 30) if f"3.{minor}" in wanted]
     said = {f"Programming Language :: Python :: {python}" for python in pythons}
     assert said <= set(PROJECT["project"]["classifiers"])
-    lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]
+    lines = [line for line in commands_of(job) if "matrix.flower" not in line]
     assert lines == ['pip install -e ".[test]"', "ruff check .", "ruff format --check .", ".ci/mypy", "pytest"]
     for line in lines:
         assert line in text_of("CONTRIBUTING.md"), line
-    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
+    steps = [step for one in workflow()["jobs"].values() for step in one["steps"]]
+    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+
+
+def test_the_workflow_runs_the_tests_on_every_flower():
+    (wanted,) = [r for r in map(Requirement, PROJECT["project"]["dependencies"]) if r.name == "flwr"]
+    job = workflow()["jobs"]["test"]
+    assert job["strategy"]["matrix"]["flower"] == [f"1.{minor}" for minor in range(30, 60) if f"1.{minor}" in wanted.specifier]
+    assert 'pip install "flwr[simulation]==${{ matrix.flower }}.*"' in commands_of(job)
+
+
+def test_flowers_nightly_may_fail_and_nothing_else():
+    jobs = workflow()["jobs"]
+    assert [name for name, job in jobs.items() if "continue-on-error" in job] == ["nightly"]
+    assert jobs["nightly"]["continue-on-error"] is True
+    assert 'pip install --pre "flwr-nightly[simulation]"' in commands_of(jobs["nightly"])
+    assert "pytest" in commands_of(jobs["nightly"])
+
+
+def test_a_run_says_which_flower_it_has():
+    assert versions()["flwr"] == flwr.__version__
+
+
+def test_the_extra_for_tests_brings_what_they_need():
+    extras = {name: list(map(Requirement, wanted)) for name, wanted in PROJECT["project"]["optional-dependencies"].items()}
+    assert set().union(*(wanted.extras for wanted in extras["test"] if wanted.name == "contrafed")) == {"dp", "sweeps"}
+    assert [wanted.name for wanted in extras["dp"]] == ["dp-accounting"]
+    assert [wanted.name for wanted in extras["sweeps"]] == [
+        "hydra-joblib-launcher", "hydra-submitit-launcher", "hydra-optuna-sweeper",
+    ]  # fmt: skip
 
 
 def test_the_citation_and_the_changelog_are_of_this_version():

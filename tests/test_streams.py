@@ -21,7 +21,6 @@ def begun(folder, *overrides):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout.readline().startswith("pmfl on digits")
     process.stdout.close()

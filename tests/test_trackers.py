@@ -16,9 +16,9 @@ from tiny import TINY
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
-from contrafed.runs import trackers
+from contrafed.core.tracker import Tracked, Tracker
 from contrafed.runs.run import run
-from contrafed.runs.trackers import Followed, Tracked, Tracker
+from contrafed.runs.trackers import Followed
 from contrafed.runs.trackers.tensorboard import TensorBoard
 
 SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "strategy=fedavg")
@@ -107,7 +107,7 @@ def test_a_tracker_that_cannot_begin_leaves_no_folder_and_a_finished_run_as_it_i
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_tracker_whose_package_is_missing_is_a_line(monkeypatch, name):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda package: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     message = rf"tracker={name} needs the Python package '{name}': pip install 'contrafed\[{name}\]', or pip install {name}"
     with pytest.raises(UserError, match=message):
         resolve(config_of(*SMALL, f"tracker={name}"))

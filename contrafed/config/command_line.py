@@ -1,104 +1,104 @@
-"""The command line: its help, and its overrides checked for every job of a sweep before the first starts."""
+"""The command line: Hydra's own options, our ``--help`` and ``--version``, and mistakes found before anything is loaded."""
 
 import argparse
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from hydra._internal.utils import get_args_parser
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from contrafed.config.compose import CHOICE_GROUPS, Composed, compose_yaml, own_folder, plain, use_plain_sgd
+from contrafed.config.checks import GROUPS, find_own_folder
+from contrafed.config.compose import Job, compose_job, make_own_loader
+from contrafed.config.loader import NAME, to_plain
+from contrafed.config.overrides import parse_overrides, rename_arguments
 from contrafed.config.run_config import Run, check_top, for_evaluation, resolve
 from contrafed.core import registry
-from contrafed.core.arguments import Parser, program
+from contrafed.core.arguments import program
 from contrafed.core.errors import UserError, unknown
-from contrafed.runs.sweep import expand
 
 SCRIPT = "contrafed"  # the command of an installed package
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra's --info shows
+SWEEPER = "contrafed"  # what hydra/sweeper chooses by default
 
 
-def read(arguments: list[str]) -> argparse.Namespace:
-    """Return what a command line asks for: its ``overrides`` and each option by its name. Raises ``UserError``."""
-    parser = Parser(program(SCRIPT, "python main.py"), add_help=False)
-    add = parser.add_argument
-    add("overrides", nargs="*", default=[])
-    options = [
-        add("--multirun", "-m", action="store_true"),
-        add("--help", "-h", action="store_true"),
-        add("--version", action="store_true"),
-        add("--resolve", action="store_true"),
-        add("--config-dir", "-cd", metavar="DIR", action="append"),
-        add("--cfg", "-c", choices=("job",)),
-        add("--package", "-p", metavar="KEY"),
-        add("--info", "-i", nargs="?", const="all", choices=INFO),
-    ]
+def read_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Return what a command line asks for, as Hydra's own parser reads it. Raises ``UserError``."""
+    parser = get_args_parser()
+
+    def fail(message: str) -> NoReturn:
+        raise UserError(f"{message} ({program(SCRIPT, 'python main.py')} --help)")
+
+    parser.error = fail  # type: ignore[method-assign]
     asked, others = parser.parse_known_intermixed_args(arguments)
     if others and "=" in others[0]:
         raise UserError(f"{others[0]}: keys have no dashes, write {others[0].lstrip('-')}")
     if others:
-        known = [option.option_strings[0] for option in options]
-        raise UserError(f"{unknown('option', others[0], known)}; settings are KEY=VALUE, without dashes")
-    if len(folders := asked.config_dir or [None]) > 1:
-        raise UserError(f"--config-dir takes one folder, got {' and '.join(folders)}")
-    (asked.config_dir,) = folders
+        options = [option for action in parser._actions for option in action.option_strings]
+        raise UserError(f"{unknown('option', others[0], options)}; settings are KEY=VALUE, without dashes")
     if asked.config_dir == "":
         raise UserError("--config-dir needs a folder")
     if asked.cfg is None and (asked.resolve or asked.package is not None):
-        raise UserError(f"--{'resolve' if asked.resolve else 'package'} goes with --cfg job")
-    if asked.multirun and (asked.cfg or asked.info):
-        raise UserError("-m runs jobs, and --cfg and --info only show one: leave one of them out")
+        raise UserError(f"--{'resolve' if asked.resolve else 'package'} goes with --cfg")
+    if sum((asked.run, asked.multirun, asked.shell_completion, asked.cfg is not None, asked.info is not None)) > 1:
+        raise UserError("--run, --multirun, --cfg, --info and --shell-completion exclude each other")
     return asked
 
 
-def shown(config: DictConfig, package: str | None, resolve: bool) -> str:
-    """Return a job's configuration as YAML, or the part of it that ``package`` names. Raises ``UserError``."""
-    if resolve:
-        plain(config)
-    part = config if package is None else OmegaConf.select(config, package)
-    if not isinstance(part, DictConfig):
-        raise unknown("package", str(package), [str(key) for key in config if isinstance(config[key], DictConfig)])
-    return OmegaConf.to_yaml(part, resolve=resolve)
+def order_arguments(arguments: list[str], asked: argparse.Namespace) -> list[str]:
+    """Return a command line as Hydra takes it: options first, then overrides by Hydra's keys."""
+    options = [argument for argument in arguments if argument not in asked.overrides]
+    return [*options, *rename_arguments(asked.overrides)]
 
 
-def check_jobs(overrides: list[str], multirun: bool, config_dir: str | Path | None = None) -> list[Run]:
-    """Check every job and return them as runs; raises ``UserError`` for the first fault, naming the job.
+def check_arguments(asked: argparse.Namespace) -> None:
+    """Raise ``UserError`` for what the YAMLs alone tell of a run, or of the settings of a sweep. Imports no choice's code."""
+    overrides = rename_arguments(asked.overrides)
+    if not asked.multirun:
+        check_yaml(overrides, asked.config_dir)
+        return
+    if several := next((o for o in parse_overrides(overrides) if o.is_hydra_override() and o.is_sweep_override()), None):
+        raise UserError(f"{several.input_line}: Hydra's own keys take one value")
+    make_own_loader(asked.config_dir).load_configuration(NAME, overrides, RunMode.MULTIRUN)
 
-    First what the YAMLs alone tell, of every job; the code of any choice is imported after that.
+
+def check_yaml(overrides: list[str], config_dir: str | Path | None = None) -> dict[str, Any]:
+    """Return one job's configuration as plain Python, checked as far as the YAMLs alone tell. Raises ``UserError``."""
+    values = to_plain(compose_job(overrides, config_dir))
+    check_top(for_evaluation(values))
+    return values
+
+
+def check_jobs(jobs: list[Job], config_dir: str | Path | None = None) -> list[Run]:
+    """Check every job of a sweep and return them as runs. Raises ``UserError`` for the first mistake, naming the job.
+
+    First what the YAMLs alone tell, of every job. The code of any choice is imported after that.
     """
-    expanded = [job.overrides for job in expand(overrides, config_dir)] if multirun else [overrides]
-    composed, runs, said = list[tuple[Composed, dict[str, Any]]](), list[Run](), set[str]()
-    for number, job in enumerate(expanded):
-        with _named(number, expanded):
-            ready = compose_yaml(job, config_dir)
-            composed.append((ready, plain(ready.config)))
-            check_top(for_evaluation(composed[-1][1]))
-    for number, (ready, values) in enumerate(composed):
-        with _named(number, expanded):
-            if (line := use_plain_sgd(ready)) is not None:
-                said.add(line)
-                values = plain(ready.config)
+    composed, runs = [], []
+    for job in jobs:
+        with _name_job(job, len(jobs)):
+            composed.append(check_yaml(job.overrides, config_dir))
+    for job, values in zip(jobs, composed, strict=True):
+        with _name_job(job, len(jobs)):
             runs.append(resolve(values))
-    for line in sorted(said):
-        print(line, flush=True)
     return runs
 
 
 @contextlib.contextmanager
-def _named(number: int, expanded: list[list[str]]) -> Iterator[None]:
+def _name_job(job: Job, count: int) -> Iterator[None]:
     """Name the job of a sweep in the errors of a block."""
     try:
         yield
     except UserError as error:
-        if len(expanded) == 1:
+        if count == 1:
             raise
-        raise UserError(f"job {number} ({' '.join(expanded[number])}): {error}") from error
+        raise UserError(f"job {job.number} ({' '.join(job.overrides)}): {error}") from error
 
 
 def help_text(config_dir: str | None = None) -> str:
     """Return what ``--help`` prints: the top-level keys, then every group's choices with a line on each."""
-    own = own_folder(config_dir)
+    own = find_own_folder(config_dir)
     called = program(SCRIPT, "python main.py")
     conf = registry.CONF if called == SCRIPT else Path("conf")
     defaults = OmegaConf.load(registry.CONF / "config.yaml")
@@ -111,6 +111,7 @@ def help_text(config_dir: str | None = None) -> str:
         f"  {f'{called} -m experiment=pmfl/table1':<58} a paper's table",
         f"  {f'{called} strategy=pmfl --cfg job':<58} show the composed configuration (--package KEY: a part of it)",
         f"  {f'{called} -m experiment=pmfl/table1 shard=2/4':<58} every fourth of a sweep's jobs, from the second",
+        f"  {f'{called} -m hydra/launcher=joblib seed=0,1':<58} Hydra's launchers and sweepers (--hydra-help: its options)",
         "",
         "Keys (key=value):",
     ]
@@ -123,7 +124,7 @@ def help_text(config_dir: str | None = None) -> str:
                 if len(assignment) > 20
                 else [f"  {assignment:<20} {comment.strip()}"]
             )
-    for group in CHOICE_GROUPS:
+    for group in GROUPS:
         default = chosen.get(group) or ("the method's own" if group == "strategy/server" else "none")
         lines += ["", f"{group.replace('/', '.')}= (default: {default})"]
         lines += [f"  {name:<20} {text}" for name, text in registry.choices(group, own).items()] or ["  (none)"]

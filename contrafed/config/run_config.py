@@ -8,16 +8,15 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES, Choice, NodeRun, choice_of, choose, half, node_run
 from contrafed.core.disk import expanded
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.metrics import beside_accuracy
+from contrafed.core.run_folder import read_config
 from contrafed.core.schema import Range, build
-from contrafed.runs import trackers
+from contrafed.core.tracker import check_tracker
 
 # What `log` may list; `contrafed/runs/diagnostics.py` says what each writes.
 LOG_CHOICES = ("deviation", "features", "nodes_train", "probability", "weights")
@@ -29,7 +28,7 @@ GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine"
 # which replies count.
 HOW_IT_RUNS = (
     "output_dir", "verbose", "engine", "tracker", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
-    "wait_for_nodes",
+    "wait_for_nodes", "objective",
 )  # fmt: skip
 RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
 PLACE_KEYS = ("dataset.root", "dataset.download")  # where data lie, which no number depends on either
@@ -69,6 +68,7 @@ class Top:
     evaluate_only: str | None
     wait_for_nodes: Annotated[float, Range(gt=0)] | None
     output_dir: str
+    objective: str | None
     verbose: bool
 
     @property
@@ -122,7 +122,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
         who = "participation.select asks" if asked < top.num_trained else "train (held_out_nodes)"
         raise UserError(f"min_replies={top.min_replies} is more than the {asked} that {who}: the model would never change")
     pattern_class_of(participation)
-    trackers.check(chosen["tracker"])
+    check_tracker(chosen["tracker"])
     _check_recipe(node.strategy, top.num_rounds)
     rule_class = strategy_class_of(server)
     with registry.blamed(f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)):
@@ -240,10 +240,9 @@ def _check_recipe(strategy: Choice, num_rounds: int) -> None:
 def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
     """Return the nodes whose labels an attack turns. Raises ``UserError`` for attackers that do not exist."""
     from contrafed.engines.attack import Attackers
-    from contrafed.strategies.attacks import label_flip
 
-    attackers = attack.config.among(top.num_nodes, top.seed) if isinstance(attack.config, Attackers) else ()
-    return attackers if isinstance(attack.config, label_flip.Config) else ()
+    flips = isinstance(attack.config, Attackers) and attack.config.flips_labels
+    return attack.config.among(top.num_nodes, top.seed) if flips else ()
 
 
 def _check_keys(strategy: Mapping[str, Any]) -> None:
@@ -281,16 +280,3 @@ def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     stored = read_config(folder)
     own = {key: config[key] for key in EVALUATION_KEYS}
     return {**config, **stored, **own, "evaluate_only": str(folder), **NO_TRAINING}
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration that a run left in its folder. Raises ``UserError`` where it cannot be read."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
-    try:
-        stored = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot read {folder / 'config.yaml'} ({type(error).__name__})") from error
-    if not isinstance(stored, dict):
-        raise UserError(f"{folder / 'config.yaml'} is no run's configuration")
-    return {str(key): value for key, value in stored.items()}

@@ -18,16 +18,13 @@ from contrafed.core.client_run import Choice, NodeRun, choose
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.privacy import central, gaussian, none
 from contrafed.core.split_model import SplitModel, build_model
-from contrafed.data.participation import Participation, make_participation, pattern_class_of
+from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.engines.attack import Attack, Attackers
-from contrafed.partitions.participation.bernoulli import Bernoulli
 from contrafed.server.accountant import needs_accountant
 from contrafed.server.base import FederatedStrategy, Population, strategy_class_of
 from contrafed.server.checks import judged_fault, sent_fault
 from contrafed.server.privacy import protected
 from contrafed.server.replies import OTHER
-from contrafed.strategies.attacks import label_flip
-from contrafed.strategies.fedavg import FIXED
 from contrafed.training.base import Client
 from contrafed.training.loop import part_of
 from contrafed.training.workspace import client_class_of
@@ -132,14 +129,14 @@ def check_privacy(
 def _check_sampling(server: Choice, participation: Choice, min_replies: int) -> None:
     """Raise ``UserError`` unless all nodes are drawn independently with one probability, at weights of their own."""
     config, wrong = participation.config, ""
-    if registry.only_subclass(participation.module, Participation) is not Bernoulli:
+    if not vars(pattern_class_of(participation)).get("independent_draws", False):
         wrong = f"participation={participation.name} does not draw each node independently; participation=bernoulli does"
-    elif config.beta is not None:
+    elif getattr(config, "beta", None) is not None:
         wrong = "nodes have different probabilities; participation.beta=null gives them one"
     elif config.select is not None:
         wrong = "participation.select draws nodes without replacement, not independently; set it to null"
-    elif getattr(server.config, "weights", None) not in FIXED:
-        wrong = f"a node's weight depends on who else takes part; with strategy=fedavg strategy.weights={FIXED[0]} it is fixed"
+    elif getattr(server.config, "weights", None) not in strategy_class_of(server).fixed_weights:
+        wrong = "a node's weight depends on who else takes part; with strategy=fedavg strategy.weights=all_nodes it is fixed"
     elif config.loss_rate == 1:
         wrong = "participation.loss_rate=1 leaves no reply"
     elif min_replies:
@@ -171,7 +168,7 @@ def check_attack(attack: Choice, rule: FederatedStrategy, node: NodeRun, num_tra
     if not isinstance(attack.config, Attackers):
         wanted = "must inherit Attackers of contrafed.engines.attack, who attacks"
         raise UserError(f"attack={attack.name}: Config of {attack.module.__name__} {wanted}")
-    if not isinstance(attack.config, label_flip.Config):
+    if not attack.config.flips_labels:
         registry.only_subclass(attack.module, Attack)
         if not rule.up:
             raise UserError(f"attack={attack.name}: strategy={node.strategy.name} sends nothing that attackers could change")

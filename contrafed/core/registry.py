@@ -7,7 +7,6 @@ else's package. Nothing is imported before it is chosen.
 import contextlib
 import importlib
 import inspect
-import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from contrafed.core.errors import UserError, nearest, unknown
+from contrafed.core.errors import UserError, unknown
 
 T = TypeVar("T")
 
@@ -133,15 +132,13 @@ def _takes(function: Any, arguments: Sequence[str], named: Sequence[str] = ()) -
 def only_subclass(module: ModuleType, base: type[T], wanted: str = "") -> type[T]:
     """Return the one subclass of ``base`` that ``module`` itself defines; a method's file needs no registration.
 
-    ``wanted``: what authors inherit, where that is not ``base`` itself. Raises ``UserError`` for none or several, for a name
-    that a slip of the pen keeps from being used, and as ``check_overrides``.
+    ``wanted``: what authors inherit, where that is not ``base`` itself. Raises ``UserError`` for none or several, and as
+    ``check_overrides``.
     """
     own = own_subclasses(module, base)
     if len(own) != 1:
         inheriting = f"class that inherits {wanted or f'{base.__module__}.{base.__name__}'}"
         raise UserError(f"{module.__name__} must define exactly one {inheriting}, found {len(own)}")
-    if slip := _slip(own[0], module):
-        raise UserError(f"nothing in {module.__name__} uses {own[0].__name__}.{slip}")
     check_overrides(own[0], base)
     return own[0]
 
@@ -158,17 +155,6 @@ def check_overrides(found: type, base: type) -> None:
             must = f"{found.__name__}.{name} must take ({', '.join((*positional, *(['*'] if named else []), *named))})"
             kind = ", a classmethod" if isinstance(inherited, classmethod) else ""
             raise UserError(f"{found.__module__}: {must}, as {base.__name__}.{name} does{kind}")
-
-
-def _slip(found: type, module: ModuleType) -> str:
-    """Return a name that a class defines and its module never uses, and the inherited one it resembles; empty for none."""
-    inherited = {name for parent in found.__mro__[1:] for name in vars(parent) if not name.startswith("_")}
-    own = [name for name in vars(found) if not name.startswith("_") and name not in inherited]
-    for name in own:
-        near = nearest(name, inherited, cutoff=0.8)
-        if near and not re.search(rf"\.{name}\b", inspect.getsource(module)):
-            return name + near
-    return ""
 
 
 def own_subclasses(module: ModuleType, base: type[T]) -> list[type[T]]:

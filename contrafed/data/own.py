@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.core.client_run import NodeRun
+from contrafed.core import registry
+from contrafed.core.client_run import PACKAGES, NodeRun
 from contrafed.core.errors import UserError
 from contrafed.data.images import ImageData
 from contrafed.data.partition import Partition, held_out_fraction
-from contrafed.partitions.datasets import folder, npz
 
 
 def facts_of(data: ImageData) -> dict[str, Any]:
@@ -49,10 +49,12 @@ def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partitio
     if path.is_dir():
         if height != width:
             raise UserError(f"{path} is a folder, whose images become squares; this run's model takes {_size(facts['shape'])}")
-        config = folder.Config(**shared, image_size=height, grayscale=channels == 1)
-        data = folder.load(config, "folder", allow_empty=True)
+        module = registry.find(PACKAGES["dataset"], "dataset", {"name": "folder"})
+        config = module.Config(**shared, image_size=height, grayscale=channels == 1)
+        data = module.load(config, "folder", allow_empty=True)
     else:
-        data = npz.load(npz.Config(**shared, num_classes=facts["num_classes"]), "npz")
+        module = registry.find(PACKAGES["dataset"], "dataset", {"name": "npz"})
+        data = module.load(module.Config(**shared, num_classes=facts["num_classes"]), "npz")
     data = fitted(data, facts, str(path))
     mine = [np.flatnonzero(data.test.numpy() == held) for held in (False, True)]
     parts = [[part if k == node else part[:0] for k in range(run.num_nodes)] for part in mine]

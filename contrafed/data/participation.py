@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -47,6 +47,9 @@ class Participation:
 
     probabilities: np.ndarray | None = None  # (K,) the p_k of patterns that have them
     everyone = True  # whether all nodes are available in every round
+    # Whether each node is available with a probability of its own, independently of other nodes and rounds: privacy
+    # amplification by sampling needs it. A class says it of itself; one that inherits may draw otherwise.
+    independent_draws: ClassVar[bool] = False
 
     def __init__(self, config: Any, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> None:
         """``class_proportions()`` returns (K, C) rows that sum to 1, an empty node's to 0; only some patterns call it."""

@@ -5,7 +5,7 @@ Devices have none of this: an attack lives in the simulation, and nodes know not
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from flwr.app import Message, MessageType, RecordDict
@@ -28,6 +28,9 @@ PROTOTYPES, HELD = "proto/mean", "proto/count"
 @dataclass(frozen=True)
 class Attackers:
     """What the ``Config`` of every attack inherits: who attacks."""
+
+    # Whether attackers train on wrong labels (``contrafed/data/label_flip.py``); such an attack replaces no reply.
+    flips_labels: ClassVar[bool] = False
 
     fraction: Annotated[float, Range(ge=0, le=1)]
     nodes: tuple[int, ...] | None

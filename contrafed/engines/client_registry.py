@@ -13,6 +13,7 @@ from contrafed.core import codec
 from contrafed.core.errors import UserError
 from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
+from contrafed.engines.deadlines import MAX_QUERY_SECONDS
 
 # Seconds between two looks at Flower's list of nodes.
 POLL = 1.0
@@ -153,7 +154,7 @@ class Registry:
         ends = None if self.patience is None else time.monotonic() + self.patience
         while len(self.answers) < wanted:
             online = set(self.grid.get_node_ids())
-            left = None if ends is None else max(ends - time.monotonic(), POLL)
+            left = MAX_QUERY_SECONDS if ends is None else max(ends - time.monotonic(), POLL)
             answers, errors = self._ask(sorted(online - self.known), left)
             if errors:
                 raise errors[0]
@@ -202,7 +203,7 @@ class Registry:
             self.waits[node_id] = self.looks + later, later
         return lines
 
-    def _ask(self, ids: list[int], timeout: float | None) -> tuple[list[_Answer], list[UserError]]:
+    def _ask(self, ids: list[int], timeout: float) -> tuple[list[_Answer], list[UserError]]:
         """Return what nodes answer, and what is wrong with those that cannot take part."""
         answers, errors = list[_Answer](), list[UserError]()
         if not ids:

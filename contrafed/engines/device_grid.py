@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import ConfigRecord, Error, Message, MessageType
-from flwr.common.constant import ErrorCode
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from contrafed.config.run_config import read_config
 from contrafed.core import codec
 from contrafed.core.client_run import NodeRun
 from contrafed.core.errors import UserError
+from contrafed.core.run_folder import read_config
 from contrafed.data.federation import Federation
 from contrafed.data.own import facts_of
 from contrafed.engines.client_registry import Members, Registry
+from contrafed.engines.deadlines import MAX_REPLY_SECONDS, failed_reply, late_reply
 from contrafed.training.workspace import Workspace
 
 # Seconds between two looks at Flower's inbox.
@@ -131,22 +131,23 @@ class DeviceGrid:
         """Send messages and wait for their replies, up to ``timeout`` seconds.
 
         A node that goes offline answers with an error after Flower's patience of about a minute. What is not delivered
-        within ``timeout`` never is, so that a node that returns does not begin with rounds long past.
+        within ``timeout`` never is, so that a node that returns does not begin with rounds long past. Without ``timeout`` a
+        reply that is missing after ``MAX_REPLY_SECONDS`` has failed. Flower's nightly only logs a reply that it lost.
         """
         messages, partitions = list(messages), self._partitions()
         for message in messages:
             self._stamp(message, partitions.get(message.metadata.dst_node_id))
             if timeout is not None:
                 message.metadata.ttl = timeout
-        ends = None if timeout is None else time.monotonic() + timeout
+        ends = time.monotonic() + (MAX_REPLY_SECONDS if timeout is None else timeout)
         pushed = self.grid.push_messages(messages) if messages else []
         waiting = {taken: message for taken, message in zip(pushed, messages, strict=False) if taken}
         replies: list[Message] = [
-            _failed(message, "Flower did not take the message: the node is not registered, or the message too large")
+            failed_reply(message, "Flower did not take the message: the node is not registered, or the message too large")
             for message in messages
             if message.metadata.message_id not in waiting
         ]
-        while waiting and (ends is None or time.monotonic() < ends):
+        while waiting and time.monotonic() < ends:
             for identifier, message in list(waiting.items()):
                 self.left = self.limit
                 try:
@@ -155,13 +156,15 @@ class DeviceGrid:
                 except httpx.HTTPError:
                     raise
                 except Exception as error:
-                    found = [_failed(message, f"its reply cannot be read ({type(error).__name__}: {error})")]
+                    found = [failed_reply(message, f"its reply cannot be read ({type(error).__name__}: {error})")]
                 if found:
                     self._hear(message, found[0], partitions)
                     replies += found
                     del waiting[identifier]
             if waiting:
                 time.sleep(POLL)
+        if timeout is None:
+            replies += map(late_reply, waiting.values())
         return replies
 
     def _partitions(self) -> dict[int, int]:
@@ -180,7 +183,3 @@ class DeviceGrid:
         node, about = message.metadata.dst_node_id, {} if reply.has_error() else codec.config_of(reply)
         if message.metadata.message_type == MessageType.TRAIN and about.get("remembers") is True and node in partitions:
             self.known[partitions[node]] = int(message.metadata.group_id)
-
-
-def _failed(message: Message, reason: str) -> Message:
-    return Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message)

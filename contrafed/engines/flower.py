@@ -23,6 +23,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 from contrafed.data.federation import Federation
 from contrafed.engines.client_registry import Members, Registry
+from contrafed.engines.deadlines import MAX_REPLY_SECONDS, late_reply
 from contrafed.engines.grid import SimulatedGrid
 from contrafed.engines.job import Job
 from contrafed.training.workspace import Workspace, default_device, install, uninstall
@@ -72,16 +73,24 @@ class FlowerGrid(SimulatedGrid):
         return self.grid.get_node_ids()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for their replies, up to ``timeout`` seconds."""
-        waiting, replies = set(self.grid.push_messages(messages)), []
-        ends = None if timeout is None else time.monotonic() + timeout
-        while waiting and (ends is None or time.monotonic() < ends):
+        """Send messages and wait for their replies, up to ``timeout`` seconds.
+
+        Without ``timeout`` a reply that is missing after ``MAX_REPLY_SECONDS`` has failed.
+        """
+        messages, replies = list(messages), list[Message]()
+        pushed = set(self.grid.push_messages(messages))
+        waiting = {message.metadata.message_id: message for message in messages if message.metadata.message_id in pushed}
+        ends = time.monotonic() + (MAX_REPLY_SECONDS if timeout is None else timeout)
+        while waiting and time.monotonic() < ends:
             self._check()
             found = list(self.grid.pull_messages(waiting))
             replies += found
-            waiting -= {reply.metadata.reply_to_message_id for reply in found}
+            for reply in found:
+                waiting.pop(reply.metadata.reply_to_message_id, None)
             if waiting:
                 time.sleep(POLL)
+        if timeout is None:
+            replies += map(late_reply, waiting.values())
         return replies
 
     def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from contrafed.client_app.files import read_personal
-from contrafed.config.run_config import read_config
 from contrafed.core.arguments import Parser
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
+from contrafed.core.run_folder import read_config
 from contrafed.core.tensors import Tensors
 from contrafed.data.federation import Federation
 from contrafed.engines.personal_models import check_saved, place_in

@@ -8,7 +8,6 @@ from contrafed.core.errors import UserError
 from contrafed.report.gains import gaining, gains
 from contrafed.report.groups import number_of, shown
 from contrafed.report.runs import FinishedRun, Points, composition, flat
-from contrafed.report.weights import expected_weight
 
 # Metrics of nodes, one by one.
 NODES = "nodes:"
@@ -157,6 +156,14 @@ def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]
     return [(label, curve) for label, curve in out if curve]
 
 
+def expected_weight(probability: float, cutoff: int) -> float:
+    """Return (1 - (1 - p)^C) / p: the mean length of an interval that ends with a participation or after C rounds.
+
+    PMFL's and FedAU's weights tend to it for a node that takes part with ``probability`` p in (0, 1] of each round's draws.
+    """
+    return (1 - (1 - probability) ** cutoff) / probability
+
+
 def _nearest(run: FinishedRun, metric: str, probability: float) -> tuple[Points, Points]:
     """Return the curve of the node whose p_k is nearest, and what it tends to; empty where p_k or weights are not logged."""
     p = {node: value for node, value in run.last_of_nodes("probability").items() if value > 0}
@@ -188,7 +195,7 @@ def _number(run: FinishedRun, runs: Sequence[FinishedRun], metric: str) -> float
 def _distance(solo: FinishedRun, shared: FinishedRun | None) -> float:
     """Return how far the models of nodes that train alone are from another run's; NaN where models are not at hand."""
     # Slow to import, and rarely wanted.
-    from contrafed.report.deviation import distance_of_runs
+    from contrafed.report.model_distance import distance_of_runs
 
     if solo.config["strategy"]["name"] != "local" or shared is None or solo.folder is None or shared.folder is None:
         return math.nan

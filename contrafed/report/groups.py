@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from contrafed.config.compose import plain
-from contrafed.config.yamls import composed
+from contrafed.config.compose import compose_job, to_plain
 from contrafed.core import registry
 from contrafed.core.schema import dotted, plain_numbers
 from contrafed.report.runs import FinishedRun, flat
@@ -47,8 +46,8 @@ def _today(group: str, choice: str) -> dict[str, Any]:
     name, plus, rule = choice.partition("+")
     if name and name not in registry.choices(group):
         return {}
-    config = composed([*([f"{group}={name}"] if name else []), *([f"{group}/server={rule}"] if plus else [])], None)
-    return plain_numbers(dotted(plain(config)))
+    config = compose_job([*([f"{group}={name}"] if name else []), *([f"{group}.server={rule}"] if plus else [])])
+    return plain_numbers(dotted(to_plain(config)))
 
 
 def varied(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any]] | None = None) -> list[str]:

@@ -7,12 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from contrafed.config.compose import compose_yaml, grid_of, own_folder, plain, use_plain_sgd
+from contrafed.config.checks import find_own_folder
+from contrafed.config.compose import compose_job, expand_jobs, read_grid, to_plain
 from contrafed.core import registry
 from contrafed.core.errors import UserError, unknown
 from contrafed.report.runs import FinishedRun, flat
 from contrafed.runs.output.console import counted
-from contrafed.runs.sweep import expand
 
 
 def placed(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:
@@ -22,7 +22,7 @@ def placed(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None
     ``config_dir`` is the folder of YAMLs that the experiment or the methods are from, where they are the user's own.
     Raises ``UserError`` for an experiment that there is not, and where no run is one of its jobs.
     """
-    own = own_folder(config_dir)
+    own = find_own_folder(config_dir)
     if experiment not in (known := registry.choices("experiment", own)):
         raise unknown("experiment", experiment, known)
     found = []
@@ -41,14 +41,14 @@ def _jobs(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return a method's jobs of a grid: setting -> what each of them says of where it comes from."""
     found: dict[str, list[dict[str, Any]]] = {}
-    axes = [f"strategy={strategy}"] if "strategy" in grid_of(experiment, own) else []
-    for job in expand([f"experiment={experiment}", "seed=0", *axes, *([f"scale={scale}"] if scale else []), *changed], own):
+    axes = [f"strategy={strategy}"] if "strategy" in read_grid(experiment, own) else []
+    for job in expand_jobs(
+        [f"experiment={experiment}", "seed=0", *axes, *([f"scale={scale}"] if scale else []), *changed], own
+    ):
         try:
-            composed = compose_yaml(job.overrides, own)
+            config = to_plain(compose_job(job.overrides, own))
         except UserError:  # a method of somebody's own, or a key that this table's choices do not have
             continue
-        use_plain_sgd(composed)
-        config = plain(composed.config)
         found.setdefault(_setting(config), []).append({key: config.get(key) for key in ("experiment", "published", "changed")})
     return found
 

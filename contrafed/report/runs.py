@@ -14,11 +14,12 @@ from typing import Any
 
 import pandas as pd
 
-from contrafed.config.run_config import HOW_IT_RUNS, counts, read_config
-from contrafed.config.yamls import rule_of
+from contrafed.config.compose import find_choices
+from contrafed.config.run_config import HOW_IT_RUNS, counts
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.core.metrics import ACCURACY
+from contrafed.core.run_folder import read_config
 from contrafed.core.schema import dotted, plain_numbers
 from contrafed.runs.output.series import points_of, summary_of_curves
 
@@ -284,7 +285,9 @@ def composition(strategy: Mapping[str, Any]) -> str:
 @lru_cache
 def _own_server(name: str) -> str | None:
     """Return a method's own server rule, None where it has none to replace; of somebody else's method the plainest."""
-    return rule_of(name, None) if (registry.CONF / "strategy" / f"{name}.yaml").is_file() else "fedavg"
+    if name not in registry.choices("strategy"):
+        return "fedavg"
+    return find_choices(f"strategy={name}").get("strategy/server")
 
 
 def placeless(value: Any) -> Any:

@@ -14,17 +14,18 @@ from dataclasses import asdict
 import numpy as np
 
 from contrafed.config.run_config import Run
+from contrafed.core.covariance import spread
+from contrafed.core.deviation import deviation
 from contrafed.core.errors import UserError
 from contrafed.core.tensors import Tensors
 from contrafed.data.federation import Federation
-from contrafed.report.covariance import spread
-from contrafed.report.deviation import deviation
-from contrafed.report.weights import METRIC
 from contrafed.runs.evaluation import judging, representations, score, test_examples
 from contrafed.runs.output import RunRecorder
 from contrafed.server.base import FederatedStrategy, Replies
 from contrafed.server.checks import weights_of
 from contrafed.training.workspace import Workspace
+
+WEIGHT_METRIC = "weight_all"  # of nodes.csv with log=[weights]
 
 
 class Logged:
@@ -46,7 +47,7 @@ class Logged:
         weights = weights_of(self.strategy) if "weights" in log else None
         if weights is not None:
             nodes = np.flatnonzero(np.isfinite(weights) & (self.strategy.population.sizes > 0))
-            done.node_metrics[METRIC] = (nodes, weights[nodes])
+            done.node_metrics[WEIGHT_METRIC] = (nodes, weights[nodes])
         now = done.server_round
         if "features" in log and len(replies) and (now % self.run.eval_every == 0 or now == self.run.num_rounds):
             found = [asdict(spread(*self._features(model))) for model in replies.models()]

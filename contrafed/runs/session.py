@@ -18,6 +18,7 @@ from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.metrics import beside_accuracy
 from contrafed.core.privacy import central, gaussian
 from contrafed.core.tensors import Tensors
+from contrafed.core.tracker import Tracked
 from contrafed.data.participation import make_participation
 from contrafed.engines.attack import attacked
 from contrafed.engines.client_registry import Members
@@ -30,7 +31,7 @@ from contrafed.runs.evaluation import evaluate, initial_file, initial_model, tes
 from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
 from contrafed.runs.output import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.runs.output.provenance import commit, hardware
-from contrafed.runs.trackers import Followed, Tracked
+from contrafed.runs.trackers import Followed
 from contrafed.server import checks
 from contrafed.server.accountant import Budget
 from contrafed.server.aggregation import make_aggregation

@@ -8,9 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from contrafed.config.compose import compose_job, plain
-from contrafed.config.run_config import Run, read_config, resolve
+from contrafed.config.compose import compose_job, to_plain
+from contrafed.config.run_config import Run, resolve
 from contrafed.core.errors import UserError, nearest
+from contrafed.core.run_folder import read_config
 from contrafed.runs.output import claim_folder, quiet_libraries
 from contrafed.runs.output.folder import finished
 
@@ -52,7 +53,7 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
 
 def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
     """Return the run that a configuration describes, with libraries quiet. Raises ``UserError``."""
-    composed: Any = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
+    composed: Any = to_plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     quiet_libraries(bool(composed.get("verbose", False)))
     return resolve(composed)
 

@@ -1,4 +1,4 @@
-"""How much differential privacy a run has spent: the accountant of Flower's extra ``dp``, Google's dp-accounting."""
+"""How much differential privacy a run has spent, by Google's dp-accounting, which the extra ``dp`` brings."""
 
 import importlib.util
 import logging
@@ -16,7 +16,7 @@ PACKAGE = "dp_accounting"
 def needs_accountant() -> None:
     """Raise ``UserError`` where the accountant is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
-        raise UserError('privacy needs the accountant of Flower\'s extra "dp": pip install -e ".[dp]"')
+        raise UserError("privacy: the package dp-accounting is missing. Fix: pip install 'contrafed[dp]'")
 
 
 class Budget:

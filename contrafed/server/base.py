@@ -50,6 +50,8 @@ class FederatedStrategy(Strategy):
     """
 
     averages = False
+    # Values of ``weights`` with which a node's weight does not depend on who else takes part; ``fixed_weight()`` returns it.
+    fixed_weights: ClassVar[tuple[str, ...]] = ()
     idle: ClassVar[bool] = False  # whether a round without a reply is the rule's business too
     has_global_model: ClassVar[bool] = True  # whether the server's model is one, where all of it travels
 
@@ -167,6 +169,10 @@ class FederatedStrategy(Strategy):
         NaN for a node that the rule has no weight for yet. None for a rule under which a node that is away has none.
         """
         return None
+
+    def fixed_weight(self) -> float:
+        """Return what each reply counts with one of ``fixed_weights`` where nodes have one probability."""
+        raise NotImplementedError
 
     def judged(self, model: Tensors) -> Tensors:
         """Return the global model that is scored, and that a run leaves at its end; by default the one nodes train from."""

@@ -18,6 +18,7 @@ class Bernoulli(Participation):
     """A_k^t ~ Bernoulli(p_k). Source: PMFL section VI."""
 
     everyone = False
+    independent_draws = True
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
         """Draw the probabilities."""

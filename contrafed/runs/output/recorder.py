@@ -270,7 +270,7 @@ def _strict(value: Any) -> Any:
 def versions() -> dict[str, str]:
     """Return the versions that a run depends on; imports none of the packages."""
     found = {"python": platform.python_version()}
-    for name in ("contrafed", "flwr", "ray", "torch", "torchvision", "numpy"):
+    for package in ("contrafed", "flwr", "flwr-nightly", "ray", "torch", "torchvision", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+            found[package.removesuffix("-nightly")] = importlib.metadata.version(package)
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contrafed.core.schema import dotted
-from contrafed.runs.trackers import Tracked, Tracker
+from contrafed.core.tracker import Tracked, Tracker
 
 # In the run's folder: by which a run that goes on finds itself again.
 NAME_FILE = "mlflow.id"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from contrafed.runs.trackers import Tracker
+from contrafed.core.tracker import Tracker
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from contrafed.runs.trackers import Tracked, Tracker
+from contrafed.core.tracker import Tracked, Tracker
 
 # Seconds after which events reach the disk; TensorBoard's own thread writes them.
 DELAY = 10

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from contrafed.runs.trackers import Tracked, Tracker
+from contrafed.core.tracker import Tracked, Tracker
 
 # In the run's folder: by which a run that goes on finds itself again.
 NAME_FILE = "wandb.id"

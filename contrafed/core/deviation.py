@@ -1,17 +1,11 @@
 """How far apart the participants of a round pull (PMFL, Definition 1), and how far apart models are (MpFedcon, Figure 3)."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from contrafed.config.run_config import read_config
-from contrafed.core.errors import UserError
-from contrafed.core.tensors import Tensors, flat, group
+from contrafed.core.tensors import Tensors, flat
 from contrafed.core.weighted_sum import combine, squared_distance
-from contrafed.engines.personal_models import place_in
 
 
 def deviation(deltas: Sequence[Tensors]) -> tuple[float, float]:
@@ -37,21 +31,3 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     if a.keys() != b.keys():
         raise ValueError(f"one model alone has {min(a.keys() ^ b.keys())}")
     return squared_distance(a, b) / sum(value.numel() for value in a.values())
-
-
-def distance_of_runs(solo: str | Path, shared: str | Path) -> float:
-    """Return ``distance`` between the personal models that one run saved and the global model that another left.
-
-    Its mean over the nodes that train. MpFedcon, Figure 3: SOLO (``strategy=local save_personal=true``) and FedAvg. Raises
-    ``UserError`` where a file is missing.
-    """
-    folder, file = Path(place_in(Path(solo))), Path(shared) / "model.safetensors"
-    if not file.is_file():
-        raise UserError(f"there is no {file}; give the folder of a finished run")
-    config = read_config(Path(solo))
-    trained = config["num_nodes"] - config.get("held_out_nodes", 0)
-    places = sorted(place for place in folder.glob("*.safetensors") if int(place.stem) < trained)
-    if not places:
-        raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")
-    model = load_file(file)
-    return float(torch.tensor([distance(group(load_file(place), "model"), model) for place in places]).mean())

@@ -1,0 +1,142 @@
+"""Names, keys and files of a configuration, checked before any choice's code is imported."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import AnyNode, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from contrafed.config.overrides import SERVER, one_line
+from contrafed.config.run_config import GROUPS as TYPED_GROUPS
+from contrafed.core import registry
+from contrafed.core.client_run import PACKAGES
+from contrafed.core.errors import UserError, unknown
+from contrafed.core.schema import dotted
+
+OPTIONAL = ("experiment", "scale")  # groups of which null chooses none
+GROUPS = (*TYPED_GROUPS, SERVER, *OPTIONAL)
+
+# Sections of an experiment's file that are no settings.
+SECTIONS = ("grid", "where", "published", "changed")
+
+# Groups whose YAMLs set keys outside their group, by Hydra's directive.
+DIRECTIVES = {"experiment": "_global_", "scale": "_global_", SERVER: "strategy"}
+
+
+def find_own_folder(config_dir: str | Path | None) -> Path | None:
+    """Return the folder of YAMLs that ``--config-dir`` names. Raises ``UserError`` if it is none, or hides one of ours."""
+    if not config_dir:
+        return None
+    own = Path(config_dir).expanduser().resolve()
+    if not own.is_dir():
+        raise UserError(f"--config-dir: there is no folder {own}")
+    for path in registry.yamls(own):
+        if (registry.CONF / path.relative_to(own)).exists():
+            raise UserError(f"--config-dir: {path} has the name of one of Contrafed's own; give it another")
+        for group, package in DIRECTIVES.items():
+            line = f"# @package {package}"
+            if path.is_relative_to(own / group) and line not in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                raise UserError(f"--config-dir: {path} must begin with the line {line}, or what it sets goes nowhere")
+    return own
+
+
+def chooses_hydra(override: Override) -> bool:
+    """Whether an override decides which of Hydra's own YAMLs are composed, as ``hydra/launcher=joblib`` does."""
+    return override.is_hydra_override() and ("/" in override.key_or_group or override.key_or_group == "hydra.searchpath")
+
+
+def check_names(overrides: Sequence[Override], own: Path | None) -> None:
+    """Raise ``UserError`` for a choice that has no YAML, or whose YAML says another name."""
+    for override in overrides:
+        group, name = override.key_or_group, override.value()
+        if group not in GROUPS or override.is_delete():  # a group that is left out is reported later
+            continue
+        names = registry.choices(group, own)
+        if not isinstance(name, str | int | float):
+            found = str(override.input_line).partition("=")[2]
+            raise UserError(f"{group.replace('/', '.')} must be one name, got {found}; choices: {', '.join(names)}")
+        if name not in names:
+            raise _find_misplaced(group, str(name), own) or unknown(group.replace("/", "."), str(name), names)
+        file = None if own is None else own / group / f"{name}.yaml"
+        if file is not None and group in TYPED_GROUPS and file.exists() and _read_name(file) != name:
+            raise UserError(f"{file} must say name: {name}")
+
+
+def _find_misplaced(group: str, name: str, own: Path | None) -> UserError | None:
+    """Return the error for a choice whose YAML is in the user's folder, but not where its group is looked for."""
+    if own is None:
+        return None
+    others = [own / other for other in GROUPS if other != group]
+    found = sorted(p for p in own.rglob("*.y*ml") if p.stem == Path(name).name and p.parent not in others)
+    if not found:
+        return None
+    if found[0].parent == own and own.as_posix().endswith(f"/{group}"):
+        return UserError(f"--config-dir must be the folder in which {group} is, not {own}")
+    return UserError(f"{group.replace('/', '.')}={name} is looked for in {own / group / name}.yaml, but it is {found[0]}")
+
+
+def _read_name(file: Path) -> Any:
+    try:
+        content = OmegaConf.load(file)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot read {file}: {one_line(error)}") from error
+    return content.get("name") if isinstance(content, DictConfig) else None
+
+
+def check_server(choosing: Sequence[Override], find_choices: Callable[[tuple[str, ...]], dict[str, str]]) -> None:
+    """Raise ``UserError`` for ``strategy.server`` beside a method whose replies are not models to average.
+
+    ``find_choices`` returns group -> choice after overrides that choose.
+    """
+    lines = tuple(str(o.input_line) for o in choosing if o.key_or_group != SERVER)
+    if len(lines) < len(choosing) and SERVER not in (chosen := find_choices(lines)):
+        raise UserError(
+            f"strategy.server: strategy={chosen['strategy']} aggregates other things than models, in a way of its own. "
+            "Fix: leave strategy.server out"
+        )
+
+
+def check_key(config: DictConfig, override: Override) -> None:
+    """Raise ``UserError`` for a key that no YAML declares, with the nearest one, and for ``GROUP.name``."""
+    group, _, key = override.key_or_group.partition(".")
+    if key == "name" and group in TYPED_GROUPS:
+        raise UserError(f"{override.input_line}: what a group chooses is {group}=NAME, without .name")
+    if override.type != OverrideType.CHANGE:
+        return
+    here: Any = config
+    parts = override.key_or_group.split(".")
+    for depth, part in enumerate(parts):
+        if isinstance(here, AnyNode) and here._is_none():  # a mapping without a key yet, as partition.arguments
+            return
+        if not isinstance(here, DictConfig) or part not in here or (not depth and part in ("grid", "where")):
+            raise _explain_key(".".join(parts[:depth]), part, here)
+        here = here._get_node(part)
+
+
+def _explain_key(where: str, name: str, here: Any) -> UserError:
+    """Return the error for a key that ``where``, with the configuration ``here``, does not have. It may be one further down."""
+    values: Any = OmegaConf.to_container(here) if isinstance(here, DictConfig) else {}
+    values = {str(key): value for key, value in values.items() if where or key not in (*SECTIONS, "hydra")}
+    above = f"{where}." if where else ""
+    same = [above + key for key in dotted(values) if key.endswith(f".{name}")]
+    if same and name != "name":
+        return UserError(f"unknown key '{above}{name}', did you mean {' or '.join(same[:3])}?")
+    return unknown(f"{where} key" if where else "key", name, values if where else [*values, *OPTIONAL, "shard"])
+
+
+def check_modules(config: DictConfig, own: Path | None) -> None:
+    """Raise ``UserError`` for a YAML of the user's whose code is none of ours and not said to be in another package."""
+    for group, package in PACKAGES.items() if own is not None else ():
+        values = config.get(group)
+        if not isinstance(values, DictConfig) or "name" not in values:
+            continue
+        modules = {"module": (package, values.get("module") or values.name)}
+        modules["server"] = ("contrafed.strategies", values.get("server"))
+        for key, (home, module) in modules.items():
+            if module is not None and "." not in str(module) and find_spec(f"{home}.{module}") is None:
+                missing = f"there is no module {home}.{module}"
+                raise UserError(f"{group}={values.name}: {missing}; a file of your own package is {key}: PACKAGE.FILE")

@@ -1,0 +1,142 @@
+"""Settings that an experiment or a scale makes for some choices only, put between the YAMLs and the command line."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from contrafed.config.checks import GROUPS, OPTIONAL
+from contrafed.config.grid import (
+    Case,
+    Grid,
+    condition_holds,
+    format_value,
+    match_value,
+    read_conditions,
+)
+from contrafed.config.overrides import SERVER, hydra_key, parse_overrides
+from contrafed.config.run_config import EVALUATION_KEYS, HOW_IT_RUNS, SCORING_KEYS, counts
+from contrafed.core.errors import UserError, unknown
+from contrafed.core.run_folder import read_config
+from contrafed.core.schema import dotted
+
+# What a command line may set beside an experiment and still have its setting.
+FREE = (*OPTIONAL, "seed", "log", "metrics", *HOW_IT_RUNS)
+
+
+def find_experiment(overrides: Sequence[Override]) -> str | None:
+    """Return the experiment that a command line chooses, None if it chooses none, or several."""
+    found = next((o for o in overrides if o.key_or_group == "experiment" and not o.is_sweep_override()), None)
+    return None if found is None or found.is_delete() or found.value() is None else str(found.value())
+
+
+def take_cases(task: list[Override], axes: Grid, experiment: str | None) -> tuple[Case, list[Override]]:
+    """Return what the named cases on a command line set, and the other overrides with the choices that the cases make.
+
+    A choice that the command line makes itself stays. Raises ``UserError`` for a case that does not exist.
+    """
+    cases = {name: axis for name, axis in axes.items() if isinstance(axis, dict)}
+    rest = [_match_override(o, axes) for o in task if o.key_or_group not in cases]
+    made = {o.key_or_group for o in rest}
+    values: Case = {}
+    for override in (o for o in task if o.key_or_group in cases):
+        name, known = str(override.value()), cases[override.key_or_group]
+        if name not in known:
+            raise unknown(f"{override.key_or_group} of experiment={experiment}", name, known)
+        for key, value in ((hydra_key(key), value) for key, value in known[name].items()):
+            if key not in GROUPS:
+                values[key] = value
+            elif key not in made:
+                rest += parse_overrides([f"{key}={format_value(value)}"])
+    return values, rest
+
+
+def _match_override(override: Override, axes: Grid) -> Override:
+    key, _, value = str(override.input_line).partition("=")
+    found = match_value(value, axes.get(key, {}))
+    return override if found == value else parse_overrides([f"{key}={found}"])[0]
+
+
+def remove_sections(config: DictConfig) -> tuple[dict[str, Case], Mapping[str, Any]]:
+    """Take ``where`` and ``grid`` out of a configuration and return them. Raises ``UserError`` for sections that are none."""
+    with open_dict(config):
+        return read_conditions(config.pop("where", None)), config.pop("grid", None) or {}
+
+
+def merge(
+    config: DictConfig, *, asked: list[Override], task: list[Override], cases: Case, axes: Grid, own: Path | None
+) -> None:
+    """Put conditional settings in place, in this order: ``where`` of the experiment, the chosen cases, ``where`` of the scale.
+
+    The scale leaves out keys that the choices do not have. What the command line sets stays. ``asked`` is the command line,
+    ``task`` the same with the cases' choices. Raises ``UserError`` for a key that does not exist.
+    """
+    where, _ = remove_sections(config)
+    origin = {o.key_or_group: o.value() for o in asked if o.key_or_group in OPTIONAL and not o.is_delete()}
+    if origin:
+        with open_dict(config):
+            config.experiment, config.scale = origin.get("experiment"), origin.get("scale")
+            free = {hydra_key(key) for key in axes}
+            lines = [o for o in asked if not o.is_hydra_override() and o.key_or_group not in free]
+            config.changed = [str(o.input_line) for o in lines if counts(o.key_or_group, FREE)]
+    holding = {condition: values for condition, values in where.items() if condition_holds(condition, config, own)}
+    other_server = any(o.key_or_group == SERVER for o in task)  # then the method has other keys than its experiment knows
+    for condition, values in holding.items():
+        if "scale=" not in condition:
+            what = None if other_server and "strategy=" in condition else f"key in the experiment's where '{condition}'"
+            _put(config, values, task, what)
+    kept = {key: OmegaConf.select(config, key) for key in cases if _is_set(key, task)}
+    _put(config, cases, [], "key in the experiment's grid")
+    if config.get("published") is not None:  # a small run, or one with a case's key set, stands beside the full one's number
+        _resolve_published(config)
+    for key, value in kept.items():
+        OmegaConf.update(config, key, value)
+    for condition, values in holding.items():
+        if "scale=" in condition:
+            _put(config, values, task, None)
+    if config.get("evaluate_only") is not None:
+        _take_scoring(config, [o for o in task if not o.is_hydra_override()])
+
+
+def _put(config: DictConfig, values: Case, task: list[Override], what: str | None) -> None:
+    """Set dotted keys that the command line does not set.
+
+    Raises ``UserError`` for one that is not there, saying ``what`` it is. If that is None such a key is left out.
+    """
+    for key, value in values.items():
+        above, _, last = key.rpartition(".")
+        group = OmegaConf.select(config, above) if above else config
+        if not isinstance(group, DictConfig) or last not in group:
+            if what is not None:
+                raise unknown(what, key, map(str, group if isinstance(group, DictConfig) else config))
+        elif not _is_set(key, task):
+            OmegaConf.update(config, key, value)
+
+
+def _is_set(key: str, task: list[Override]) -> bool:
+    """Whether the command line sets a key, or a group that it is in. A mapping, which is merged, sets the keys that it has."""
+    asked = {o.key_or_group: o.value() for o in task if o.key_or_group not in GROUPS and not o.is_delete()}
+    return any(f"{key}.".startswith(f"{name}.") for name in dotted(asked))
+
+
+def _resolve_published(config: DictConfig) -> None:
+    if not isinstance(config.published, DictConfig):
+        raise UserError(f"the experiment's published must be a mapping, got {config.published!r}")
+    OmegaConf.update(config, "published", OmegaConf.to_container(config.published, resolve=True))
+
+
+def _take_scoring(config: DictConfig, task: list[Override]) -> None:
+    """Have an evaluation of saved models evaluate all that their run did, apart from keys that the command line sets."""
+    keys = [o.key_or_group for o in task]
+    if others := [key for key in keys if key.split(".")[0] not in EVALUATION_KEYS]:
+        raise UserError(
+            f"evaluate_only takes the run's own configuration, so that {', '.join(others)} cannot be set beside it; "
+            f"what can: {', '.join(EVALUATION_KEYS[1:])}"
+        )
+    folder = Path(str(config.evaluate_only)).expanduser()
+    stored = read_config(folder) if (folder / "config.yaml").is_file() else {}
+    for key in set(SCORING_KEYS) - {key.split(".")[0] for key in keys}:
+        if stored.get(key):  # not a "no": then nothing might be evaluated
+            OmegaConf.update(config, key, stored[key])

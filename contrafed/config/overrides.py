@@ -1,0 +1,75 @@
+"""Overrides of a command line, ``KEY=VALUE``, as Hydra reads them."""
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from contrafed.config.grid import format_value
+from contrafed.core.errors import UserError
+
+SERVER = "strategy/server"
+
+
+def rename_arguments(arguments: list[str]) -> list[str]:
+    """Return arguments with Hydra's keys: ``strategy.server=NAME`` is ``strategy/server=NAME``, ``shard=1/4`` is the sweeper's.
+
+    The strategy on the server is one key of the method to its user, and brings hyper-parameters of its own. A value that
+    Hydra's grammar cannot read, such as a path with = in it, is put in quotes.
+    """
+    parts = (argument.partition("=") for argument in arguments)
+    return [
+        argument if argument.startswith("-") or not sign else quote_value(hydra_key(key) + sign + value)
+        for argument, (key, sign, value) in zip(arguments, parts, strict=True)
+    ]
+
+
+def hydra_key(key: str) -> str:
+    """Return the key by which Hydra knows what its user calls ``key``."""
+    return {"strategy.server": SERVER, "shard": "hydra.sweeper.shard"}.get(key, key)
+
+
+def quote_value(override: str) -> str:
+    """Return an override with its value in quotes where Hydra can read it only so."""
+    key, sign, value = override.partition("=")
+    if sign and value and not set(value) & set("[]{}'\",\\"):
+        parser = OverridesParser.create()
+        try:
+            parser.parse_override(override)
+        except HydraException:
+            return f"{key}={format_value(value)}"
+    return override
+
+
+def parse_overrides(overrides: list[str], loader: ConfigLoader | None = None) -> list[Override]:
+    """Return overrides as Hydra reads them. ``loader`` finds the choices of a ``glob()``. Raises ``UserError``."""
+    parser, parsed = OverridesParser.create(config_loader=loader), []
+    for override in overrides:
+        try:
+            parsed += parser.parse_overrides([quote_value(override)])
+        except HydraException as error:
+            if override.endswith(","):
+                line = f"{override} ends with a comma: leave it out, or write the value that is missing after it"
+            else:
+                line = f"cannot read '{override}', which must be KEY=VALUE such as strategy=pmfl: {one_line(error)}"
+            raise UserError(line) from error
+    return parsed
+
+
+def list_values(override: Override) -> dict[str, str]:
+    """Return the texts of an override's values, each with an override of its own. Raises ``UserError`` for a random order."""
+    if not override.is_sweep_override():
+        line = str(override.input_line)
+        return {line.partition("=")[2]: line}
+    key = override.get_key_element()
+    try:
+        if getattr(override.value(), "shuffle", False):  # another order at every look
+            raise HydraException
+        return {value: f"{key}={value}" for value in map(str, override.sweep_string_iterator())}
+    except HydraException as error:
+        raise UserError(f"{override.input_line} cannot be listed here: write the values out, as {key}=a,b,c") from error
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's text on one line, without a link."""
+    return " ".join(str(error).split("See https://")[0].split())[:300]

@@ -1,0 +1,348 @@
+"""The sweeper of Contrafed: an experiment's grid, checked whole, skipping what is finished, resuming what was stopped.
+
+    python main.py -m experiment=pmfl/table1                            the whole grid, in outputs/pmfl/table1
+    python main.py -m experiment=pmfl/table1 strategy=pmfl seed=0,1     a part of it, and a second seed
+    python main.py -m experiment=pmfl/table1 shard=2/4                  every fourth job, from the second
+    python main.py -m hydra/launcher=joblib seed=0,1                    two jobs at a time
+
+Every job is composed and checked before the first starts. What the folder of an experiment's sweep holds, known by its
+configuration, is not run again, or resumes where it stopped. Hydra looks for sweepers in this folder only, and imports it in
+every Hydra program: so nothing of Contrafed is imported before it is used.
+"""
+
+import contextlib
+import shutil
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.sweeper import Sweeper
+
+if TYPE_CHECKING:
+    from hydra.types import HydraContext, TaskFunction
+    from omegaconf import DictConfig
+
+    from contrafed.config.compose import Job
+    from contrafed.config.run_config import Run
+
+OUTPUTS = Path("outputs")
+POLL_SECONDS = 0.5  # between two looks at what another process does
+CHECKPOINTS = 20  # that an experiment's job writes unless it is told how often
+MIN_CHECKPOINT_ROUNDS = 10  # between two of these
+MAX_NAMED_JOBS = 5  # jobs that the last line names, of those that failed
+
+
+@dataclass
+class SweeperConfig:
+    """Its settings in Hydra's configuration, ``hydra.sweeper``."""
+
+    _target_: str = "hydra_plugins.contrafed_sweeper.ContrafedSweeper"
+    shard: str | None = None  # I/N: every Nth job from the Ith
+    params: dict[str, Any] | None = None  # more axes, key -> values as on a command line
+
+
+ConfigStore.instance().store(group="hydra/sweeper", name="contrafed", node=SweeperConfig, provider="contrafed")
+
+
+class Left(NamedTuple):
+    """A job that is still to run, with its run as configured."""
+
+    job: "Job"
+    run: "Run"
+    home: Path  # the folder of its sweep
+
+
+class ContrafedSweeper(Sweeper):
+    """Runs the jobs of a command line by the launcher that Hydra's configuration names."""
+
+    def __init__(self, shard: str | None = None, params: dict[str, Any] | None = None) -> None:
+        self.shard, self.params = shard, params
+        self.failures: list[tuple["Job", bool]] = []  # and whether by a mistake in what was asked for
+        self.folders: list[Path] = []  # of the finished runs, in the order of the jobs
+        self.elsewhere = 0  # jobs that another process is at
+        self._paces: dict[tuple[str, str], list[float]] = {}  # (method, data set) -> seconds a round
+        self._there: dict[Path, dict[str, Path]] = {}  # what each folder held: identity -> run
+
+    def setup(self, *, hydra_context: "HydraContext", task_function: "TaskFunction", config: "DictConfig") -> None:
+        """Keep what Hydra hands over."""
+        self.config, self.loader = config, hydra_context.config_loader
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> list[JobReturn]:
+        """Run every job that is left and return what they returned. Raises ``UserError``, and ``SystemExit`` if a job failed."""
+        from contrafed.config.command_line import check_jobs
+        from contrafed.config.compose import expand_jobs, take_shard
+        from contrafed.runs.setup import check_latest, names_folder
+
+        asked = {line.partition("=")[0] for line in arguments}
+        more = [f"{key}={value}" for key, value in (self.params or {}).items() if key not in asked]
+        every = expand_jobs([*more, *arguments], loader=self.loader)
+        runs = check_jobs(every, getattr(self.loader, "own", None))
+        self.named = names_folder(arguments) or any(
+            str(o).startswith("hydra.sweep.dir=") for o in self.config.hydra.overrides.hydra
+        )
+        check_latest(runs[0], self.named or every[0].experiment is not None)
+        self.jobs = [
+            Left(job, run, self._find_home(job, run))
+            for job, run in take_shard(list(zip(every, runs, strict=True)), self.shard)
+        ]
+        returned = self._run()
+        if self.failures:
+            names = [" ".join(job.overrides) for job, _ in self.failures[:MAX_NAMED_JOBS]]
+            more = [f"and {len(self.failures) - MAX_NAMED_JOBS} more"] if len(self.failures) > MAX_NAMED_JOBS else []
+            print(f"error: {len(self.failures)} job(s) failed: {'; '.join([*names, *more])}", file=sys.stderr)
+            raise SystemExit(2 if all(mistake for _, mistake in self.failures) else 1)
+        return returned
+
+    def _run(self) -> list[JobReturn]:
+        from contrafed.runs.output.folder import make_folder
+
+        self._check_folders()
+        self.config.hydra.sweep.dir = str(self.jobs[0].home)  # launchers make it
+        for each in self.jobs:
+            make_folder(each.home)
+            if each.home not in self._there:
+                self._there[each.home] = find_runs(each.home) if each.job.experiment is not None else {}
+        left = [each for each in self.jobs if not self._skip_finished(each)]
+        what = "" if not self.folders else f", {len(self.folders)} of them finished already"
+        jobs = "1 job" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs"
+        print(f"{jobs}{what}: {len(left)} to run in {self.jobs[0].home}", flush=True)
+        load_data([each.run for each in left])
+        returned: list[JobReturn] = []
+        # Hydra's basic launcher runs jobs one after another in this process: one at a time, the next can be told what is left.
+        alone = type(self.launcher).__name__ == "BasicLauncher"
+        try:
+            for number, batch in enumerate([[each] for each in left] if alone else [left] if left else []):
+                if alone:
+                    to_go = self._estimate_time(left[number:])
+                    overrides = " ".join(batch[0].job.overrides)
+                    print(f"\n[job {batch[0].job.number}, {len(left) - number} left{to_go}] {overrides}", flush=True)
+                returned += self._launch(batch)
+            if len(self.jobs) > 1:
+                counts = {"failed": len(self.failures), "left to another process": self.elsewhere}
+                ends = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "failed")
+                print(f"\n{len(self.folders)} of {len(self.jobs)} jobs finished, {ends}", flush=True)
+        finally:  # also of a sweep that is stopped
+            self._write_report()
+        return returned
+
+    def _launch(self, batch: list[Left]) -> list[JobReturn]:
+        """Hand jobs to the launcher, apart from those that another process has run, or is at."""
+        ready = [(each, folder) for each in batch if (folder := self._find_folder(each)) is not None]
+        if not ready:
+            return []
+        lines = [self._override_job(each, folder) for each, folder in ready]
+        returned = list(self.launcher.launch(lines, initial_job_idx=ready[0][0].job.number))
+        for (each, folder), done in zip(ready, returned, strict=True):
+            self._record(each, folder, done)
+        return returned
+
+    def _record(self, each: Left, folder: Path, done: JobReturn) -> None:
+        """Keep what became of a job."""
+        from contrafed.core.errors import UserError
+        from contrafed.runs import checkpoint
+        from contrafed.runs.output.folder import finished
+
+        if done.status != JobStatus.COMPLETED or (summary := finished(folder)) is None:
+            self.failures.append((each.job, isinstance(done._return_value, UserError)))
+            return
+        self._add_finished(folder, summary, each.run)
+        self._there[each.home][checkpoint.identity(each.run.composed)] = folder
+        if self._keeps_checkpoints(each):
+            shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+
+    def _override_job(self, each: Left, folder: Path) -> list[str]:
+        """Return a job's command line: its own, its folder, and how often it writes checkpoints."""
+        from contrafed.config.grid import format_value
+
+        lines = [f"hydra.sweep.dir={format_value(str(folder.parent))}", f"hydra.sweep.subdir={format_value(folder.name)}"]
+        if folder == self._find_past(each) and _is_resumable(each.run):
+            lines.append("resume=latest")
+        if self._keeps_checkpoints(each):
+            every = max(MIN_CHECKPOINT_ROUNDS, each.run.num_rounds // CHECKPOINTS)
+            lines += [f"checkpoint_every={every}", "checkpoint_keep=1"]
+        return [*each.job.overrides, *lines]
+
+    @staticmethod
+    def _keeps_checkpoints(each: Left) -> bool:
+        return _is_resumable(each.run) and each.job.experiment is not None and each.run.checkpoint_every is None
+
+    def _check_folders(self) -> None:
+        """Raise ``UserError`` for a folder that is a run's own, and for a numbered one that a job would find taken."""
+        from contrafed.runs.output.folder import CLAIM, taken_by_a_run
+
+        for each in self.jobs:
+            own = [each.home / str(each.job.number)] if each.job.experiment is None and each.run.resume is None else []
+            if (folder := next((f for f in (each.home, *own) if (f / CLAIM).exists()), None)) is not None:
+                raise taken_by_a_run(folder)
+
+    def _skip_finished(self, each: Left) -> bool:
+        """Whether a job has finished before. Then its folder is among those of the report."""
+        from contrafed.engines.personal_models import place_in
+        from contrafed.runs.output.folder import finished
+
+        there = self._find_past(each)
+        if there is None or (summary := finished(there)) is None:
+            return False
+        self._add_finished(there, summary, each.run)
+        if each.run.save_personal and "personal_accuracy_best" in summary and not Path(place_in(there)).exists():
+            print(f"{there} finished without saving its personal models: save_personal=true needs another output_dir")
+        return True
+
+    def _find_folder(self, each: Left) -> Path | None:
+        """Return the folder for a job, its own from before or a new one; None if another process has run it, or is at it."""
+        from contrafed.runs.output.folder import finished, taken
+
+        there = self._find_past(each)
+        if there is None and self._begins_elsewhere(each):
+            print("another process begins a run of this name: waiting to see which", flush=True)
+            while there is None and self._begins_elsewhere(each):
+                time.sleep(POLL_SECONDS)
+                there = self._find_past(each)
+        if there is not None and (summary := finished(there)) is not None:
+            # By another process meanwhile, or by a job whose case the command line leaves nothing of its own.
+            print(f"the same run has finished in {there}", flush=True)
+            self._add_finished(there, summary, each.run)
+            return None
+        if there is not None and taken(there):
+            print("another process is at it", flush=True)
+            self.elsewhere += 1
+            return None
+        if there is not None and _is_resumable(each.run):
+            return there
+        folder = each.home / (str(each.job.number) if each.job.experiment is None else each.job.name)
+        if self.named and each.job.experiment is None:
+            return folder
+        return next(free for free in list_unclaimed(folder) if not free.exists() or not taken(free))
+
+    def _add_finished(self, folder: Path, summary: dict[str, Any], run: "Run") -> None:
+        self.folders.append(folder)
+        if (pace := summary.get("seconds_per_round")) is not None:
+            self._paces.setdefault(_kind_of(run), []).append(float(pace))
+
+    def _find_home(self, job: "Job", run: "Run") -> Path:
+        """Return the folder of a job's sweep."""
+        if self.named:
+            return Path(str(self.config.hydra.sweep.dir))
+        if job.experiment is not None:
+            return OUTPUTS / "-".join([job.experiment, *([job.scale] if job.scale else [])])
+        return self._dated_home
+
+    @cached_property
+    def _dated_home(self) -> Path:
+        """The folder of jobs of no experiment, by the time: another than a run's of the same second."""
+        return next(list_unclaimed(Path(str(self.config.hydra.sweep.dir))))
+
+    def _find_past(self, each: Left) -> Path | None:
+        """Return the folder of the run that a job had before, None if there is none."""
+        from contrafed.runs.checkpoint import identity
+        from contrafed.runs.output.folder import finished
+        from contrafed.runs.setup import LATEST
+
+        wanted = identity(each.run.composed)
+        if each.job.experiment is None:  # what has not finished resumes by itself
+            done = find_runs(each.home, str(each.job.number)).get(wanted) if each.run.resume == LATEST else None
+            return done if done is not None and finished(done) is not None else None
+        found = self._there[each.home].get(wanted)
+        return found or find_runs(each.home, f"{each.job.name}*").get(wanted)  # another process may have begun it meanwhile
+
+    def _begins_elsewhere(self, each: Left) -> bool:
+        """Whether another process has a folder of this name of which it has not said yet what it runs there."""
+        from contrafed.runs.output.folder import CLAIM, taken
+
+        for folder in each.home.glob(f"{each.job.name}*/") if each.job.experiment is not None else ():
+            with contextlib.suppress(FileNotFoundError):
+                if (folder / CLAIM).stat().st_size:
+                    continue
+            if folder.exists() and taken(folder):  # it may have been given up meanwhile
+                return True
+        return False
+
+    def _estimate_time(self, left: list[Left]) -> str:
+        """Return about how long these runs take: their rounds by the pace of their method on their data, or of all."""
+        every = [pace for paces in self._paces.values() for pace in paces]
+        if not every:
+            return ""
+        rounds = {id(each): count_rounds_left(each.run, self._find_past(each)) for each in left}
+        seconds = sum(rounds[id(each)] * statistics.mean(self._paces.get(_kind_of(each.run), every)) for each in left)
+        hours, minutes = divmod(round(seconds / 60), 60)
+        about = f"{hours} h " if hours else ""
+        return f", about {about}{minutes} min to go" if hours or minutes else ", less than a minute to go"
+
+    def _write_report(self) -> None:
+        """Leave a table and a figure in the sweep's folder: of its finished runs, and of what other commands ran of it."""
+        from contrafed.report.pages import leave
+        from contrafed.runs.output.folder import finished
+
+        experiments = {each.job.experiment for each in self.jobs}
+        for home in dict.fromkeys(folder.parent for folder in self.folders):
+            own = [folder for folder in self.folders if folder.parent == home]
+            # Jobs of no experiment are numbered.
+            others = find_runs(home, "[0-9]*" if experiments == {None} else "*", experiments).values()
+            leave(home, list(dict.fromkeys([*own, *(path for path in others if finished(path) is not None)])))
+
+
+def _is_resumable(run: "Run") -> bool:
+    # Flower keeps client state to itself, and secret noise must not be drawn twice.
+    return run.engine.name != "flower" and getattr(run.privacy.config, "noise", None) != "secret"
+
+
+def _kind_of(run: "Run") -> tuple[str, str]:
+    """Return what runs of like rounds have in common: method and data set."""
+    return run.node.strategy.name, run.node.dataset.name
+
+
+def load_data(runs: list["Run"]) -> None:
+    """Load, or download, what several runs train on: what is missing is reported once, before the first. Raises ``UserError``."""
+    from contrafed.data.images import load_images
+
+    if len(runs) > 1:
+        for dataset in {repr((run.node.dataset.name, run.node.dataset.config)): run.node.dataset for run in runs}.values():
+            load_images(dataset)
+
+
+def list_unclaimed(path: Path) -> Any:
+    """Yield the folders of this name, and of its numbers, that no run has."""
+    from contrafed.runs.output.folder import CLAIM, numbered
+
+    return (folder for folder in map(path.with_name, numbered(path.name)) if not (folder / CLAIM).exists())
+
+
+def count_rounds_left(run: "Run", there: Path | None) -> int:
+    """Return the rounds after the last checkpoint of the run that a job had before."""
+    from contrafed.runs import checkpoint
+
+    done = checkpoint.numbered(there / checkpoint.FOLDER) if there is not None else []
+    return run.num_rounds - (int(done[-1].name) if done else 0)
+
+
+def find_runs(home: Path, pattern: str = "*", of: Any = None) -> dict[str, Path]:
+    """Return the runs below a folder by what identifies their configuration; of two alike the finished one.
+
+    ``of``: those of these experiments alone, None among them for runs of none.
+    """
+    import yaml
+
+    from contrafed.runs.checkpoint import identity
+    from contrafed.runs.output.folder import finished
+
+    found: dict[str, Path] = {}
+    for path in sorted(home.glob(f"{pattern}/config.yaml")):
+        try:
+            config = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        if isinstance(config, dict) and (of is None or config.get("experiment") in of):
+            key = identity(config)
+            if key not in found or finished(found[key]) is None:
+                found[key] = path.parent
+    return found
