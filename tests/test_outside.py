@@ -20,7 +20,7 @@ NODE = """
 from dataclasses import dataclass
 from typing import Annotated
 
-from contrafed.training.base import Client, LocalTraining
+from contrafed import Client, LocalTraining
 from contrafed.core.schema import Range
 
 
@@ -210,8 +210,8 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         ),
         (
             "my_method.py",
-            NODE.replace("(Client)", "(NumPyClient)").replace("import Client, ", "import NumPyClient, "),
-            "my_package.my_method: MyClient must inherit contrafed.training.base.Client",
+            f"from flwr.client import NumPyClient\n{NODE.replace('(Client)', '(NumPyClient)')}",
+            "my_package.my_method: MyClient must inherit contrafed.Client",
         ),
         (
             "my_method.py",
@@ -241,7 +241,7 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
         (
             "my_method.py",
             NODE.replace("(Client)", ""),
-            "must define exactly one class that inherits contrafed.training.base.Client, found 0",
+            "must define exactly one class that inherits contrafed.Client, found 0",
         ),
         ("my_method.py", None, "there is no module my_package.my_method; is its package installed, or on PYTHONPATH"),
     ],

@@ -1,7 +1,7 @@
 """A folder of YAMLs of one's own: what is misspelt, misplaced or without its code is one line that names it."""
 
+import importlib.util
 import time
-from pathlib import Path
 
 import pytest
 from test_outside import METHOD, OTHER_RULE, packaged, write
@@ -11,7 +11,6 @@ from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
 OWN_RULE = METHOD.replace("server: my_package.my_rule\n", "")
 AVERAGED = OWN_RULE.replace("_local@local,", "_local@local, server: fedavg,").replace("share: 0.5\n", "")
 
@@ -66,7 +65,7 @@ def test_our_own_choices_have_their_modules_where_they_are_looked_for(group):
     for name in registry.choices(group):
         text = (registry.CONF / group / f"{name}.yaml").read_text()
         module = next((line.split()[1] for line in text.splitlines() if line.startswith("module:")), name)
-        assert (ROOT / PACKAGES[group].replace(".", "/") / f"{module}.py").is_file()
+        assert importlib.util.find_spec(f"{PACKAGES[group]}.{module}") is not None
 
 
 @pytest.mark.parametrize(

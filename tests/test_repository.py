@@ -93,6 +93,33 @@ def test_contributing_names_what_is_there():
         assert (ROOT / path).is_dir(), path
 
 
+# A file or folder of ours, as pages write it; core/ and simulation/ were such folders.
+PLACE = re.compile(
+    r"(?<![\w./-])(?:contrafed|clients|strategies|models|partitions|hydra_plugins|tests|benchmarks|docs|core|simulation|\.ci)/"
+    r"[\w/]*(?:\.\w+)?(?![\w{*.<-])"
+)
+
+
+def named_places(text):
+    """The files and folders that a page names, without those that stand for any (``clients/NAME.py``)."""
+    return {place.rstrip("/") for place in PLACE.findall(text) if not re.search(r"[A-Z]{3}", place.partition(".")[0])}
+
+
+def test_files_that_pages_name_are_there():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    found = {page.name: named_places(page.read_text(encoding="utf-8")) for page in pages}
+    missing = {name: {place for place in places if not (ROOT / place).exists()} for name, places in found.items()}
+    assert {name: places for name, places in missing.items() if places} == {}
+    assert len(found["ARCHITECTURE.md"]) > 30
+
+
+def test_a_file_that_is_not_there_is_noticed():
+    text = (
+        "see `clients/node/app.py`, [this](contrafed/analysis/) and clients/NAME.py, not https://x.org/clients/ or my/models/"
+    )
+    assert named_places(text) == {"clients/node/app.py", "contrafed/analysis"}
+
+
 def test_no_text_refers_to_a_numbered_section_of_methods():
     """docs/METHODS.md has headings without numbers."""
     if not (ROOT / ".git").exists():

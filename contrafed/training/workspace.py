@@ -23,9 +23,9 @@ EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2*
 
 def client_class_of(strategy: Choice) -> Any:
     """Return the ``Client`` class of a node half. Raises ``UserError`` where what it shares is no part of a model, or fails."""
-    found: Any = registry.only_subclass(strategy.module, NumPyClient, "contrafed.training.base.Client")
+    found: Any = registry.only_subclass(strategy.module, NumPyClient, "contrafed.Client")
     if not hasattr(found, "shared_parts"):
-        raise UserError(f"{strategy.module.__name__}: {found.__name__} must inherit contrafed.training.base.Client")
+        raise UserError(f"{strategy.module.__name__}: {found.__name__} must inherit contrafed.Client")
     half = f"strategy={strategy.name}: {found.__name__}"
     with registry.blamed(f"{half}.shared_parts", inspect.getfile(found)):
         parts = found.shared_parts(strategy.config)
