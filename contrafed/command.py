@@ -57,7 +57,7 @@ def train(config: DictConfig) -> float | None:
     quiet_libraries(config.verbose)
     overrides = [str(line) for line in job.overrides.task]
     if job.mode == RunMode.MULTIRUN:
-        return run_in_folder(config, Path(os.path.relpath(job.runtime.output_dir)), named=True, unique=True)
+        return run_in_folder(config, Path(os.path.relpath(job.runtime.output_dir)), named=True, unique=False)
     named = any(line.lstrip("+").startswith("output_dir=") for line in overrides) or any(
         str(line).startswith("hydra.run.dir=") for line in job.overrides.hydra
     )

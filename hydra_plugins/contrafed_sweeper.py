@@ -64,7 +64,7 @@ class ContrafedSweeper(Sweeper):
 
     def __init__(self, shard: str | None = None, params: dict[str, Any] | None = None) -> None:
         self.shard, self.params = shard, params
-        self.failures: list[tuple["Job", bool]] = []  # and whether by a mistake in what was asked for
+        self.failures: list[tuple[Any, bool]] = []  # and whether by a mistake in what was asked for
         self.folders: list[Path] = []  # of the finished runs, in the order of the jobs
         self.elsewhere = 0  # jobs that another process is at
         self._paces: dict[tuple[str, str], list[float]] = {}  # (method, data set) -> seconds a round
@@ -78,7 +78,7 @@ class ContrafedSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> list[JobReturn]:
-        """Run every job that is left and return what they returned. Raises ``UserError``, and ``SystemExit`` if a job failed."""
+        """Run every job that is left and return what each returned. Raises ``UserError``."""
         from contrafed.config.command_line import check_jobs
         from contrafed.config.compose import expand_jobs, take_shard
         from contrafed.runs.setup import check_latest, names_folder
@@ -91,17 +91,19 @@ class ContrafedSweeper(Sweeper):
             str(o).startswith("hydra.sweep.dir=") for o in self.config.hydra.overrides.hydra
         )
         check_latest(runs[0], self.named or every[0].experiment is not None)
-        self.jobs = [
-            Left(job, run, self._find_home(job, run))
-            for job, run in take_shard(list(zip(every, runs, strict=True)), self.shard)
-        ]
+        chosen = take_shard(list(zip(every, runs, strict=True)), self.shard)
+        self.jobs = [Left(job, run, self._find_home(job, run)) for job, run in chosen]
         returned = self._run()
+        self.report_failures()
+        return returned
+
+    def report_failures(self) -> None:
+        """Name the jobs that failed and end the process with their exit status, if there are any."""
         if self.failures:
             names = [" ".join(job.overrides) for job, _ in self.failures[:MAX_NAMED_JOBS]]
             more = [f"and {len(self.failures) - MAX_NAMED_JOBS} more"] if len(self.failures) > MAX_NAMED_JOBS else []
             print(f"error: {len(self.failures)} job(s) failed: {'; '.join([*names, *more])}", file=sys.stderr)
             raise SystemExit(2 if all(mistake for _, mistake in self.failures) else 1)
-        return returned
 
     def _run(self) -> list[JobReturn]:
         from contrafed.runs.output.folder import make_folder
@@ -302,7 +304,7 @@ def _kind_of(run: "Run") -> tuple[str, str]:
 
 
 def load_data(runs: list["Run"]) -> None:
-    """Load, or download, what several runs train on: what is missing is reported once, before the first. Raises ``UserError``."""
+    """Load, or download, what several runs train on, so that what is missing is reported once. Raises ``UserError``."""
     from contrafed.data.images import load_images
 
     if len(runs) > 1:

@@ -9,8 +9,9 @@ from flwr.app import ConfigRecord, MetricRecord
 from omegaconf import OmegaConf
 from torch import nn
 
-from contrafed.config.compose import compose_job
-from contrafed.config.run_config import server_of
+from contrafed.config.command_line import check_jobs, check_yaml
+from contrafed.config.compose import compose_job, expand_jobs
+from contrafed.config.run_config import resolve, server_of
 from contrafed.core import codec, registry
 from contrafed.core.client_run import node_run
 from contrafed.core.split_model import Features, SplitModel
@@ -29,6 +30,16 @@ PERSONAL = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fe
 @cache
 def _composed(*overrides):
     return OmegaConf.to_container(compose_job(list(overrides)), resolve=True)
+
+
+def checked(*overrides, folder=None):
+    """One job's run, checked as the command line does it."""
+    return resolve(check_yaml(list(overrides), folder))
+
+
+def checked_jobs(*overrides, folder=None):
+    """The runs of a sweep's jobs, checked before the first."""
+    return check_jobs(expand_jobs(list(overrides), folder), folder)
 
 
 def config_of(*overrides):

@@ -98,7 +98,7 @@ def test_thousands_of_wrong_values_in_every_choice(data):
 @settings(PROBED, max_examples=15)
 @given(st.data())
 def test_what_the_command_line_is_given_is_read_or_refused_in_a_line(data):
-    from contrafed.config.command_line import check_jobs
+    from rig import checked
 
     pieces = [
         "seed",
@@ -119,7 +119,7 @@ def test_what_the_command_line_is_given_is_read_or_refused_in_a_line(data):
         " ",
     ]
     overrides = data.draw(st.lists(st.lists(st.sampled_from(pieces), min_size=1, max_size=5).map("".join), max_size=2))
-    one_line(lambda: check_jobs(overrides, multirun=False))
+    one_line(lambda: checked(*overrides))
 
 
 def arrays(**changes):

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rig import METHODS, config_of
+from rig import METHODS, checked, checked_jobs, config_of
 
-from contrafed.config.command_line import check_jobs, help_text
+from contrafed.config.command_line import help_text
+from contrafed.config.compose import expand_jobs
 from contrafed.config.run_config import GROUPS, Top, server_of
 from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError
-from contrafed.runs.sweep import expand
 from contrafed.training.local_training import LocalTraining
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,7 +97,7 @@ def command(*arguments, timeout=900):
 )
 def test_every_mistake_is_one_line(overrides, message):
     with pytest.raises(UserError) as error:
-        check_jobs(overrides, multirun=False)
+        checked(*overrides)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -184,12 +184,12 @@ def test_a_job_is_shown_wherever_the_flag_stands(called):
 
 
 def test_sweeps_expand_to_every_combination():
-    got = [job.overrides for job in expand(["strategy=fedavg,moon", "seed=range(0,3)", "num_nodes=5"])]
+    got = [job.overrides for job in expand_jobs(["strategy=fedavg,moon", "seed=range(0,3)", "num_nodes=5"])]
     assert len(got) == 6
     assert got[0] == ["strategy=fedavg", "seed=0", "num_nodes=5"]
     assert got[-1] == ["strategy=moon", "seed=2", "num_nodes=5"]
     with pytest.raises(UserError, match=r"job 1 \(strategy=pfml\): unknown strategy"):
-        check_jobs(["strategy=pmfl,pfml"], multirun=True)
+        checked_jobs("strategy=pmfl,pfml")
 
 
 @pytest.mark.parametrize("group", GROUPS)

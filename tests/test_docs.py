@@ -15,14 +15,14 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 from reported import method, write_run
+from rig import checked_jobs
 
-from contrafed.config.command_line import check_jobs, read
-from contrafed.config.compose import compose_job
+from contrafed.config.command_line import read_arguments
+from contrafed.config.compose import compose_job, expand_jobs
 from contrafed.config.run_config import resolve
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.report.runs import find
-from contrafed.runs.sweep import expand, take_shard
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
@@ -118,14 +118,14 @@ def parsed(block):
 def composed(command):
     """Compose and check what a command of ours runs, or a ``flwr run`` by its overrides."""
     if ours := OURS.match(command):
-        asked = read(take_shard(shlex.split(ours["arguments"]))[0])
+        asked = read_arguments(shlex.split(ours["arguments"]))
     elif found := re.search(r"overrides=\"([^\"]*)\"", command):
-        asked = read(found[1].split())
+        asked = read_arguments(found[1].split())
     else:
         return
     if asked.config_dir is not None or asked.help:
         return
-    every, seen = [job.overrides for job in expand(asked.overrides)] if asked.multirun else [asked.overrides], set()
+    every, seen = [job.overrides for job in expand_jobs(asked.overrides)] if asked.multirun else [asked.overrides], set()
     for job in every if len(every) <= 20 else (every[0], every[-1]):  # a paper's whole grid has tests of its own
         if seen.issuperset(job):  # every value of a sweep once, not every combination
             continue
@@ -153,7 +153,7 @@ def test_the_experiments_page_counts_every_grids_jobs():
     text = (ROOT / "docs" / "EXPERIMENTS.md").read_text(encoding="utf-8")
     counted = {row["name"]: int(row["jobs"]) for row in ROWS.finditer(text)}
     assert len(counted) > 40
-    assert counted == {name: len(expand([f"experiment={name}"])) for name in counted}
+    assert counted == {name: len(expand_jobs([f"experiment={name}"])) for name in counted}
     grids = {name for name in registry.choices("experiment") if "/" in name and not name.endswith("/base")}
     assert counted.keys() == grids
 
@@ -228,7 +228,7 @@ def test_the_experiment_of_ones_own_is_taken_as_it_stands(tmp_path):
     path = tmp_path / block.title
     path.parent.mkdir(parents=True)
     path.write_text(block.text)
-    runs = check_jobs([f"experiment={path.stem}"], multirun=True, config_dir=tmp_path / "yamls")
+    runs = checked_jobs(f"experiment={path.stem}", folder=tmp_path / "yamls")
     jobs_of = [(run.node.strategy.name, run.seed) for run in runs]
     assert jobs_of == [(name, seed) for name in ("fedavg", "fedprox", "moon") for seed in (0, 1, 2)]
     assert {run.node.dataset.name for run in runs} == {"cifar100"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from contrafed.config.command_line import help_text, read
+from contrafed.config.command_line import help_text, read_arguments
 from contrafed.config.compose import compose_job
 from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
@@ -273,7 +273,7 @@ def test_folders_that_cannot_be_are_one_line(home):
         (["-cd=a", "-cd=b"], "takes one folder, got a and b"),
     ):
         with pytest.raises(UserError, match=said):
-            read(["strategy=mine", *arguments])
+            read_arguments(["strategy=mine", *arguments])
     write(home / "yamls" / "strategy" / "twin.yaml", METHOD)
     with pytest.raises(UserError, match=r"twin.yaml must say name: twin"):
         compose_job(["strategy=twin"], home / "yamls")

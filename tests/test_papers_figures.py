@@ -8,11 +8,10 @@ from omegaconf import OmegaConf
 from reported import method, write_run
 from safetensors.torch import save_file
 
-from contrafed.config.compose import compose_yaml, grid_of
+from contrafed.config.compose import compose_job, expand_jobs, read_grid
 from contrafed.core import registry
 from contrafed.report import figure_data, figures, pictures, plots
 from contrafed.report.runs import find
-from contrafed.runs.sweep import expand
 
 FEATURES = ("within", "between", "effective_rank", "vci")
 
@@ -27,11 +26,11 @@ def is_drawn(experiment):
 def sampled(experiment):
     """Jobs of a grid in which every method occurs, and the first and last value of every other axis."""
     asked = []
-    for name, axis in grid_of(experiment).items():
+    for name, axis in read_grid(experiment).items():
         values = list(map(str, axis))
         asked.append(f"{name}=" + ",".join(values if name == "strategy" else dict.fromkeys([values[0], values[-1]])))
     seen, jobs = set(), []
-    for job in expand([f"experiment={experiment}", *asked]):
+    for job in expand_jobs([f"experiment={experiment}", *asked]):
         if set(job.overrides) - seen:
             seen |= set(job.overrides)
             jobs.append(job.overrides)
@@ -69,7 +68,7 @@ def leave(folder, config):
 def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment, monkeypatch):
     monkeypatch.setattr(pictures, "draw", lambda *_: None)
     for number, job in enumerate(sampled(experiment)):
-        leave(tmp_path / f"{number}", OmegaConf.to_container(compose_yaml(job).config, resolve=True))
+        leave(tmp_path / f"{number}", OmegaConf.to_container(compose_job(job), resolve=True))
     runs = find([tmp_path])
     for run in runs:
         plot = figure_data.plot_of(run)

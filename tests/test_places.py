@@ -7,7 +7,7 @@ from reported import write_run
 from test_outside import write
 
 from contrafed import report_command
-from contrafed.config.compose import compose_job, plain
+from contrafed.config.compose import compose_job, to_plain
 from contrafed.core.errors import UserError
 from contrafed.report.match_experiment import placed
 from contrafed.report.published import compare
@@ -17,7 +17,7 @@ from contrafed.report.runs import find
 def run_of(folder, *overrides, accuracy=0.8):
     """A finished run of a command line, by hand."""
     write_run(folder, summary={"accuracy_top5_mean": accuracy, "train_accuracy_top5_mean": 0.9})
-    (folder / "config.yaml").write_text(yaml.safe_dump(plain(compose_job(list(overrides)))))
+    (folder / "config.yaml").write_text(yaml.safe_dump(to_plain(compose_job(list(overrides)))))
     return folder
 
 

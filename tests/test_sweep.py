@@ -2,18 +2,17 @@
 
 import csv
 import time
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from rig import checked, checked_jobs
 
-from contrafed.config.command_line import check_jobs
-from contrafed.config.compose import as_choices, compose_job, compose_yaml, grid_of
+from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
+from contrafed.config.overrides import rename_arguments
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.report.published import ELSEWHERE
 from contrafed.runs.run import run
-from contrafed.runs.sweep import expand, take_shard
 
 EXPERIMENT = """# @package _global_
 # a table of one's own
@@ -27,8 +26,7 @@ where:
   dataset=mnist: {num_rounds: 5}
   dataset=mnist model=mlp: {model.hidden: [6]}
   scale=small: {num_nodes: 4}
-methods:
-  pmfl: {history_size: 5}
+  strategy=pmfl: {strategy.history_size: 5}
 published: {paper: own, method: pmfl}
 """
 
@@ -44,15 +42,15 @@ TABLE = "experiment=own/table"
 
 
 def names(*overrides, folder=None):
-    return [job.name for job in expand([TABLE, *overrides], folder)]
+    return [job.name for job in expand_jobs([TABLE, *overrides], folder)]
 
 
 def test_a_grid_is_every_combination_of_its_axes(folder):
-    jobs = expand([TABLE], folder)
+    jobs = expand_jobs([TABLE], folder)
     assert [job.name for job in jobs] == ["digits-full", "digits-flat", "digits-late", "mnist-full", "mnist-flat", "mnist-late"]
     assert jobs[4].overrides == [TABLE, "dataset=mnist", "variant=flat"]
-    assert jobs[4].home / jobs[4].name == Path("outputs/own/table/mnist-flat")
-    assert expand([TABLE, "scale=small"], folder)[4].home == Path("outputs/own/table-small")
+    assert (jobs[4].experiment, jobs[4].scale, jobs[4].name) == ("own/table", None, "mnist-flat")
+    assert expand_jobs([TABLE, "scale=small"], folder)[4].scale == "small"
     assert [job.number for job in jobs] == list(range(6))
 
 
@@ -67,19 +65,19 @@ def test_a_command_line_narrows_a_grid_and_extends_it(folder):
     with pytest.raises(UserError, match="no variant of the grid has model=lenet; its cases: full, flat, late"):
         names("model=lenet", folder=folder)
     with pytest.raises(UserError, match=r"job 0 .*: unknown variant of experiment=own/table 'fall', did you mean 'full'"):
-        check_jobs([TABLE, "variant=fall"], True, folder)
+        checked_jobs(TABLE, "variant=fall", folder=folder)
 
 
 @pytest.mark.parametrize("values", ["shuffle(0,1,2)", "shuffle(range(3))"])
 def test_values_in_an_order_of_their_own_are_refused(values):
     """Names, folders, shards and runs would each be of another order."""
     with pytest.raises(UserError, match=r"^seed=shuffle\(.* cannot be listed here: write the values out, as seed=a,b,c$"):
-        expand([f"seed={values}"])
+        expand_jobs([f"seed={values}"])
 
 
 def test_a_choice_keeps_the_cases_that_leave_it_as_it_is():
     def columns(*overrides):
-        jobs = expand(["experiment=fedcrl/table3", "strategy=fedavg", "seed=0", *overrides])
+        jobs = expand_jobs(["experiment=fedcrl/table3", "strategy=fedavg", "seed=0", *overrides])
         return [override.partition("=")[2] for job in jobs for override in job.overrides if override.startswith("column=")]
 
     cifar10 = ["n100", "n100_pathological", "beta_001", "beta_1"]
@@ -101,7 +99,7 @@ def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
     assert config["model"]["hidden"] == [8]  # the case's, which comes after what holds for the data set
     assert (config["experiment"], config["scale"], config["changed"]) == ("own/table", "small", ["strategy.history_size=2"])
     assert config["published"] == {"paper": "own", "method": "pmfl/flat"}
-    assert not {"grid", "where", "methods", "variant"} & set(config)
+    assert not {"grid", "where", "variant"} & set(config)
     assert composed("variant=late", "dataset=mnist")[1][0] == 7
     assert composed("variant=late", "dataset=mnist", "num_rounds=9")[1][0] == 9
     assert composed("variant=flat", "dataset=mnist", "model=lenet", "seed=3")[0]["changed"] == ["model=lenet"]
@@ -129,7 +127,7 @@ def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, messag
     path = folder / "experiment" / "own" / "table.yaml"
     path.write_text(EXPERIMENT.replace(old, new, 1))
     with pytest.raises(UserError, match=message) as error:
-        check_jobs([TABLE], True, folder)
+        checked_jobs(TABLE, folder=folder)
     assert "\n" not in str(error.value)
 
 
@@ -150,18 +148,24 @@ def test_overrides_that_are_set_are_those_that_hydra_would_set():
     assert (plain.strategy.local.lr, plain.init_from) == (0.001, "a, b")
 
 
-def test_hydras_own_keys_are_refused():
-    with pytest.raises(UserError, match="hydra.sweep.dir is Hydra's own and does nothing here; .* is output_dir=FOLDER"):
-        check_jobs(["hydra.sweep.dir=x"], True)
+def test_values_may_be_ranges_choices_and_globs():
+    jobs = expand_jobs(["seed=range(0,3)", "strategy=glob(feda*)", "num_rounds=choice(1,2)"])
+    assert {job.name.split("-")[0] for job in jobs} == {"seed=0", "seed=1", "seed=2"}
+    names = {name for name in registry.choices("strategy") if name.startswith("feda")}
+    assert len(names) > 3
+    assert {job.name.split("-")[1] for job in jobs} == names
+    assert len(jobs) == 3 * len(names) * 2
+    assert all(not job.overrides[1].startswith("strategy=_") for job in expand_jobs(["seed=0", "strategy=glob(*)"]))
 
 
 def test_jobs_are_split_by_their_numbers():
-    assert take_shard(["-m", "shard=2/4", "seed=1"]) == (["-m", "seed=1"], (2, 4))
-    for wrong in ("shard=0/4", "shard=5/4", "shard=2", "shard=a/b"):
-        with pytest.raises(UserError, match="must be I/N with I from 1 to N"):
-            take_shard(["-m", wrong])
-    with pytest.raises(UserError, match="add -m"):
-        take_shard(["shard=1/2"])
+    assert take_shard(list("abcdef"), None) == list("abcdef")
+    assert [take_shard(list("abcdef"), f"{k}/4") for k in (1, 2, 3, 4)] == [["a", "e"], ["b", "f"], ["c"], ["d"]]
+    for wrong in ("0/4", "5/4", "2", "a/b"):
+        with pytest.raises(UserError, match="^shard="):
+            take_shard(["a"], wrong)
+    with pytest.raises(UserError, match="^shard=2/2"):
+        take_shard(["a"], "2/2")
 
 
 EXPERIMENTS = list(registry.choices("experiment"))
@@ -169,7 +173,7 @@ EXPERIMENTS = list(registry.choices("experiment"))
 
 def sampled(experiment):
     """Jobs of a grid in which every value of every axis occurs."""
-    jobs = expand([f"experiment={experiment}"])
+    jobs = expand_jobs([f"experiment={experiment}"])
     seen, kept = set(), []
     for job in jobs:
         if set(job.overrides) - seen:
@@ -181,7 +185,7 @@ def sampled(experiment):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes(experiment):
     for job in sampled(experiment):
-        (run,) = check_jobs(job.overrides, False)
+        run = checked(*job.overrides)
         assert (run.composed["experiment"], run.composed["changed"]) == (experiment, [])
         said = run.composed.get("published") or {}
         if said.get("table"):  # where ours stands beside the paper's: a column that the paper has
@@ -191,12 +195,12 @@ def test_every_experiment_composes(experiment):
 
 def test_what_is_no_axis_of_the_grid_changes_its_setting():
     asked = ["experiment=fedrcl/table5", "strategy.server=fedadam", "strategy=fedrcl", "seed=3", "strategy.local.lr=0.5"]
-    (run,) = check_jobs(as_choices(asked), False)
+    run = checked(*rename_arguments(asked))
     assert run.composed["changed"] == ["strategy.local.lr=0.5"]
 
 
 def test_every_axis_of_a_grid_is_a_list_or_cases():
-    found = {name: grid_of(name) for name in EXPERIMENTS}
+    found = {name: read_grid(name) for name in EXPERIMENTS}
     assert sum(bool(axes) for axes in found.values()) > 40
 
 
@@ -218,8 +222,8 @@ def rows_of(paper, table):
 def filled(experiment, *overrides):
     """The rows that a grid's jobs fill."""
     found = set()
-    for job in expand([f"experiment={experiment}", *overrides]):
-        said = OmegaConf.to_container(compose_yaml(job.overrides).config.published, resolve=True)
+    for job in expand_jobs([f"experiment={experiment}", *overrides]):
+        said = OmegaConf.to_container(compose_job(job.overrides).published, resolve=True)
         found |= {(said["dataset"], cell["setting"], said["method"], cell["metric"]) for cell in said["cells"]}
     return found
 
@@ -228,7 +232,7 @@ def filled(experiment, *overrides):
 @pytest.mark.parametrize(("paper", "table"), PUBLISHED)
 def test_every_published_row_has_a_job(paper, table):
     experiment = f"{paper}/{PUBLISHED[paper, table]}"
-    seed = ["seed=0"] if "seed" in grid_of(experiment) else []
+    seed = ["seed=0"] if "seed" in read_grid(experiment) else []
     wanted = rows_of(paper, table)
     assert wanted
     assert filled(experiment, *seed) == wanted
@@ -242,11 +246,11 @@ LARGEST_LAST = {"pmfl/figure10", "pmfl/figure14"}
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_cell_of_every_experiment_runs_at_a_small_scale(experiment, tmp_path):
     """Each on drawn images of its data set's shape and classes, the digits on themselves."""
-    jobs = expand([f"experiment={experiment}", "scale=small", "engine=local"])
+    jobs = expand_jobs([f"experiment={experiment}", "scale=small", "engine=local"])
     job = jobs[0 if experiment in LARGEST_LAST else -1]
     paths = [] if "digits" in experiment else ["dataset.download=false", f"dataset.root={tmp_path}"]
     began = time.monotonic()
-    (wanted,) = check_jobs([*job.overrides, *paths, f"output_dir={tmp_path}/run"], False)
+    wanted = checked(*job.overrides, *paths, f"output_dir={tmp_path}/run")
     summary = run(wanted.composed)
     print(f"{experiment}: {time.monotonic() - began:.1f} s, {job.name}, {summary.get('stand_in')}", flush=True)
     assert (summary["status"], summary["scale"], summary["rounds"]) == ("finished", "small", 4)

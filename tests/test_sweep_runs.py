@@ -9,15 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from rig import config_of
+from omegaconf import OmegaConf
+from rig import checked, config_of
 
 from contrafed.command import INTERRUPTED
-from contrafed.config.command_line import check_jobs
+from contrafed.config.compose import Job, expand_jobs
 from contrafed.config.run_config import resolve
-from contrafed.runs import run, sweep
+from contrafed.runs import launch
 from contrafed.runs.checkpoint import identity
 from contrafed.runs.output.folder import claim_folder
-from contrafed.runs.sweep import Sweep, expand, runs_in
+from hydra_plugins import contrafed_sweeper
+from hydra_plugins.contrafed_sweeper import ContrafedSweeper, Left, find_runs
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def finished(home):
 def test_a_sweep_runs_what_its_folder_does_not_hold(called):
     first = called(*DIGITS, "seed=0")
     assert (first.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
-    assert "1 jobs: 1 to run in outputs/digits" in first.out
+    assert "1 job: 1 to run in outputs/digits" in first.out
     before = Path("outputs/digits/fedavg-uniform-seed=0/metrics.csv").stat().st_mtime_ns
     # Known by its configuration: also under another name.
     Path("outputs/digits/fedavg-uniform-seed=0").rename("outputs/digits/renamed")
@@ -75,7 +77,7 @@ def test_a_data_set_that_cannot_be_loaded_is_told_once_before_the_first_job(call
 @pytest.mark.parametrize("asked", [(), ("checkpoint_every=2",)])
 def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, monkeypatch, asked):
     """A job that was not asked to keep checkpoints does so until it is finished."""
-    monkeypatch.setattr(sweep, "LEAST_BETWEEN", 2)
+    monkeypatch.setattr(contrafed_sweeper, "MIN_CHECKPOINT_ROUNDS", 2)
     whole = ("seed=0", "num_rounds=6", *asked)
     assert called(*DIGITS, *whole, "output_dir=whole").status == 0
     from contrafed.runs.output import RunRecorder
@@ -102,14 +104,14 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, mon
 
 
 def test_a_stopped_sweep_leaves_the_table_of_what_is_finished(called, monkeypatch):
-    real = run.run
+    real = launch.run_in_folder
 
-    def stops(config, **more):
+    def stops(config, folder, **more):
         if config["seed"] == 2:
             raise KeyboardInterrupt
-        return real(config, **more)
+        return real(config, folder, **more)
 
-    monkeypatch.setattr(run, "run", stops)
+    monkeypatch.setattr(launch, "run_in_folder", stops)
     assert called(*DIGITS, "seed=0,1,2").status == INTERRUPTED
     assert "| fedavg | 2 |" in Path("outputs/digits/sweep.md").read_text()
 
@@ -118,7 +120,7 @@ def test_where_the_data_lie_makes_no_other_run():
     """Nor another table: a finished job is known on another disk."""
     asked = ["experiment=pmfl/base", "dataset=svhn"]
     one, other, third = (
-        check_jobs([*asked, *more], False)[0].composed
+        checked(*asked, *more).composed
         for more in ([], ["dataset.root=elsewhere", "dataset.download=true"], ["dataset.fraction=0.5"])
     )
     assert identity(one) == identity(other) != identity(third)
@@ -127,33 +129,31 @@ def test_where_the_data_lie_makes_no_other_run():
 
 def test_cells_that_a_scale_makes_alike_are_jobs_of_their_own():
     """Half and double the nodes or rounds are both twenty nodes and four rounds at scale=small."""
-    keys = {
-        identity(check_jobs(job.overrides, False)[0].composed) for job in expand(["experiment=mpfedcon/table2", "scale=small"])
-    }
+    keys = {identity(checked(*job.overrides).composed) for job in expand_jobs(["experiment=mpfedcon/table2", "scale=small"])}
     assert len(keys) == 24
 
 
 def test_a_job_that_is_shortened_stands_beside_the_cell_of_its_case():
     job = ["experiment=mpfedcon/table2", "nodes=m100", "rounds=t200", "method=fedrep", "num_rounds=60"]
-    composed = check_jobs(job, False)[0].composed
+    composed = checked(*job).composed
     assert composed["published"]["setting"] == "clients=100 classes=5 m=100 T=200"
     assert (composed["num_rounds"], composed["changed"]) == (60, ["num_rounds=60"])
 
 
-def test_the_time_to_go_is_by_method_data_and_rounds_that_are_left(tmp_path):
+def test_the_time_to_go_is_by_method_data_and_rounds_that_are_left(tmp_path, monkeypatch):
     def of(name, rounds, dataset="digits"):
         choice = lambda name: SimpleNamespace(name=name)  # noqa: E731
         node = SimpleNamespace(strategy=choice(name), dataset=choice(dataset))
-        run = SimpleNamespace(num_rounds=rounds, node=node)
-        return run, sweep._rounds_left(run, tmp_path / name)
+        return Left(Job(0, [], name, "table", None), SimpleNamespace(num_rounds=rounds, node=node), tmp_path)
 
-    jobs = Sweep([])
+    jobs = ContrafedSweeper()
+    monkeypatch.setattr(jobs, "_find_past", lambda each: tmp_path / each.run.node.strategy.name)
     (tmp_path / "moon" / "checkpoints" / "000900").mkdir(parents=True)
-    assert jobs._to_go([of("pmfl", 1000)]) == ""
-    jobs._done(Path("a"), {"seconds_per_round": 6.0}, of("pmfl", 10)[0])
-    jobs._done(Path("b"), {"seconds_per_round": 2.0}, of("fedavg", 10)[0])
+    assert jobs._estimate_time([of("pmfl", 1000)]) == ""
+    jobs._add_finished(Path("a"), {"seconds_per_round": 6.0}, of("pmfl", 10).run)
+    jobs._add_finished(Path("b"), {"seconds_per_round": 2.0}, of("fedavg", 10).run)
     # 1,000 rounds of 6 s, 60 of 2 s, and 60 of the mean 4 s, 900 of them done before: 100 + 2 + 4 minutes.
-    assert jobs._to_go([of("pmfl", 1000), of("fedavg", 60), of("moon", 960)]) == ", about 1 h 46 min to go"
+    assert jobs._estimate_time([of("pmfl", 1000), of("fedavg", 60), of("moon", 960)]) == ", about 1 h 46 min to go"
 
 
 def test_a_folder_that_is_a_runs_or_has_a_jobs_is_refused_before_any_job(called):
@@ -173,12 +173,17 @@ def test_a_folder_that_is_a_runs_or_has_a_jobs_is_refused_before_any_job(called)
     assert "holds the run 1 in a folder below; name another folder" in above.err
 
 
+def sweeper_in(folder, named=False):
+    """A sweeper whose command line names a folder, or whose folder is by the time."""
+    sweeper = ContrafedSweeper()
+    sweeper.named, sweeper.config = named, OmegaConf.create({"hydra": {"sweep": {"dir": folder}}})
+    return sweeper
+
+
 def test_a_run_and_a_sweep_of_one_second_have_folders_of_their_own(called):
     one, some = (*QUICK, "strategy=fedavg"), ("-m", *QUICK, "strategy=fedavg", "seed=0,1")
-    runs = [resolve(config_of(*QUICK, "strategy=fedavg", f"seed={seed}", "output_dir=outputs/now")) for seed in (0, 1)]
-    jobs = [SimpleNamespace(number=number, home=None, experiment=None) for number in (0, 1)]
     assert called(*one, "output_dir=outputs/now").status == 0
-    assert Sweep(list(zip(jobs, runs, strict=True)))._home(jobs[0], runs[0]) == Path("outputs/now-2")
+    assert sweeper_in("outputs/now")._find_home(Job(0, [], "run", None, None), None) == Path("outputs/now-2")
     assert called(*some, "output_dir=outputs/later").status == 0
     assert claim_folder(Path("outputs/later"), unique=True) == Path("outputs/later-2")
 
@@ -222,8 +227,11 @@ def test_a_failing_job_does_not_end_a_sweep(called):
 
 
 def test_a_sweep_that_fails_as_a_whole_names_a_few_jobs(capsys):
-    jobs = expand(["seed=range(7)"])
-    assert Sweep([], failures=[(job, True) for job in jobs]).status() == 2
+    sweeper = ContrafedSweeper()
+    sweeper.failures = [(job, True) for job in expand_jobs(["seed=range(7)"])]
+    with pytest.raises(SystemExit) as ended:
+        sweeper.report_failures()
+    assert ended.value.code == 2
     assert capsys.readouterr().err == "error: 7 job(s) failed: seed=0; seed=1; seed=2; seed=3; seed=4; and 2 more\n"
 
 
@@ -236,9 +244,9 @@ def lock(folder):
 
 
 def test_two_processes_do_not_run_one_job(called):
-    (first, _), home = expand(["experiment=digits", *DIGITS[2:], "seed=0,1"]), Path("outputs/digits/fedavg-uniform-seed=0")
+    (first, _), home = expand_jobs(["experiment=digits", *DIGITS[2:], "seed=0,1"]), Path("outputs/digits/fedavg-uniform-seed=0")
     elsewhere = lock(home)
-    (home / "config.yaml").write_text(check_jobs(first.overrides, False)[0].text)
+    (home / "config.yaml").write_text(checked(*first.overrides).text)
     busy = called(*DIGITS, "seed=0,1")
     assert (busy.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=1"])
     assert "another process is at it" in busy.out
@@ -253,9 +261,9 @@ def test_two_processes_do_not_run_one_job(called):
 def test_two_processes_do_not_run_one_job_that_cannot_go_on(called):
     """Secret noise must not be drawn twice."""
     asked = ("experiment=digits", *DIGITS[2:], "seed=0", "privacy=local", "privacy.noise=secret")
-    (job,), home = expand([*asked]), Path("outputs/digits/fedavg-uniform-seed=0")
+    (job,), home = expand_jobs([*asked]), Path("outputs/digits/fedavg-uniform-seed=0")
     elsewhere = lock(home)
-    (home / "config.yaml").write_text(check_jobs(job.overrides, False)[0].text)
+    (home / "config.yaml").write_text(checked(*job.overrides).text)
     busy = called("-m", *asked)
     assert (busy.status, finished("outputs/digits")) == (0, [])
     assert "another process is at it" in busy.out
@@ -280,10 +288,14 @@ def test_a_job_waits_for_what_another_process_begins_under_its_name(called, monk
         if len(looks) == 2:
             (home / "config.yaml").write_text("seed: 7\n")
 
-    monkeypatch.setattr(sweep.time, "sleep", begins)
+    monkeypatch.setattr(contrafed_sweeper.time, "sleep", begins)
     done = called(*DIGITS, "seed=0")
     os.close(elsewhere)
-    assert (done.status, looks, finished("outputs/digits")) == (0, [sweep.POLL] * 2, ["fedavg-uniform-seed=0-2"])
+    assert (done.status, looks, finished("outputs/digits")) == (
+        0,
+        [contrafed_sweeper.POLL_SECONDS] * 2,
+        ["fedavg-uniform-seed=0-2"],
+    )
 
 
 def test_a_numbered_job_finds_its_folder_taken_by_a_process_that_has_not_claimed_it(called):
@@ -292,9 +304,9 @@ def test_a_numbered_job_finds_its_folder_taken_by_a_process_that_has_not_claimed
     refused = called(*some, "output_dir=named")
     assert (refused.status, finished("named")) == (2, ["1"])
     assert "error: output_dir: another process writes in named/0\n" in refused.err
-    job, run = SimpleNamespace(number=0, home=None, experiment=None), SimpleNamespace(output_dir="dated")
     held.append(lock("dated/0"))
-    assert Sweep([(job, run)])._free(job, run) == Path("dated/0-2")
+    sweeper, run = sweeper_in("dated"), checked(*QUICK)
+    assert sweeper._find_folder(Left(Job(0, [], "run", None, None), run, Path("dated"))) == Path("dated/0-2")
     assert claim_folder(Path("dated/0"), unique=True) == Path("dated/0-2")
     assert not Path("dated/0/config.yaml").exists()
     for handle in held:
@@ -319,7 +331,7 @@ def test_a_damaged_run_is_nobodys(tmp_path):
     for name, text in (("a", ""), ("b", "{"), ("c", yaml.safe_dump(config_of("seed=3")))):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(text)
-    assert [path.name for path in runs_in(tmp_path).values()] == ["c"]
+    assert [path.name for path in find_runs(tmp_path).values()] == ["c"]
 
 
 def test_a_foreign_summary_ends_no_sweep(called):

@@ -13,7 +13,7 @@ from reported import method, write_run
 from test_sweep_runs import DIGITS, called, finished  # noqa: F401
 
 from contrafed.config.compose import compose_job
-from contrafed.config.grid import axes_of
+from contrafed.config.grid import select_axes
 from contrafed.report import figures, published, results, tables
 from contrafed.report.groups import groups, usable, varied
 from contrafed.report.runs import find, read
@@ -164,7 +164,7 @@ def test_an_axis_that_a_file_does_without_is_no_axis():
 
 def test_one_is_one_however_it_is_written():
     grid = {"partition.alpha": [0.1, 1.0, 5.0], "strategy": ["pmfl", "fedau"]}
-    axes, _ = axes_of(grid, {"partition.alpha": ["1", "5e0", "0.3"], "strategy": ["moon"]}, (), {})
+    axes, _ = select_axes(grid, {"partition.alpha": ["1", "5e0", "0.3"], "strategy": ["moon"]}, (), {})
     assert axes == {"partition.alpha": ["1.0", "5.0", "0.3"], "strategy": ["moon"]}
     assert (
         identity({"partition": {"alpha": 1}})
