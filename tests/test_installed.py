@@ -22,7 +22,7 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")
 FOLDERS = tuple(SETUPTOOLS["package-dir"].values())
 SMALL = (
     "participation=markovian", "participation.beta=null", "participation.mean_probability=0.8", "num_nodes=4", "num_rounds=2",
-    "seed=1",     "eval_every=1", "model=mlp", "model.hidden=[8]",
+    "seed=1", "eval_every=1", "model=mlp", "model.hidden=[8]",
 )  # fmt: skip
 
 
