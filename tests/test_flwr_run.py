@@ -16,6 +16,7 @@ from contrafed.core.errors import UserError
 from contrafed.runs.run import run
 from contrafed.runs.setup import deployed
 
+APPS = ("contrafed/runs/server_app.py", "contrafed/client_app/app.py")
 SMALL = "strategy=pmfl num_rounds=2 eval_every=1 participation=full model=mlp model.hidden=[12]"
 
 
@@ -34,6 +35,9 @@ def flwr(tmp_path):
     """``flwr run`` with Hydra overrides; what it says."""
     app, home, ports = app_folder(tmp_path / "app"), tmp_path / "home", free_ports(2)
     home.mkdir()
+    for name in APPS:  # each notes where it was imported from
+        with open(app / name, "a") as file:
+            file.write(f"\nwith open({str(home / 'imported')!r}, 'a') as _file:\n    print(__file__, file=_file)\n")
     own = {
         "FLWR_HOME": str(home), "PATH": f"{Path(command('flwr')).parent}{os.pathsep}{os.environ['PATH']}",
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(ports[0]), "FLWR_LOCAL_CONTROL_API_PORT": str(ports[1]),
@@ -62,6 +66,9 @@ def test_a_run_takes_the_federations_number_of_nodes_and_equals_local(tmp_path, 
     run(config_of(*SMALL.split(), "num_nodes=2", "engine=local", f"output_dir={tmp_path}/local"))
     assert same(*(load_file(tmp_path / name / "model.safetensors") for name in ("flwr", "local")))
     assert (tmp_path / "flwr" / "metrics.csv").read_bytes() == (tmp_path / "local" / "metrics.csv").read_bytes()
+    imported = {Path(line) for line in (tmp_path / "home" / "imported").read_text().splitlines()}
+    assert all(path.is_relative_to(tmp_path / "home" / "apps") for path in imported), imported
+    assert {name for name in APPS for path in imported if path.match(name)} == set(APPS)
     said = flwr(f"{SMALL} num_nodes=50 output_dir={tmp_path}/many")
     assert "error: num_nodes=50, but this federation has 2 SuperNodes: set num_nodes=2, or flwr run" in said
     assert "Traceback" not in said
