@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
@@ -26,10 +26,12 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.sweeper import Sweeper
 
 if TYPE_CHECKING:
+    from hydra.plugins.launcher import Launcher
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
     from contrafed.config.compose import Job
+    from contrafed.config.loader import ConfigLoader
     from contrafed.config.run_config import Run
 
 OUTPUTS = Path("outputs")
@@ -62,6 +64,9 @@ class Left(NamedTuple):
 class ContrafedSweeper(Sweeper):
     """Runs the jobs of a command line by the launcher that Hydra's configuration names."""
 
+    config: "DictConfig"
+    launcher: "Launcher"
+
     def __init__(self, shard: str | None = None, params: dict[str, Any] | None = None) -> None:
         self.shard, self.params = shard, params
         self.failures: list[tuple[Any, bool]] = []  # and whether by a mistake in what was asked for
@@ -72,7 +77,7 @@ class ContrafedSweeper(Sweeper):
 
     def setup(self, *, hydra_context: "HydraContext", task_function: "TaskFunction", config: "DictConfig") -> None:
         """Keep what Hydra hands over."""
-        self.config, self.loader = config, hydra_context.config_loader
+        self.config, self.loader = config, cast("ConfigLoader", hydra_context.config_loader)
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -86,7 +91,7 @@ class ContrafedSweeper(Sweeper):
         asked = {line.partition("=")[0] for line in arguments}
         more = [f"{key}={value}" for key, value in (self.params or {}).items() if key not in asked]
         every = expand_jobs([*more, *arguments], loader=self.loader)
-        runs = check_jobs(every, getattr(self.loader, "own", None))
+        runs = check_jobs(every, self.loader.own)
         self.named = names_folder(arguments) or any(
             str(o).startswith("hydra.sweep.dir=") for o in self.config.hydra.overrides.hydra
         )

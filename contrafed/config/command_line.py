@@ -20,7 +20,6 @@ from contrafed.core.arguments import program
 from contrafed.core.errors import UserError, unknown
 
 SCRIPT = "contrafed"  # the command of an installed package
-SWEEPER = "contrafed"  # what hydra/sweeper chooses by default
 
 
 def read_arguments(arguments: list[str]) -> argparse.Namespace:
