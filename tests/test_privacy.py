@@ -12,6 +12,8 @@ from flwr.supercore import privacy_accounting as flower
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 from rig import config_of, same
 from safetensors import safe_open
+from scipy.optimize import brentq
+from scipy.stats import norm
 from test_checkpoint import SMALL, equal, outcome, stopped  # noqa: F401
 from tiny import run_tiny
 
@@ -249,10 +251,18 @@ def test_epsilon_of_the_accountants_own_example():
     assert 0.8 * min(bounds) < budget.epsilon() <= min(bounds) * (1 + 1e-6)
 
 
+def gaussian_epsilon(sigma, delta):
+    """The exact epsilon of one Gaussian mechanism: Balle and Wang 2018 (arXiv:1805.06530), Theorem 8."""
+
+    def excess(epsilon):
+        a, b = 1 / (2 * sigma), epsilon * sigma
+        return norm.cdf(a - b) - math.exp(epsilon + norm.logcdf(-a - b)) - delta
+
+    return brentq(excess, 0, 1000)
+
+
 def test_mechanisms_of_one_round_compose_as_the_accountants_example_says():
     """Its effective noise of several Gaussians is (sum of their squares' inverses)^(-1/2); and the exact epsilon is below."""
-    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
-
     both, one = Budget(LOCAL, 2, 3, None), Budget(LOCAL, 1, 3, None)
     for _ in range(5):
         both.pass_round(np.array([1]))
@@ -260,7 +270,7 @@ def test_mechanisms_of_one_round_compose_as_the_accountants_example_says():
         one.pass_round(np.array([1]))
     assert both.releases == 5
     assert both.epsilon() == pytest.approx(one.epsilon(), rel=1e-9)
-    exact = get_epsilon_gaussian(0.5 / math.sqrt(10), 1e-5)
+    exact = gaussian_epsilon(0.5 / math.sqrt(10), 1e-5)
     assert exact <= one.epsilon() <= 1.1 * exact
     assert Budget(LOCAL, 1, 3, None).epsilon() == 0
     silent = Budget(local.Config(**HOW | {"noise_multiplier": 0.0}), 1, 1, None)
