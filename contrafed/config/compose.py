@@ -264,8 +264,8 @@ def _check_modules(config: DictConfig, own: Path | None) -> None:
             "server": ("contrafed.strategies", values.get("server")),
         }
         for key, (home, module) in modules.items():
-            there = find_spec(f"{home}.{module}") is not None
-            if not there and module is not None and "." not in str(module):
+            there = module is None or "." in str(module) or find_spec(f"{home}.{module}") is not None
+            if not there:
                 missing = f"there is no module {home}.{module}"
                 raise UserError(f"{group}={values.name}: {missing}; a file of your own package is {key}: PACKAGE.FILE")
 
