@@ -82,13 +82,13 @@ def main() -> int:
 
 def run_one(run: Run, unique: bool) -> int:
     """Run one job and return the exit status. Raises ``UserError``."""
-    from contrafed.runs.run import run as run_experiment
+    from contrafed.runs.run import run_resolved
 
     try:
         with held(Path(run.output_dir)) as free:
             if not free and not unique:
                 raise UserError(f"output_dir: another process writes in {run.output_dir}")
-            summary = run_experiment(run.composed, unique=unique)
+            summary = run_resolved(run, unique=unique)
     except UserError:
         raise
     except RunStopped as stopped:

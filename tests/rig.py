@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from contrafed.config.compose import compose_job
-from contrafed.config.run_config import server_of
+from contrafed.config.method import try_method
+from contrafed.config.run_config import resolve, server_of
 from contrafed.core import codec, registry
 from contrafed.core.client_run import node_run
 from contrafed.core.split_model import Features, SplitModel
@@ -34,6 +35,13 @@ def _composed(*overrides):
 def config_of(*overrides):
     """The composed configuration as plain containers, a copy; composed once, which takes a quarter of a second."""
     return deepcopy(_composed(*overrides))
+
+
+def resolve_and_try(config):
+    """The run that a configuration describes; its method is tried without data, as a sweep does before its first job."""
+    run = resolve(config)
+    try_method(run)
+    return run
 
 
 def workspace_of(config, **options):

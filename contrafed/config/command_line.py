@@ -80,6 +80,10 @@ def check_jobs(overrides: list[str], multirun: bool, config_dir: str | Path | No
                 said.add(line)
                 values = plain(ready.config)
             runs.append(resolve(values))
+            if multirun:
+                from contrafed.config.method import try_method  # after what the YAMLs alone tell: it imports torch
+
+                try_method(runs[-1])
     for line in sorted(said):
         print(line, flush=True)
     return runs
