@@ -11,6 +11,7 @@ from torch import nn
 
 from contrafed.config.command_line import check_jobs, check_yaml
 from contrafed.config.compose import compose_job, expand_jobs
+from contrafed.config.method import try_method
 from contrafed.config.run_config import resolve, server_of
 from contrafed.core import codec, registry
 from contrafed.core.client_run import node_run
@@ -34,7 +35,7 @@ def _composed(*overrides):
 
 def checked(*overrides, folder=None):
     """One job's run, checked as the command line does it."""
-    return resolve(check_yaml(list(overrides), folder))
+    return resolve_and_try(check_yaml(list(overrides), folder))
 
 
 def checked_jobs(*overrides, folder=None):
@@ -45,6 +46,13 @@ def checked_jobs(*overrides, folder=None):
 def config_of(*overrides):
     """The composed configuration as plain containers, a copy; composed once, which takes a quarter of a second."""
     return deepcopy(_composed(*overrides))
+
+
+def resolve_and_try(config):
+    """The run that a configuration describes; its method is tried without data, as a sweep does before its first job."""
+    run = resolve(config)
+    try_method(run)
+    return run
 
 
 def workspace_of(config, **options):

@@ -86,7 +86,15 @@ def test_the_objective_is_what_a_summary_leads_with_or_the_number_that_is_named(
 
 def test_what_is_shown_is_what_runs(called, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = ("experiment=mpfedcon/table2", "nodes=m50", "rounds=t100", "method=mu_5", "scale=small", "engine=local", "tracker=none")
+    asked = (
+        "experiment=mpfedcon/table2",
+        "nodes=m50",
+        "rounds=t100",
+        "method=mu_5",
+        "scale=small",
+        "engine=local",
+        "tracker=none",
+    )
     shown = called(*asked, "output_dir=run", "--cfg", "job", "--resolve")
     assert shown.returncode == 0, shown.stderr
     config = yaml.safe_load(shown.stdout)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from rig import resolve_and_try
 
 from contrafed.config.command_line import help_text, read_arguments
 from contrafed.config.compose import compose_job
-from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,7 +165,7 @@ def test_choices_from_outside_are_listed_and_offered(home):
 
 
 def resolved(home, *overrides):
-    return resolve(OmegaConf.to_container(compose_job(["strategy=mine", *overrides], home / "yamls"), resolve=True))
+    return resolve_and_try(OmegaConf.to_container(compose_job(["strategy=mine", *overrides], home / "yamls"), resolve=True))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import make_dataclass, replace
 import numpy as np
 import pytest
 import torch
-from rig import config_of, digits_run
+from rig import config_of, digits_run, resolve_and_try
 from test_method_faults import NODES, line_of, refused
 from test_rule_faults import rule, stopped
 from torch import nn
@@ -30,7 +30,7 @@ from contrafed.strategies.fedavg import FedAvg
 def resolved_fault(*overrides):
     """What is said of a configuration before anything is loaded."""
     with pytest.raises(UserError) as found:
-        resolve(config_of("strategy=fedavg", *overrides))
+        resolve_and_try(config_of("strategy=fedavg", *overrides))
     assert "\n" not in str(found.value)
     return str(found.value)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from rig import resolve_and_try
 from test_outside import METHOD, NODE, RULE, write
 from torchvision.datasets import FakeData
 
@@ -54,7 +55,7 @@ def changed(home, group, old, new):
 
 def resolved(home, group, *overrides):
     chosen = (f"{group}={PARTS[group]}", "num_nodes=4", "strategy=fedavg", *overrides)
-    return resolve(OmegaConf.to_container(compose_job(list(chosen), home / "yamls"), resolve=True))
+    return resolve_and_try(OmegaConf.to_container(compose_job(list(chosen), home / "yamls"), resolve=True))
 
 
 def said(found):

@@ -6,7 +6,7 @@ import time
 import pytest
 from test_outside import METHOD, OTHER_RULE, packaged, write
 
-from contrafed.config.compose import compose_job, find_choices
+from contrafed.config.compose import compose_job
 from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError

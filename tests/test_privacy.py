@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.supercore import privacy_accounting as flower
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
-from rig import config_of, same
+from rig import config_of, resolve_and_try, same
 from safetensors import safe_open
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -41,8 +41,8 @@ OTHERS = {
     "fedexp": "measures how far single updates are apart", "fedvarp": "keeps every node's last update",
     "mifa": "keeps every node's last update", "fedamp": "mixes single models for every node",
     "fedgh": "trains the head on single prototypes", "feddyn": "takes two sums of the same updates",
-    "fedpac": "also sends head, stat", "scaffold": "also sends control", "fedppo": "also sends report",
-    "local": "sends nothing that could be protected",
+    "fedpac": "mixes single heads for every node", "scaffold": "reads replies one by one",
+    "fedppo": "rewards its agent for single nodes", "local": "reads replies one by one",
 }  # fmt: skip
 SAMPLED = ("strategy=fedavg", "strategy.weights=all_nodes", "participation=bernoulli", "participation.beta=null",
            "privacy=central", "privacy.amplification=true")  # fmt: skip
@@ -134,8 +134,20 @@ def test_a_node_adds_laplace_noise_of_its_variance_and_clips_nothing(tmp_path):
     assert "epsilon" not in summary
     plain = run_tiny(tmp_path / "plain", "strategy=fedavg", "engine=local", "num_rounds=1")[1]
     assert not same(plain, noisy)
-    with pytest.raises(UserError, match="also sends control"):
-        resolve(config_of("strategy=scaffold", "privacy=laplace"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("fedpac", "also sends head, stat"),
+        ("scaffold", "also sends control"),
+        ("fedppo", "also sends report"),
+        ("local", "sends nothing that could be protected"),
+    ],
+)
+def test_what_has_no_clip_is_refused(name, reason):
+    with pytest.raises(UserError, match=reason):
+        resolve_and_try(config_of(f"strategy={name}", "privacy=laplace"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from rig import config_of, digits_run, same
+from rig import config_of, digits_run, resolve_and_try, same
 from test_outside import METHOD, NODE, RULE, write
 
 from contrafed.config.compose import compose_job
@@ -326,7 +326,7 @@ def refused(tmp_path, monkeypatch):
             write(tmp_path / "my_package" / f"my_{name}.py", text + (more if name == half else ""))
         asked = ["strategy=mine", "num_nodes=4", "model=mlp", "model.hidden=[8]"]
         with pytest.raises(UserError) as found:
-            resolve(OmegaConf.to_container(compose_job(asked, tmp_path / "yamls"), resolve=True))
+            resolve_and_try(OmegaConf.to_container(compose_job(asked, tmp_path / "yamls"), resolve=True))
         assert "\n" not in str(found.value)
         return str(found.value)
 

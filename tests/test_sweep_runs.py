@@ -14,7 +14,6 @@ from rig import checked, config_of
 
 from contrafed.command import INTERRUPTED
 from contrafed.config.compose import Job, expand_jobs
-from contrafed.config.run_config import resolve
 from contrafed.runs import launch
 from contrafed.runs.checkpoint import identity
 from contrafed.runs.output.folder import claim_folder

@@ -78,9 +78,12 @@ def check_jobs(jobs: list[Job], config_dir: str | Path | None = None) -> list[Ru
     for job in jobs:
         with _name_job(job, len(jobs)):
             composed.append(check_yaml(job.overrides, config_dir))
+    from contrafed.config.method import try_method  # which imports torch
+
     for job, values in zip(jobs, composed, strict=True):
         with _name_job(job, len(jobs)):
             runs.append(resolve(values))
+            try_method(runs[-1])
     return runs
 
 

@@ -99,10 +99,13 @@ class Run(Top):
 
 
 def resolve(composed: Mapping[str, Any]) -> Run:
-    """Return the run that a composed configuration describes; loads no data. Raises ``UserError`` for the first mistake."""
+    """Return the run that a composed configuration describes. Raises ``UserError`` for the first mistake.
+
+    Once for each run: it loads no data and builds no model. What these tell is checked by ``contrafed.config.method``.
+    """
     import contrafed.data.checks
     import contrafed.data.images
-    from contrafed.config.validate import check_attack, check_mean, check_messages, check_privacy
+    from contrafed.config.validate import check_attack, check_classes, check_mean, check_participation, check_privacy
     from contrafed.data.participation import pattern_class_of
     from contrafed.server.base import strategy_class_of
     from contrafed.training.workspace import client_class_of
@@ -127,10 +130,11 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     rule_class = strategy_class_of(server)
     with registry.blamed(f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)):
         rule_class.check(server.config, node.strategy, participation)
-    rule = check_messages(node, server, participation, top.num_trained)
-    check_privacy(chosen["privacy"], node, rule, server, participation, top.min_replies)
+    check_classes(node.strategy, server)
+    check_participation(participation, top.num_trained, top.seed)
+    check_privacy(chosen["privacy"], server, participation, top.min_replies)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
-    check_attack(chosen["attack"], rule, node, top.num_trained)
+    check_attack(chosen["attack"], node, top.num_trained)
     check_log(top.log, node.strategy, server, participation, chosen["privacy"])
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
     if top.save_personal and not personal:

@@ -6,8 +6,10 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from contrafed.core.client_run import NodeRun
+from contrafed.core.split_model import SplitModel
 from contrafed.data.federation import Federation
 from contrafed.engines.worker import RUN_ID
+from contrafed.training.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -17,12 +19,17 @@ class Job:
     server_app: ServerApp
     node: NodeRun  # what nodes need to know of it
     federation: Federation
+    model: SplitModel  # with its initial weights
     verbose: bool  # whether the logs of Flower and Ray are shown
 
     @property
     def num_nodes(self) -> int:
         """How many nodes there are."""
         return self.node.num_nodes
+
+    def make_workspace(self, device: str) -> Workspace:
+        """Return what this process holds of the run, the data and the model on ``device``."""
+        return Workspace(self.node, device=device, federation=self.federation, model=self.model)
 
     def serve(self, grid: Grid) -> None:
         """Call the ServerApp as Flower would."""

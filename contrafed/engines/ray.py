@@ -84,7 +84,7 @@ def run(config: Config, job: Job) -> None:
     grid = None
     try:
         device = "cpu" if config.gpus_per_worker == 0 else default_device()  # where the nodes are
-        workspace = Workspace(job.node, device=device, federation=job.federation)
+        workspace = job.make_workspace(device)
         install(job.node.to_json(), workspace)
         start_ray(config.address, job.verbose, config.memory_host_bytes, expanded(config.memory_folder))
         grid = RayGrid(config, workspace)

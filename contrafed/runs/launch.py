@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from contrafed.core.errors import UserError, unknown
 from contrafed.runs.output import print_summary
 from contrafed.runs.output.folder import held
-from contrafed.runs.run import run
+from contrafed.runs.run import run_resolved
 from contrafed.runs.setup import check_latest, checked
 
 # What a summary leads with, the first that it has.
@@ -30,7 +30,7 @@ def run_in_folder(config: DictConfig, folder: Path, *, named: bool, unique: bool
         with held(folder) as free:
             if not free and not unique:
                 raise UserError(f"output_dir: another process writes in {folder}")
-            summary = run(wanted.composed, unique=unique)
+            summary = run_resolved(wanted, unique=unique)
     finally:
         remove_empty(folder, named)
     print_summary(summary, summary["folder"])

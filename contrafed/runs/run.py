@@ -1,4 +1,4 @@
-"""One run from a composed configuration: ``run(cfg) -> summary``, for notebooks and for ``main.py``."""
+"""One run from a composed configuration: ``run(cfg) -> summary``, for notebooks; the command line has ``run_resolved``."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,9 +8,12 @@ from typing import Any
 from omegaconf import DictConfig
 
 from contrafed.config.compose import compose_job
+from contrafed.config.run_config import Run
 from contrafed.core.errors import UserError
-from contrafed.runs.output import alone
+from contrafed.runs.output import alone, quiet_libraries
 from contrafed.runs.setup import checked, with_folder
+
+OnRound = Callable[[int, dict[str, float]], None]
 
 
 def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig:
@@ -23,12 +26,7 @@ def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig
     return compose_job(list(overrides), config_dir)
 
 
-def run(
-    cfg: DictConfig | Mapping[str, Any],
-    *,
-    unique: bool = True,
-    on_round: Callable[[int, dict[str, float]], None] | None = None,
-) -> dict[str, Any]:
+def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True, on_round: OnRound | None = None) -> dict[str, Any]:
     """Run one experiment and return its summary (what ``summary.json`` holds), with the run's folder under ``"folder"``.
 
     ``unique``: when ``output_dir`` already holds a run, take ``output_dir-2`` and so on; otherwise that is an error.
@@ -38,21 +36,33 @@ def run(
     """
     if not isinstance(cfg, DictConfig | Mapping):
         raise UserError('run takes what compose returns: run(compose("strategy=moon", "num_rounds=10"))')
-    wanted = checked(cfg)
+    return run_resolved(checked(cfg), unique=unique, on_round=on_round)
+
+
+def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None = None) -> dict[str, Any]:
+    """Run one experiment whose configuration is resolved, as ``run`` does.
+
+    The data are loaded and the model is built here, before a folder is made: a mistake in them leaves none behind. The strategy
+    is built by the ``Session``, once the engine knows its clients.
+    """
     if wanted.node.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
-    # After checked(), which sets what Flower and Ray read when they are imported.
+    quiet_libraries(wanted.verbose)  # sets what Flower and Ray read when they are imported
+    from contrafed.config.method import check_model
     from contrafed.data.federation import load_federation
     from contrafed.engines.job import Job
     from contrafed.runs.evaluation import initial_file, initial_model
     from contrafed.runs.server_app import app_for
     from contrafed.training.workspace import make_model
 
-    federation = load_federation(wanted.node)  # before a folder is made: a mistake in the data or a file leaves none behind
-    initial_model(dict(make_model(wanted.node, federation).named_parameters()), initial_file(wanted))
+    federation = load_federation(wanted.node)
+    model = make_model(wanted.node, federation)
+    check_model(wanted, model)
+    initial_model(dict(model.named_parameters()), initial_file(wanted))
     ready = with_folder(wanted, unique)
     assert ready.folder is not None
     with alone(ready.folder):
-        ready.engine.module.run(ready.engine.config, Job(app_for(ready, on_round), ready.node, federation, ready.verbose))
+        job = Job(app_for(ready, on_round), ready.node, federation, model, ready.verbose)
+        ready.engine.module.run(ready.engine.config, job)
     summary: dict[str, Any] = json.loads((ready.folder / "summary.json").read_text(encoding="utf-8"))
     return {**summary, "folder": str(ready.folder)}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
+from contrafed.config.method import build_strategy, check_strategy
 from contrafed.config.run_config import Run
 from contrafed.core import codec
 from contrafed.core.errors import RunStopped, UserError
@@ -19,7 +20,6 @@ from contrafed.core.metrics import beside_accuracy
 from contrafed.core.privacy import central, gaussian
 from contrafed.core.tensors import Tensors
 from contrafed.core.tracker import Tracked
-from contrafed.data.participation import make_participation
 from contrafed.engines.attack import attacked
 from contrafed.engines.client_registry import Members
 from contrafed.engines.grid import RunGrid
@@ -34,8 +34,7 @@ from contrafed.runs.output.provenance import commit, hardware
 from contrafed.runs.trackers import Followed
 from contrafed.server import checks
 from contrafed.server.accountant import Budget
-from contrafed.server.aggregation import make_aggregation
-from contrafed.server.base import FederatedStrategy, Population, Round, strategy_class_of
+from contrafed.server.base import FederatedStrategy, Population, Round
 from contrafed.server.privacy import protected
 from contrafed.server.replies import AROUND
 from contrafed.training.base import PARTS
@@ -63,10 +62,11 @@ class Session:
         grid.limit_replies(AROUND)  # of who they are
         self.members = grid.members(run.node, self.workspace.federation, self.places)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
+        self.model = initial_model(self.workspace.initial, initial_file(run))
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
+        check_strategy(run, self.strategy, self.model)
         grid.limit_replies(self.strategy.largest_reply)
         self.scored = self._scored()  # before the folder holds anything
-        self.model = initial_model(self.workspace.initial, initial_file(run))
         self.budget = budget_of(run, self.strategy)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
         # Before the recorder: where it cannot begin, the folder is as it was.
@@ -313,29 +313,19 @@ class Session:
 
 
 def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:
-    """Return the server half of a run of so many rounds. To it, nodes that are held out have nothing to train on."""
+    """Build the strategy of a run of so many rounds. To it, clients that are held out have nothing to train on."""
     sizes = np.where(np.arange(run.num_nodes) < run.num_trained, members.sizes, 0)
-    half = workspace.client_class(workspace, [])
-    if not hasattr(half, "memories"):
-        raise UserError(f"{type(half).__name__}.__init__ must call super().__init__ with all that it is given")
-    return strategy_class_of(run.server)(
-        run.server.config,
-        client_class=workspace.client_class,
-        node_config=workspace.config,
-        model=workspace.model,
-        population=Population(sizes, members.node_ids, run.held_out_nodes, members.test_sizes),
-        participation=make_participation(
-            run.participation, lambda: members.class_proportions()[: run.num_trained], run.num_trained, run.seed
-        ),
+    client = workspace.client_class(workspace, [])
+    if not hasattr(client, "memories"):
+        raise UserError(f"{type(client).__name__}.__init__ must call super().__init__ with all that it is given")
+    return build_strategy(
+        run,
+        workspace.model,
+        Population(sizes, members.node_ids, run.held_out_nodes, members.test_sizes),
+        lambda: members.class_proportions()[: run.num_trained],
         settings=members.settings,
         num_rounds=rounds,
-        seed=run.seed,
-        max_norm=run.engine.config.max_norm,
-        min_replies=run.min_replies,
-        work_of=half.work_of,
-        post_train=run.judge == "post_train",
-        privacy=run.privacy.config if isinstance(run.privacy.config, central.Config) else None,
-        aggregation=make_aggregation(run.aggregation),
+        work_of=client.work_of,
     )
 
 

@@ -36,6 +36,9 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
             f"or flwr run . --federation-config 'num-supernodes={wanted.num_nodes}'"
         )
     check_latest(wanted, names_folder(words))
+    from contrafed.config.method import check_model
+    from contrafed.training.workspace import workspace_for
+
     if num_nodes is not None:
         from contrafed.engines.flower import refuse_timeout
 
@@ -48,6 +51,8 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
         raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
     if num_nodes is None and wanted.attack.name != "none":
         raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
+    # The Session takes the same workspace, with the only model that is built here.
+    check_model(wanted, workspace_for(wanted.node.to_json()).model)
     return with_folder(wanted, unique=True, devices=num_nodes is None)
 
 

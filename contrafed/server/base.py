@@ -50,8 +50,7 @@ class FederatedStrategy(Strategy):
     """
 
     averages = False
-    # Values of ``weights`` with which a node's weight does not depend on who else takes part; ``fixed_weight()`` returns it.
-    fixed_weights: ClassVar[tuple[str, ...]] = ()
+    fixed_weights: ClassVar[tuple[str, ...]] = ()  # values of ``weights`` with which no weight depends on who else takes part
     idle: ClassVar[bool] = False  # whether a round without a reply is the rule's business too
     has_global_model: ClassVar[bool] = True  # whether the server's model is one, where all of it travels
 
@@ -265,6 +264,10 @@ class FederatedStrategy(Strategy):
         self.round.node_evaluation = summaries(scores, self.population.num_nodes - self.population.num_held_out)
         return MetricRecord(dict(self.round.node_evaluation))
 
+    def mark_begun(self) -> None:
+        """Remember what the strategy has before its first round; what lasts and comes later belongs into ``self.state``."""
+        self._begun = {"_begun", *vars(self)}
+
     def summary(self) -> None:
         """Nothing to log: the run folder holds the configuration."""
 
@@ -289,7 +292,7 @@ class FederatedStrategy(Strategy):
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result, arrays = Result(), initial_arrays
         result.arrays = arrays
-        self._begun = {"_begun", *vars(self)}  # what it has before its first round
+        self.mark_begun()
         for server_round in range(first_round, num_rounds + 1):
             began = time.perf_counter()
             if server_round > 0:

@@ -1,0 +1,162 @@
+"""The method of a run, put together: its strategy is built once for each run, and checked against what its clients expect.
+
+The configuration alone is checked by ``resolve``. What is checked here needs the model, or the strategy itself.
+"""
+
+import contextlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from contrafed.config.run_config import Run
+from contrafed.core import registry
+from contrafed.core.client_run import choose
+from contrafed.core.errors import UserError
+from contrafed.core.privacy import central, none
+from contrafed.core.split_model import SplitModel, build_model
+from contrafed.core.tensors import Tensors
+from contrafed.data.participation import make_participation, pattern_class_of
+from contrafed.server.aggregation import make_aggregation
+from contrafed.server.base import FederatedStrategy, Population, strategy_class_of
+from contrafed.server.checks import judged_fault, sent_fault, state_fault
+from contrafed.server.privacy import protected
+from contrafed.training.base import Client
+from contrafed.training.loop import part_of
+from contrafed.training.workspace import client_class_of
+
+# Images of a common size, and their classes.
+CHANNELS, SIDE, CLASSES = 3, 32, 10
+
+
+def check_model(run: Run, model: SplitModel) -> None:
+    """Raise ``UserError`` where the messages that clients declare do not go with ``model``, the privacy or the attack."""
+    strategy = run.node.strategy
+    client = client_class_of(strategy)
+    what = f"strategy={strategy.name}: {client.__name__}.messages"
+    with _blame(what, client):
+        messages: Any = client.messages(model, strategy.config)
+        if fault := _declared_fault(messages, client, model, strategy.config):
+            raise UserError(f"{what} {fault}")
+    down, up = messages
+    if not isinstance(run.privacy.config, none.Config):
+        protected(list(up), list(down), strategy.name)
+    if run.attack.name != "none" and not run.attack.config.flips_labels and not up:
+        raise UserError(f"attack={run.attack.name}: strategy={strategy.name} sends nothing that attackers could change")
+
+
+def build_strategy(
+    run: Run,
+    model: SplitModel,
+    population: Population,
+    class_proportions: Callable[[], np.ndarray],
+    *,
+    settings: str,
+    num_rounds: int,
+    work_of: Callable[[int], int] | None = None,
+) -> FederatedStrategy:
+    """Build the strategy of a run, as it is before the first round. It has state: each run builds its own.
+
+    Args:
+        run: The run.
+        model: The global model.
+        population: What the server knows of the clients.
+        class_proportions: Returns the class proportions (K, C) of the clients that may train.
+        settings: The JSON that clients receive.
+        num_rounds: How many rounds are planned.
+        work_of: Returns how many local steps a client takes with so many examples.
+
+    Raises:
+        UserError: The author's code fails, in one line with its place.
+    """
+    strategy, pattern = run.node.strategy, run.participation
+    found = strategy_class_of(run.server)
+    try:
+        with _blame(f"participation={pattern.name}", pattern_class_of(pattern)):
+            participation = make_participation(pattern, class_proportions, run.num_trained, run.seed)
+        with _blame(f"{_name(run)}.setup", found):
+            built = found(
+                run.server.config,
+                client_class=client_class_of(strategy),
+                node_config=strategy.config,
+                model=model,
+                population=population,
+                participation=participation,
+                settings=settings,
+                num_rounds=num_rounds,
+                seed=run.seed,
+                max_norm=run.engine.config.max_norm,
+                min_replies=run.min_replies,
+                work_of=work_of,
+                post_train=run.judge == "post_train",
+                privacy=run.privacy.config if isinstance(run.privacy.config, central.Config) else None,
+                aggregation=make_aggregation(run.aggregation),
+            )
+    except MemoryError as error:
+        raise UserError(f"num_nodes={run.num_nodes} or the model is too large for this machine's memory") from error
+    if not hasattr(built, "state"):
+        raise UserError(f"{_name(run)}.__init__ must call super().__init__ with all that it is given; or write setup() instead")
+    return built
+
+
+def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> None:
+    """Raise ``UserError`` where a strategy does not send what clients expect, or does not evaluate a whole model."""
+    author = type(strategy)
+    strategy.mark_begun()
+    with _blame(f"{_name(run)}.broadcast", author):
+        shared = strategy.broadcast(initial)
+    with _blame(f"{_name(run)}.download", author):
+        own = strategy.download(initial, 0, False)
+    if fault := sent_fault(strategy, shared, {} if own is None else own):
+        raise UserError(fault)
+    with _blame(f"{_name(run)}.judged", author):
+        if fault := judged_fault(strategy, initial, strategy.judged(initial)):
+            raise UserError(fault)
+    if fault := state_fault(strategy):
+        raise UserError(fault)
+
+
+def try_method(run: Run) -> None:
+    """Check the method of a run without its data, on a model for images of a common size; of a sweep, before its first job.
+
+    Raises ``UserError``. What is built for it is thrown away.
+    """
+    model = _outline(json.dumps(dict(run.node.model.values), sort_keys=True))
+    check_model(run, model)
+    population = Population(np.broadcast_to(1, run.num_nodes), np.broadcast_to(0, run.num_nodes))
+    proportions = np.broadcast_to(1 / CLASSES, (run.num_trained, CLASSES))
+    strategy = build_strategy(run, model, population, lambda: proportions, settings="", num_rounds=1)
+    check_strategy(run, strategy, {name: torch.zeros(()).expand(value.shape) for name, value in model.named_parameters()})
+
+
+def _name(run: Run) -> str:
+    return f"strategy.server={run.server.name}: {strategy_class_of(run.server).__name__}"
+
+
+def _blame(what: str, author: type) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which what goes wrong is the fault of an author's class."""
+    return registry.blamed(what, inspect.getfile(author))
+
+
+def _declared_fault(messages: Any, client: type[Client], model: SplitModel, config: Any) -> str:
+    """Return what is wrong with the names and shapes that a client declares; empty for nothing."""
+    if not isinstance(messages, tuple) or len(messages) != 2 or not all(isinstance(shapes, Mapping) for shapes in messages):
+        return f"must return two dictionaries, what a node receives and what it sends, got {type(messages).__name__}"
+    for name, shape in (item for shapes in messages for item in shapes.items()):
+        if not isinstance(shape, tuple) or not all(isinstance(side, int | np.integer) and side >= 0 for side in shape):
+            return f"must return shapes, tuples of whole numbers such as (10, 64), got {shape!r} for {name}"
+    shared = client.shared_parts(config)
+    for name, value in model.named_parameters():
+        if part_of(name) in shared and messages[0].get(f"model/{name}") != tuple(value.shape):
+            return f"must have a node receive model/{name}, of shape {tuple(value.shape)}: its part is in `shared`"
+    return ""
+
+
+@lru_cache(maxsize=1)
+def _outline(values: str) -> SplitModel:
+    """Return the chosen model, its parameters without numbers."""
+    return build_model(choose("model", json.loads(values)), CHANNELS, (SIDE, SIDE), CLASSES, 0, tried=False).to("meta")

@@ -1,0 +1,149 @@
+"""Inside a run the configuration is resolved once, and the model and the strategy are built once."""
+
+import sys
+from collections import Counter
+
+import pytest
+from rig import config_of
+from tiny import TINY
+
+from contrafed.config import method, run_config
+from contrafed.core.errors import UserError
+from contrafed.core.split_model import SplitModel
+from contrafed.engines.grid import LocalGrid
+from contrafed.runs.run import run, run_resolved
+from contrafed.runs.server_app import serve
+from contrafed.runs.setup import deployed
+from contrafed.server.base import FederatedStrategy
+from contrafed.training.workspace import uninstall
+
+SMALL = (*TINY, "participation=full", "num_rounds=1", "engine=local")
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """How often the configuration was resolved, and models and strategies were built, in this process."""
+    found = Counter()
+
+    def count(name, function):
+        def counted(*args, **kwargs):
+            found[name] += 1
+            return function(*args, **kwargs)
+
+        return counted
+
+    for cls in (SplitModel, FederatedStrategy):
+        monkeypatch.setattr(cls, "__init__", count(cls.__name__, cls.__init__))
+    resolve = run_config.resolve
+    counted = count("resolve", resolve)
+    for module in [module for name, module in sys.modules.items() if name.startswith("contrafed")]:
+        for name in [name for name, value in vars(module).items() if value is resolve]:
+            monkeypatch.setattr(module, name, counted)
+    return found
+
+
+ONCE = {"resolve": 1, "SplitModel": 1, "FederatedStrategy": 1}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pmfl", "fedcrl"])
+def test_a_run_resolves_and_builds_once(counts, name, tmp_path):
+    run(config_of(*SMALL, f"strategy={name}", f"output_dir={tmp_path}/run"))
+    assert counts == ONCE
+
+
+def test_so_does_the_command(counts, called, tmp_path):
+    done = called("strategy=moon", *SMALL, f"output_dir={tmp_path}/run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert counts == ONCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_so_do_engines_whose_clients_are_other_processes(counts, engine, tmp_path):
+    run(config_of(*SMALL[:-1], f"engine={engine}", "strategy=fedavg", f"output_dir={tmp_path}/run"))
+    assert counts == ONCE
+
+
+def test_so_does_a_run_that_goes_on(counts, tmp_path):
+    run(config_of(*SMALL, "strategy=pmfl", "checkpoint_every=1", "num_rounds=2", f"output_dir={tmp_path}/run"))
+    counts.clear()
+    middle = f"resume={tmp_path}/run/checkpoints/000001"
+    run(config_of(*SMALL, "strategy=pmfl", "checkpoint_every=1", "num_rounds=2", middle, f"output_dir={tmp_path}/later"))
+    assert counts == ONCE
+
+
+def test_so_does_an_evaluation_of_a_finished_run(counts, tmp_path):
+    run(config_of(*SMALL, "strategy=fedcrl", "save_personal=true", f"output_dir={tmp_path}/run"))
+    counts.clear()
+    run(config_of("engine=local", f"evaluate_only={tmp_path}/run", f"output_dir={tmp_path}/again"))
+    assert counts == ONCE
+
+
+def test_so_does_a_server_of_devices(counts, tmp_path):
+    """Which Flower starts: first ``deployed``, then ``serve`` on the Grid that there is."""
+    overrides = " ".join((*SMALL, "strategy=moon", f"output_dir={tmp_path}/run"))
+    wanted = deployed(overrides)
+    try:
+        serve(LocalGrid(wanted.num_nodes, 1), wanted)
+    finally:
+        uninstall()
+    assert counts == ONCE
+
+
+def test_a_resolved_run_can_be_run_twice_and_its_strategy_begins_anew(counts, tmp_path):
+    resolved = run_config.resolve(config_of(*SMALL, "strategy=pmfl", f"output_dir={tmp_path}/run"))
+    first, second = (run_resolved(resolved) for _ in range(2))
+    assert counts == {"resolve": 1, "SplitModel": 2, "FederatedStrategy": 2}
+    assert first["folder"] != second["folder"]
+    for file in ("model.safetensors", "metrics.csv"):
+        left, right = ((tmp_path / name / file).read_bytes() for name in ("run", "run-2"))
+        assert left == right
+
+
+def test_a_sweep_tries_each_method_without_data_before_its_first_job(counts, monkeypatch):
+    monkeypatch.setattr("contrafed.data.federation.load_images", None)
+    method.try_method(run_config.resolve(config_of(*SMALL, "strategy=scaffold")))
+    assert counts == ONCE
+    with pytest.raises(UserError, match="strategy=scaffold also sends control"):
+        method.try_method(run_config.resolve(config_of("strategy=scaffold", "privacy=laplace")))
+
+
+def no_dictionary(self, model):
+    return None
+
+
+def no_tuple(cls, model, config):
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("place", "function", "said"),
+    [
+        ("contrafed.strategies.fedavg.FedAvg.setup", lambda self: 1 / 0, "strategy.server=fedavg: FedAvg.setup: ZeroDivision"),
+        ("contrafed.strategies.fedavg.FedAvg.broadcast", no_dictionary, "FedAvg must send tensors by name, in a dictionary"),
+        ("contrafed.strategies.fedavg.FedAvg.judged", no_dictionary, "FedAvg.judged must return the whole model"),
+        (
+            "contrafed.clients.fedavg.FedAvgClient.messages",
+            classmethod(no_tuple),
+            "strategy=fedavg: FedAvgClient.messages must",
+        ),
+    ],
+)
+def test_a_fault_of_what_a_run_builds_is_one_line_and_leaves_no_folder(monkeypatch, tmp_path, place, function, said):
+    monkeypatch.setattr(place, function, raising=False)
+    with pytest.raises(UserError) as found:
+        run(config_of(*SMALL, "strategy=fedavg", f"output_dir={tmp_path}/run"))
+    assert str(found.value).startswith(said)
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_broadcast_keeps_beside_the_state_is_refused_before_the_first_round(monkeypatch, tmp_path):
+    def broadcast(self, model):
+        self.ema = model
+        return broadcast_of_all(self, model)
+
+    broadcast_of_all = FederatedStrategy.broadcast
+    monkeypatch.setattr("contrafed.strategies.fedavg.FedAvg.broadcast", broadcast, raising=False)
+    with pytest.raises(UserError, match=r"^FedAvg: no checkpoint holds self\.ema"):
+        run(config_of(*SMALL, "strategy=fedavg", f"output_dir={tmp_path}/run"))
