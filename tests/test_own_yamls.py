@@ -134,7 +134,8 @@ def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_els
         ("grid: {size: {10: {}}}", "experiment=mine: grid.size has a case 10 that is no text: put it in quotes"),
         (
             "where: {dataset=digits: 3}",
-            "the experiment's where must be mappings by condition, such as GROUP=CHOICE: {KEY: VALUE}, got {'dataset=digits': 3}",
+            "the experiment's where must be mappings by condition, such as GROUP=CHOICE: {KEY: VALUE}, "
+            "got {'dataset=digits': 3}",
         ),
         (
             "where: dataset=digits",
