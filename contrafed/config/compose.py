@@ -382,11 +382,11 @@ def use_plain_sgd(job: Composed) -> str | None:
         return None
     if local.optimizer == "sgd" and not local.momentum:
         return None
-    from contrafed.core.client_run import node_half
+    from contrafed.core.client_run import choose
     from contrafed.training.workspace import client_class_of
 
     values: Any = OmegaConf.to_container(strategy, resolve=True)
-    if not (reason := client_class_of(node_half(values)).plain_sgd):
+    if not (reason := client_class_of(choose("strategy", values)).plain_sgd):
         return None
     dropped = []
     if local.momentum and not job.is_set("strategy.local.momentum"):
