@@ -1,6 +1,7 @@
 """The house as docs/ARCHITECTURE.md draws it: imports only run down, files and functions stay short."""
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,3 +98,21 @@ def test_no_function_is_too_long():
                 if length > LINES_OF_A_FUNCTION:
                     found[f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"] = length
     assert found == {}
+
+
+def functions_of(path):
+    """The functions of a file, those of a class as CLASS.NAME."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        found |= {prefix + function.name for function in inside if isinstance(function, ast.FunctionDef)}
+    return found
+
+
+def test_the_path_of_a_key_to_the_loss_is_as_written_and_short():
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## From a key to the loss")[2]
+    steps = re.findall(r"^\d+\. `(\S+\.py)`: `(\S+)`", text.partition("\n## ")[0], re.MULTILINE)
+    assert 5 <= len(steps) <= 8
+    for file, function in steps:
+        assert function in functions_of(ROOT / file), (file, function)

@@ -17,7 +17,6 @@ from test_outside import METHOD, NODE, RULE, write
 from torchvision.datasets import FakeData
 
 from contrafed.config.compose import compose_job
-from contrafed.config.run_config import resolve
 from contrafed.core.errors import UserError
 from contrafed.data.federation import load_federation
 from contrafed.data.images import make_images
@@ -332,7 +331,7 @@ def test_both_halves_in_one_file_are_one_method_with_its_plain_name(home):
     write(home / "my_package" / "__init__.py", "")
     write(home / "my_package" / "my_method.py", f"from contrafed.strategies.fedavg import FedAvg, Weights\n{config}\n\n{rule}")
     write(home / "yamls" / "strategy" / "mine.yaml", METHOD.replace("server: my_package.my_rule\n", ""))
-    run = resolve(OmegaConf.to_container(compose_job(["strategy=mine"], home / "yamls"), resolve=True))
+    run = resolve_and_try(OmegaConf.to_container(compose_job(["strategy=mine"], home / "yamls"), resolve=True))
     assert strategy_class_of(run.server).__name__ == "MyRule"
     assert run.server.config.share == run.node.strategy.config.share == 0.5
     assert composition(run.composed["strategy"]) == "mine"
@@ -360,7 +359,7 @@ def client_of(home, body):
     yaml = METHOD.replace("_local@local,", "_local@local, server: fedavg,").replace("server: my_package.my_rule\n", "")
     write(home / "yamls" / "strategy" / "mine.yaml", yaml.replace("share: 0.5\n", ""))
     chosen = ["strategy=mine", "num_nodes=2", "participation=full", "model=mlp", "partition.test_fraction=0.2"]
-    run = resolve(OmegaConf.to_container(compose_job(chosen, home / "yamls"), resolve=True))
+    run = resolve_and_try(OmegaConf.to_container(compose_job(chosen, home / "yamls"), resolve=True))
     workspace = Workspace(run.node)
     received = {f"model/{name}": value for name, value in workspace.initial.items()}
     return lambda nodes: (workspace.client_class(workspace, nodes), [received] * len(nodes))

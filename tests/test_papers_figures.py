@@ -39,10 +39,10 @@ def sampled(experiment):
 
 def leave(folder, config):
     """Write what a run of a configuration leaves, as far as figures take it."""
-    from contrafed.core.client_run import node_half
+    from contrafed.core.client_run import choose
     from contrafed.training.workspace import client_class_of
 
-    node, log = node_half(config["strategy"]), config["log"]
+    node, log = choose("strategy", config["strategy"]), config["log"]
     personal = config["judge"] == "post_train" or client_class_of(node).is_personal(node.config)
     scopes = [("personal", "test")] if personal else [("global", "test")]
     scopes += [("global", "nodes")] if config["eval_nodes"] and not personal else []

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from omegaconf import OmegaConf
 
 from contrafed.core import registry
-from contrafed.core.client_run import PACKAGES, Choice, NodeRun, choice_of, choose, half, node_run
+from contrafed.core.client_run import PACKAGES, Choice, NodeRun, choose, node_run
 from contrafed.core.disk import expanded
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.metrics import beside_accuracy
@@ -209,7 +209,7 @@ def check_log(names: Sequence[str], node: Choice, server: Choice, participation:
 def server_of(strategy: Mapping[str, Any]) -> Choice:
     """Return the server rule of a composed ``strategy`` group. Raises ``UserError``."""
     module = _rule_of(strategy)
-    return replace(choice_of(module, "strategy", half(module, strategy)), name=str(strategy.get("server") or strategy["name"]))
+    return replace(choose("strategy", strategy, module), name=str(strategy.get("server") or strategy["name"]))
 
 
 def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:

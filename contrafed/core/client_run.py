@@ -58,12 +58,14 @@ INHERITED = {
 }
 
 
-def choose(group: str, values: Mapping[str, Any]) -> Choice:
+def choose(group: str, values: Mapping[str, Any], module: ModuleType | None = None) -> Choice:
     """Return what ``values``, a group's composed YAML, describe.
 
+    ``module``: its code, where ``values`` do not name it. The group ``strategy`` has the settings of both halves of a method,
+    each of which takes its own: the client that ``values`` name, or the strategy in ``module``.
     Raises ``UserError`` for a wrong name, key, type or value, or for code that lacks what its group needs.
     """
-    module = registry.find(PACKAGES[group], group, values)
+    module = module or registry.find(PACKAGES[group], group, values)
     choice = f"{group}={values.get('name')}"
     if group in FUNCTIONS:
         registry.check_functions(module, choice, FUNCTIONS[group])
@@ -71,25 +73,11 @@ def choose(group: str, values: Mapping[str, Any]) -> Choice:
         home, name = INHERITED[group]
         if not issubclass(module.Config, getattr(importlib.import_module(home), name)):
             raise UserError(f"{choice}: Config of {module.__name__} must inherit {name} of {home}")
-    return choice_of(module, group, values)
-
-
-def choice_of(module: ModuleType, group: str, values: Mapping[str, Any]) -> Choice:
-    """Return the choice whose code is ``module``. Raises ``UserError`` for a wrong key, type or value."""
+    if group == "strategy":
+        known = registry.COMMON_KEYS | set(module.Config.__dataclass_fields__)
+        values = {key: value for key, value in values.items() if key in known}
     config = build(module.Config, values, group, ignore=registry.COMMON_KEYS)
     return Choice(str(values.get("name")), module, config, dict(values))
-
-
-def half(module: ModuleType, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the ``strategy`` group's values that the node half or server rule in ``module`` has settings for."""
-    known = registry.COMMON_KEYS | set(module.Config.__dataclass_fields__)
-    return {key: value for key, value in values.items() if key in known}
-
-
-def node_half(strategy: Mapping[str, Any]) -> Choice:
-    """Return the node half of a composed ``strategy`` group. Raises ``UserError`` for a wrong name, key, type or value."""
-    module = registry.find(PACKAGES["strategy"], "strategy", strategy)
-    return choice_of(module, "strategy", half(module, strategy))
 
 
 @dataclass(frozen=True)
@@ -127,10 +115,9 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
 
     What the ``strategy`` group holds for the server half is left out.
     """
-    strategy = node_half(values["strategy"])
-    others: dict[str, Any] = {name: choose(name, values[name]) for name in NODE_GROUPS[1:]}
+    chosen: dict[str, Any] = {name: choose(name, values[name]) for name in NODE_GROUPS}
     privacy = choose("privacy", values["privacy"]) if "privacy" in values else None
     if privacy is None or not isinstance(privacy.config, local.Config | laplace.Config):
         privacy = None
-    others |= {"flipped": tuple(values.get("flipped", ())), "images": values.get("images"), "privacy": privacy}
-    return NodeRun(values["seed"], values["num_nodes"], strategy, **others)
+    others = {"flipped": tuple(values.get("flipped", ())), "images": values.get("images"), "privacy": privacy}
+    return NodeRun(values["seed"], values["num_nodes"], **chosen, **others)

@@ -26,7 +26,7 @@ from contrafed.engines.client_registry import Members, Registry
 from contrafed.engines.deadlines import MAX_REPLY_SECONDS, late_reply
 from contrafed.engines.grid import SimulatedGrid
 from contrafed.engines.job import Job
-from contrafed.training.workspace import default_device, install, uninstall
+from contrafed.training.workspace import Workspace, default_device, install, uninstall
 
 # Seconds between two looks at the runtime's inbox.
 POLL = 0.05
@@ -125,7 +125,7 @@ def run(config: Config, job: Job) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     device = default_device() if config.gpus_per_node else "cpu"  # where the nodes are
-    install(job.node.to_json(), job.make_workspace(device))
+    install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation, model=job.model))
     stop, done = threading.Event(), threading.Event()
     try:
         with warnings.catch_warnings(), _stopped_by_signals(stop, job.verbose):

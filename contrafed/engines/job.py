@@ -9,7 +9,6 @@ from contrafed.core.client_run import NodeRun
 from contrafed.core.split_model import SplitModel
 from contrafed.data.federation import Federation
 from contrafed.engines.worker import RUN_ID
-from contrafed.training.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,6 @@ class Job:
     def num_nodes(self) -> int:
         """How many nodes there are."""
         return self.node.num_nodes
-
-    def make_workspace(self, device: str) -> Workspace:
-        """Return what this process holds of the run, the data and the model on ``device``."""
-        return Workspace(self.node, device=device, federation=self.federation, model=self.model)
 
     def serve(self, grid: Grid) -> None:
         """Call the ServerApp as Flower would."""

@@ -14,7 +14,7 @@ from contrafed.engines.grid import LocalGrid
 from contrafed.engines.job import Job, stack_size_for
 from contrafed.engines.worker import reuse_memory
 from contrafed.training.errors import device_lost
-from contrafed.training.workspace import default_device, fault_of, install, uninstall
+from contrafed.training.workspace import Workspace, default_device, fault_of, install, uninstall
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def run(config: Config, job: Job) -> None:
     reuse_memory()
     grid = None
     try:
-        install(job.node.to_json(), job.make_workspace(device))
+        install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation, model=job.model))
         on_device, in_ram = default_budgets(device)
         memory = NodeMemory(
             on_device if config.memory_device_bytes is None else config.memory_device_bytes,

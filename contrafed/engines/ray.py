@@ -84,7 +84,7 @@ def run(config: Config, job: Job) -> None:
     grid = None
     try:
         device = "cpu" if config.gpus_per_worker == 0 else default_device()  # where the nodes are
-        workspace = job.make_workspace(device)
+        workspace = Workspace(job.node, device=device, federation=job.federation, model=job.model)
         install(job.node.to_json(), workspace)
         start_ray(config.address, job.verbose, config.memory_host_bytes, expanded(config.memory_folder))
         grid = RayGrid(config, workspace)

@@ -13,7 +13,7 @@ from blocks import NEEDS, ROOT, blocks_of, pages
 from contrafed.config.compose import compose_job
 from contrafed.config.run_config import server_of
 from contrafed.core import registry
-from contrafed.core.client_run import node_half
+from contrafed.core.client_run import choose
 from contrafed.server.base import FederatedStrategy
 from contrafed.training.base import PARTS
 from contrafed.training.workspace import client_class_of
@@ -52,7 +52,7 @@ def method(name: str) -> Method:
     text = registry.choices("strategy")[name]
     title, _, line = text.partition(": ")
     values: Any = OmegaConf.to_container(compose_job([f"strategy={name}"]).strategy, resolve=True)
-    node, rule = node_half(values), server_of(values)
+    node, rule = choose("strategy", values), server_of(values)
     fields = [[f for f in choice.config.__dataclass_fields__ if f != "local"] for choice in (node, rule)]
     paper = papers()[name]
     paper = papers()[paper["of"]] if "of" in paper else paper
@@ -79,7 +79,7 @@ def cite(paper: dict[str, str]) -> str:
 
 def judged_by(client: type, rule: type, values: dict[str, Any]) -> str:
     """Return which models a method is judged by."""
-    config = node_half(values).config
+    config = choose("strategy", values).config
     whole = set(client.shared_parts(config)) == set(PARTS)  # type: ignore[attr-defined]
     if client.own_model and whole and rule.has_global_model:  # type: ignore[attr-defined]
         return "each node's own model, and the global one"

@@ -17,7 +17,7 @@ from rig import (
 )
 
 from contrafed.config.run_config import server_of
-from contrafed.core.client_run import node_half
+from contrafed.core.client_run import choose
 from contrafed.core.split_model import Features
 from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
@@ -142,7 +142,7 @@ def rule_of(name, sizes=(1,), down=None, **changes):
     settings = strategy_settings(name, **changes)
     server = server_of(settings)
     down = {"model/w": (1,)} | (down or {})
-    node = node_half(settings)
+    node = choose("strategy", settings)
     client = SimpleNamespace(messages=lambda model, config: (down, down), is_personal=lambda config: False)
     client.solver = client_class_of(node).solver
     return strategy_class_of(server)(
