@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from pathlib import Path
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -25,21 +25,50 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from contrafed.config.command_line import check_arguments, help_text, order_arguments, read_arguments
-from contrafed.config.compose import expand_jobs
-from contrafed.config.loader import ConfigLoader
+from contrafed.config.loader import ConfigLoader, to_plain
 from contrafed.config.overrides import one_line
+from contrafed.config.run_config import resolve
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.registry import CONF
 from contrafed.core.stdio import outliving
-from contrafed.runs.output import quiet_libraries, versions
+from contrafed.runs.output import print_summary, quiet_libraries, versions
+from contrafed.runs.output.folder import held
+from contrafed.runs.setup import check_latest
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 def run_job(config: DictConfig) -> float | None:
-    """Run one job of Hydra's and return its objective. In a sweep it raises what ends the job, else it ends the process."""
+    """Run one job of Hydra's in the folder that Hydra names, and return its objective, None if it has no such number.
+
+    In a sweep it raises what ends the job. A run alone ends the process.
+    """
+    with _end_job():
+        quiet_libraries(config.verbose)  # before they are imported
+        from contrafed.runs.launch import find_folder, print_other_jobs, read_objective, remove_empty
+        from contrafed.runs.run import run_resolved
+
+        folder, named = find_folder(config)
+        config.output_dir = str(folder)
+        print_other_jobs()
+        try:
+            run = resolve(to_plain(config))
+            check_latest(run, named)
+            with held(folder) as free:
+                if not free and named:
+                    raise UserError(f"output_dir: another process writes in {folder}")
+                summary = run_resolved(run, unique=not named)
+        finally:
+            remove_empty(folder, named)
+        print_summary(summary, summary["folder"])
+        return read_objective(summary, run.objective)
+
+
+@contextlib.contextmanager
+def _end_job() -> Iterator[None]:
+    """Report what ends a job, and end the process with its exit status unless the job is one of a sweep."""
     try:
-        return train(config)
+        yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -47,27 +76,6 @@ def run_job(config: DictConfig) -> float | None:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
         raise SystemExit(status) from None
-
-
-def train(config: DictConfig) -> float | None:
-    """Run a composed configuration in the folder that Hydra names. Raises ``UserError`` and ``RunStopped``."""
-    from contrafed.runs.launch import run_in_folder
-
-    job = HydraConfig.get()
-    quiet_libraries(config.verbose)
-    overrides = [str(line) for line in job.overrides.task]
-    if job.mode == RunMode.MULTIRUN:
-        return run_in_folder(config, Path(os.path.relpath(job.runtime.output_dir)), named=True, unique=False)
-    named = any(line.lstrip("+").startswith("output_dir=") for line in overrides) or any(
-        str(line).startswith("hydra.run.dir=") for line in job.overrides.hydra
-    )
-    if (several := len(expand_jobs(overrides, next(_config_dirs(job), None)))) > 1:
-        print(f"this is one of {several} jobs: this line with -m runs them all", flush=True)
-    return run_in_folder(config, Path(config.output_dir), named=named, unique=not named)
-
-
-def _config_dirs(job: Any) -> Any:
-    return (source.path for source in job.runtime.config_sources if source.provider == "command-line")
 
 
 def report_error(error: BaseException) -> int:

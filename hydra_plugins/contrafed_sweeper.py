@@ -86,7 +86,10 @@ class ContrafedSweeper(Sweeper):
         """Run every job that is left and return what each returned. Raises ``UserError``."""
         from contrafed.config.command_line import check_jobs
         from contrafed.config.compose import expand_jobs, take_shard
+        from contrafed.runs.output import quiet_libraries
         from contrafed.runs.setup import check_latest, names_folder
+
+        quiet_libraries(bool(self.config.get("verbose")))  # before they are imported
 
         asked = {line.partition("=")[0] for line in arguments}
         more = [f"{key}={value}" for key, value in (self.params or {}).items() if key not in asked]

@@ -14,7 +14,7 @@ from rig import checked, config_of
 
 from contrafed.command import INTERRUPTED
 from contrafed.config.compose import Job, expand_jobs
-from contrafed.runs import launch
+from contrafed.runs import run
 from contrafed.runs.checkpoint import identity
 from contrafed.runs.output.folder import claim_folder
 from hydra_plugins import contrafed_sweeper
@@ -103,14 +103,14 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, mon
 
 
 def test_a_stopped_sweep_leaves_the_table_of_what_is_finished(called, monkeypatch):
-    real = launch.run_in_folder
+    real = run.run_resolved
 
-    def stops(config, folder, **more):
-        if config["seed"] == 2:
+    def stops(wanted, **more):
+        if wanted.seed == 2:
             raise KeyboardInterrupt
-        return real(config, folder, **more)
+        return real(wanted, **more)
 
-    monkeypatch.setattr(launch, "run_in_folder", stops)
+    monkeypatch.setattr(run, "run_resolved", stops)
     assert called(*DIGITS, "seed=0,1,2").status == INTERRUPTED
     assert "| fedavg | 2 |" in Path("outputs/digits/sweep.md").read_text()
 

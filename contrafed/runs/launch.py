@@ -1,40 +1,40 @@
-"""A job of Hydra's: its run in the folder that Hydra names, and the objective that a search looks at."""
+"""A job of Hydra's: the folder that Hydra names, and the objective that a search looks at."""
 
 import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from contrafed.core.errors import UserError, unknown
-from contrafed.runs.output import print_summary
-from contrafed.runs.output.folder import held
-from contrafed.runs.run import run_resolved
-from contrafed.runs.setup import check_latest, checked
+from contrafed.config.compose import expand_jobs
+from contrafed.core.errors import unknown
+from contrafed.runs.setup import names_folder
 
 # What a summary leads with, the first that it has.
 LEADING = ("personal_accuracy_mean", "accuracy_final")
 
 
-def run_in_folder(config: DictConfig, folder: Path, *, named: bool, unique: bool) -> float | None:
-    """Run a composed configuration in ``folder`` and return its objective, None if the run has no such number.
+def find_folder(config: DictConfig) -> tuple[Path, bool]:
+    """Return the folder of the job that Hydra runs, and whether it is a choice: the user's, or the sweeper's."""
+    job = HydraConfig.get()
+    if job.mode == RunMode.MULTIRUN:
+        return Path(os.path.relpath(job.runtime.output_dir)), True
+    named = names_folder(job.overrides.task) or any(str(line).startswith("hydra.run.dir=") for line in job.overrides.hydra)
+    return Path(config.output_dir), named
 
-    ``named``: the folder is the user's choice, in which a run can resume. ``unique``: a folder that has a run already gets a
-    number. Raises ``UserError`` and ``RunStopped``.
-    """
-    config.output_dir = str(folder)
-    try:
-        wanted = checked(config)
-        check_latest(wanted, named)
-        with held(folder) as free:
-            if not free and not unique:
-                raise UserError(f"output_dir: another process writes in {folder}")
-            summary = run_resolved(wanted, unique=unique)
-    finally:
-        remove_empty(folder, named)
-    print_summary(summary, summary["folder"])
-    return read_objective(summary, config.objective)
+
+def print_other_jobs() -> None:
+    """Say so if the experiment of a run alone has other jobs."""
+    job = HydraConfig.get()
+    if job.mode == RunMode.MULTIRUN:
+        return
+    own = next((source.path for source in job.runtime.config_sources if source.provider == "command-line"), None)
+    if (several := len(expand_jobs([str(line) for line in job.overrides.task], own))) > 1:
+        print(f"this is one of {several} jobs: this line with -m runs them all", flush=True)
 
 
 def read_objective(summary: Mapping[str, Any], name: str | None) -> float | None:
