@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
 from contrafed.training.base import PARTS, Batch, Client, LocalTraining, Stack, Step, Tensors, per_node
@@ -28,6 +29,13 @@ class APFLClient(Client):
     the initial model. Deviation: the authors' code steps w first, mixes logits and adds 0.02 alpha to alpha's gradient.
     """
 
+    family = "personal, a whole model"
+    paper = Paper(
+        authors="Deng, Kamani and Mahdavi",
+        title="Adaptive Personalized Federated Learning",
+        where="arXiv, 2020",
+        url="https://arxiv.org/abs/2003.13461",
+    )
     own_model = True
 
     def fresh_memory(self, received: Tensors) -> Tensors:

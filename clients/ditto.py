@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import named
 from contrafed.training.base import Client, LocalTraining, Stack, Tensors
@@ -23,6 +24,13 @@ class DittoClient(Client):
     authors step both on the same batch, v first; two phases keep w's path FedAvg's, bit for bit.
     """
 
+    family = "personal, a whole model"
+    paper = Paper(
+        authors="Li, Hu, Beirami and Smith",
+        title="Ditto: Fair and Robust Federated Learning Through Personalization",
+        where="ICML 2021",
+        url="https://arxiv.org/abs/2012.04221",
+    )
     own_model = True
 
     def fresh_memory(self, received: Tensors) -> Tensors:

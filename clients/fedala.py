@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
@@ -37,6 +38,13 @@ class FedALAClient(Client):
     model, beside it, without learning, by the ``blend`` of it and what the node received.
     """
 
+    family = "personal, a whole model"
+    paper = Paper(
+        authors="Zhang, Hua, Wang, Song, Xue, Ma and Guan",
+        title="FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
+        where="AAAI 2023",
+        url="https://arxiv.org/abs/2212.01197",
+    )
     own_model = True
 
     def fresh_memory(self, received: Tensors) -> Tensors:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import named
 from contrafed.training.base import Client, LocalTraining, Stack, Tensors
@@ -23,6 +24,13 @@ class FedAMPClient(Client):
     Source: Huang et al. 2021, Algorithm 1 and Equation 8, minimised by local work. w starts at the initial model.
     """
 
+    family = "personal, a whole model"
+    paper = Paper(
+        authors="Huang, Chu, Zhou, Wang, Liu, Pei and Zhang",
+        title="Personalized Cross-Silo Federated Learning on Non-IID Data",
+        where="AAAI 2021",
+        url="https://arxiv.org/abs/2007.03797",
+    )
     own_model = True
 
     def fresh_memory(self, received: Tensors) -> Tensors:

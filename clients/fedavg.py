@@ -1,5 +1,6 @@
 """FedAvg, the node half: plain local training of the whole model."""
 
+from contrafed.core.paper import Paper
 from contrafed.training.base import Client, Config
 
 __all__ = ["Config", "FedAvgClient"]
@@ -7,3 +8,11 @@ __all__ = ["Config", "FedAvgClient"]
 
 class FedAvgClient(Client):
     """Cross-entropy on the node's own data; nothing is remembered. Source: McMahan et al. 2017, Algorithm 1."""
+
+    family = "the server's rule"
+    paper = Paper(
+        authors="McMahan, Moore, Ramage, Hampson and Agüera y Arcas",
+        title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        where="AISTATS 2017",
+        url="https://arxiv.org/abs/1602.05629",
+    )

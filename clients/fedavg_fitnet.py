@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
@@ -29,6 +30,14 @@ class FitNetClient(Client):
     2015 (FitNets), Equation 3, as FedRCL's tables use it. Deviations, none printed there: the hint is these levels of the same
     network, so that no regressor is needed, without a factor 1/2 and for all of local training.
     """
+
+    family = "one more term"
+    paper = Paper(
+        authors="Romero, Ballas, Kahou, Chassang, Gatta and Bengio",
+        title="FitNets: Hints for Thin Deep Nets",
+        where="ICLR 2015, as FedRCL's tables use it",
+        url="https://arxiv.org/abs/1412.6550",
+    )
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train beside the received model's levels."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from contrafed.clients.fedper import HEADS
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import PARTS, Client, LocalTraining, Stack, Tensors
 from contrafed.training.tuning import tuned
@@ -28,6 +29,13 @@ class FedAvgFTClient(Client):
     Source: a baseline in the code of Collins et al. 2021: ten epochs of the head, in one extra round of all nodes.
     """
 
+    family = "personal, a whole model"
+    paper = Paper(
+        authors="Collins, Hassani, Mokhtari and Shakkottai",
+        title="Exploiting Shared Representations for Personalized Federated Learning",
+        where="ICML 2021",
+        url="https://arxiv.org/abs/2102.07078",
+    )
     own_model = True
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:

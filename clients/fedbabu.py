@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from contrafed.clients.fedper import HEADS, FedPerClient
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import PARTS, LocalTraining, Stack, Tensors
 from contrafed.training.tuning import tuned
@@ -25,6 +26,14 @@ class FedBABUClient(FedPerClient):
     Source: Oh et al. 2022. The head never changes, so it does not travel. In the run's last evaluation every node fine-tunes
     what it received on its own data, for itself alone; what it was before is judged as ``untuned``.
     """
+
+    family = "personal, parts of the model"
+    paper = Paper(
+        authors="Oh, Kim and Yun",
+        title="FedBABU: Towards Enhanced Representation for Federated Image Classification",
+        where="ICLR 2022",
+        url="https://arxiv.org/abs/2106.06042",
+    )
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train the body."""

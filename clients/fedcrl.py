@@ -1,11 +1,13 @@
 """FedCRL and FedCoSR, the node half: contrast with global prototypes, blend of own and global body."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
@@ -41,6 +43,28 @@ class FedCRLClient(Client):
     Deviations: "clip it into [0,1]" is not applied to the weights; a node's first participation is the paper's initial round.
     """
 
+    family = "personal, with prototypes"
+    paper = Paper(
+        authors="Huang, Chen, Zhang and Wang",
+        title=(
+            "FedCRL: Personalized Federated Learning with Contrastive Shared Representations for Label "
+            "Heterogeneity in Non-IID Data"
+        ),
+        where="arXiv, 2024",
+        url="https://arxiv.org/abs/2404.17916v1",
+    )
+    papers_of_variants: ClassVar[Mapping[str, Paper]] = {
+        "fedcosr": Paper(
+            authors="Huang, Chen, Zhang and Wang",
+            title=(
+                "FedCoSR: Personalized Federated Learning with Contrastive Shareable Representations for Label "
+                "Heterogeneity in Non-IID Data"
+            ),
+            where="IEEE Transactions on Cybernetics, 2025",
+            url="https://arxiv.org/abs/2404.17916",
+        ),
+    }
+    traffic = ("phi omega", "phi omega")
     own_model = True
 
     @classmethod

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import Batch, Client, LocalTraining, Tensors
 from contrafed.training.losses import decorrelation
@@ -25,6 +26,14 @@ class FedDecorrClient(Client):
     the authors' code leaves it out and has n - 1 times the correlations and 1/n before the mean, as here. A batch of one
     example counts 0.
     """
+
+    family = "one more term"
+    paper = Paper(
+        authors="Shi, Liang, Zhang, Tan and Bai",
+        title="Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning",
+        where="ICLR 2023",
+        url="https://arxiv.org/abs/2210.00226",
+    )
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Cross-entropy and the correlations' penalty."""

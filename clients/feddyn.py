@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
@@ -26,6 +27,14 @@ class FedDynClient(Client):
     Source: Acar et al. 2021, Algorithm 1, g_k = 0 at first: where the local objective is solved, g_k is the gradient of f_k
     at w_k. Where ``local.clip_norm`` is set, what is clipped is the gradient of all three terms, as in the authors' code.
     """
+
+    family = "one more term"
+    paper = Paper(
+        authors="Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama",
+        title="Federated Learning Based on Dynamic Regularization",
+        where="ICLR 2021",
+        url="https://arxiv.org/abs/2111.04263",
+    )
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """g_k = 0."""

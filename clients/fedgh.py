@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
 from contrafed.training.base import Client, Config, Shapes, Stack, Tensors
@@ -17,6 +18,14 @@ class FedGHClient(Client):
     is what the authors report.
     """
 
+    family = "personal, with prototypes"
+    paper = Paper(
+        authors="Yi, Wang, Liu, Shi and Yu",
+        title="FedGH: Heterogeneous Federated Learning with Generalized Global Header",
+        where="ACM Multimedia 2023",
+        url="https://arxiv.org/abs/2303.13137",
+    )
+    traffic = ("pi", "omega")
     shared = ("classifier",)
 
     @classmethod

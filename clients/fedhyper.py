@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
 from contrafed.training.base import Client, LocalTraining, Shapes, Stack, Tensors
 
@@ -20,6 +21,15 @@ class FedHyperClient(Client):
 
     Deviation: the released code makes its rates anew in every round, so that this schedule has no effect there.
     """
+
+    family = "the server's rule"
+    paper = Paper(
+        authors="Wang, Wang and Li",
+        title="FedHyper: A Universal and Robust Learning Rate Scheduler for Federated Learning with Hypergradient Descent",
+        where="ICLR 2024",
+        url="https://arxiv.org/abs/2310.03156",
+    )
+    traffic = ("theta", "theta")
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

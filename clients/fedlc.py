@@ -5,6 +5,7 @@ from typing import Annotated
 
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import without
@@ -27,6 +28,14 @@ class FedLCClient(Client):
     With tau = 0 both are FedAvg's. So a node of one class has a loss of 0 and sends back what it received, less weight decay.
     Nodes are judged by the logits as they are.
     """
+
+    family = "one more term"
+    paper = Paper(
+        authors="Zhang, Li, Li, Xu, Wu, Ding and Wu",
+        title="Federated Learning with Label Distribution Skew via Logits Calibration",
+        where="ICML 2022",
+        url="https://arxiv.org/abs/2209.00189",
+    )
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train with the node's class counts at hand."""

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
@@ -30,6 +31,14 @@ class FedMLBClient(Client):
     the KL is detached and there is no factor T^2. A stage hands on what follows its last activation; ours are the model's, and
     each of them is a level: five on a ResNet-18, other numbers on other networks.
     """
+
+    family = "one more term"
+    paper = Paper(
+        authors="Kim, Kim and Han",
+        title="Multi-Level Branched Regularization for Federated Learning",
+        where="ICML 2022",
+        url="https://arxiv.org/abs/2207.06936",
+    )
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train beside the received model."""

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
@@ -28,6 +29,14 @@ class FedNTDClient(Client):
     l are the logits in training, g those of the model received this round. Source: Lee et al. 2022, Equations 3-5.
     FedRCL's tables use 0.7 cross-entropy + 0.3 KL with tau = 1, hence ``task_weight``.
     """
+
+    family = "one more term"
+    paper = Paper(
+        authors="Lee, Jeong, Shin, Bae and Yun",
+        title="Preservation of the Global Knowledge by Not-True Distillation in Federated Learning",
+        where="NeurIPS 2022",
+        url="https://arxiv.org/abs/2106.03097",
+    )
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train beside the received model's logits."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
@@ -35,6 +36,14 @@ class FedPACClient(Client):
     Judged by the received body and head (its own head where none was mixed); ``trained``: by what it last left training with.
     """
 
+    family = "personal, with prototypes"
+    paper = Paper(
+        authors="Xu, Tong and Huang",
+        title="Personalized Federated Learning with Feature Alignment and Classifier Collaboration",
+        where="ICLR 2023",
+        url="https://arxiv.org/abs/2306.11867",
+    )
+    traffic = ("theta omega", "theta omega v h")
     shared = ("encoder", "projector")
 
     @classmethod

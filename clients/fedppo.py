@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
 from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors
 
@@ -16,6 +17,14 @@ class FedPPOClient(Client):
     Source: Zhang et al. 2023. Deviation: the released code scores every node's model on the server's test set; here nodes score
     on their own training parts, which needs no data on the server and spares the test set.
     """
+
+    family = "the server's rule"
+    paper = Paper(
+        authors="Zhang and others",
+        title="FedPPO",
+        where="2023, as PMFL's tables describe it",
+    )
+    traffic = ("theta", "theta")
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
 from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors
 from contrafed.training.losses import masked_mean, prototype_contrast
@@ -21,6 +22,15 @@ class FedProcClient(Client):
     has a projector of 256, here the model's choice, and normalises z before its classifier too, so that prototypes are means
     of z at length 1; here the contrast alone normalises.
     """
+
+    family = "contrast"
+    paper = Paper(
+        authors="Mu, Shen, Cheng, Geng, Fu, Zhang and Zhang",
+        title="FedProc: Prototypical Contrastive Federated Learning on Non-IID Data",
+        where="Future Generation Computer Systems, 2023",
+        url="https://arxiv.org/abs/2109.12273",
+    )
+    traffic = ("theta omega", "theta omega")
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import Features, SplitModel
 from contrafed.training.base import Batch, Client, LocalTraining, Shapes, Stack, Tensors
@@ -28,6 +29,14 @@ class FedProtoClient(Client):
     Source: Tan et al. 2022. Judged by the nearest global prototype, and by its head as long as there is none.
     """
 
+    family = "personal, with prototypes"
+    paper = Paper(
+        authors="Tan, Long, Liu, Zhou, Lu, Jiang and Zhang",
+        title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
+        where="AAAI 2022",
+        url="https://arxiv.org/abs/2105.00243",
+    )
+    traffic = ("omega", "omega")
     shared = ()
 
     @classmethod

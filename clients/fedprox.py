@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import squared_distance
@@ -23,6 +24,14 @@ class FedProxClient(Client):
 
     Source: Li et al. 2020, Equation 2. Deviation: the gamma-inexact stopping rule for stragglers is left out.
     """
+
+    family = "one more term"
+    paper = Paper(
+        authors="Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith",
+        title="Federated Optimization in Heterogeneous Networks",
+        where="MLSys 2020",
+        url="https://arxiv.org/abs/1812.06127",
+    )
 
     @classmethod
     def solver(cls, config: Any) -> LocalTraining:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contrafed.core.errors import UserError
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
 from contrafed.training.losses import masked_mean, unit, without
@@ -48,6 +49,14 @@ class FedRCLClient(Client):
     With ``views=2`` every image is seen twice, augmented anew: the contrast is among 2b examples, of which the two views of an
     image are positives of each other (``positives=self``: each other's only ones). Cross-entropy sees the first view alone.
     """
+
+    family = "contrast"
+    paper = Paper(
+        authors="Seo, Kim, Kim and Han",
+        title="Relaxed Contrastive Learning for Federated Learning",
+        where="CVPR 2024",
+        url="https://arxiv.org/abs/2401.04928",
+    )
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train, beside a second view of every image where the contrast takes two."""

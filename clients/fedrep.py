@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from contrafed.clients.fedper import HEADS, FedPerClient
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
@@ -20,6 +21,14 @@ class Config:
 
 class FedRepClient(FedPerClient):
     """Cross-entropy, first on the personal head alone, then on the shared body alone. Source: Collins et al. 2021."""
+
+    family = "personal, parts of the model"
+    paper = Paper(
+        authors="Collins, Hassani, Mokhtari and Shakkottai",
+        title="Exploiting Shared Representations for Personalized Federated Learning",
+        where="ICML 2021",
+        url="https://arxiv.org/abs/2102.07078",
+    )
 
     def local_work(self, stack: Stack) -> Tensors:
         """The head phase, then the body phase."""

@@ -8,4 +8,5 @@ __all__ = ["Config", "LocalClient"]
 class LocalClient(Client):
     """Cross-entropy on the node's own data, from the common initial model on; a node trains in the rounds it takes part in."""
 
+    family = "personal, a whole model"
     shared = ()

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
@@ -27,6 +28,14 @@ class MoonClient(Client):
     Source: Li et al. 2021 (MOON), Equation 3, with one previous model. Remembers the node's last local model; before a
     node's first round that is the received model, for which the loss is ln 2 and its gradient 0.
     """
+
+    family = "contrast"
+    paper = Paper(
+        authors="Li, He and Song",
+        title="Model-Contrastive Federated Learning",
+        where="CVPR 2021",
+        url="https://arxiv.org/abs/2103.16257",
+    )
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """The received model stands in for the previous local one."""

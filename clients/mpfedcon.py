@@ -9,6 +9,7 @@ from torch import Tensor
 
 from contrafed.clients.fedrep import Config as FedRepConfig
 from contrafed.clients.fedrep import FedRepClient
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
 from contrafed.training.base import PARTS, Batch, Shapes, Stack, Tensors
@@ -37,6 +38,15 @@ class MpFedconClient(FedRepClient):
     ``body_phase: all`` is Equation 6 to the letter, a minimum over the whole model; ``frozen_model: body`` is section 4.3's, of
     the body alone.
     """
+
+    family = "personal, with prototypes"
+    paper = Paper(
+        authors="Li and others",
+        title="MpFedcon: Model-Contrastive Personalized Federated Learning with the Class Center",
+        where="Wuhan University Journal of Natural Sciences 27(6), 2022",
+        url="https://doi.org/10.1051/wujns/2022276508",
+    )
+    traffic = ("phi omega", "phi omega")
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 
@@ -32,6 +33,13 @@ class PerFedAvgClient(Client):
     than two or three examples is whole in each.
     """
 
+    family = "personal, a whole model"
+    paper = Paper(
+        authors="Fallah, Mokhtari and Ozdaglar",
+        title="Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach",
+        where="NeurIPS 2020",
+        url="https://arxiv.org/abs/2002.07948",
+    )
     own_model = True
 
     @classmethod

@@ -6,6 +6,7 @@ from typing import Annotated
 from torch import Tensor
 
 from contrafed.core.errors import UserError
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
@@ -36,6 +37,13 @@ class PFedMeClient(Client):
     so does their 0.001 theta in the inner step, here ``local.weight_decay``. w is sent; the node is judged by its theta.
     """
 
+    family = "personal, a whole model"
+    paper = Paper(
+        authors="T Dinh, Tran and Nguyen",
+        title="Personalized Federated Learning with Moreau Envelopes",
+        where="NeurIPS 2020",
+        url="https://arxiv.org/abs/2006.08848",
+    )
     own_model = True
     plain_sgd = "its inner steps solve for theta at a rate of their own"
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import group, named
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
@@ -49,6 +50,16 @@ class PMFLClient(Client):
     (``buffer_start: received``, default), or the node's last local model (``previous``).
     """
 
+    family = "contrast"
+    paper = Paper(
+        authors="Zhang, Yu, Wang, Ma, He, Chai and Hu",
+        title=(
+            "Towards Performance-Enhanced Model-Contrastive Federated Learning using Historical Information in "
+            "Heterogeneous Scenarios"
+        ),
+        where="arXiv, 2026",
+        url="https://arxiv.org/abs/2602.11945",
+    )
     upload = "delta"
 
     def fresh_memory(self, received: Tensors) -> Tensors:

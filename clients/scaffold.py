@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import group, named
 from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors, per_node
@@ -20,6 +21,14 @@ class ScaffoldClient(Client):
     Where ``local.clip_norm`` is set, what is clipped is the corrected gradient.
     """
 
+    family = "one more term"
+    paper = Paper(
+        authors="Karimireddy, Kale, Mohri, Reddi, Stich and Suresh",
+        title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+        where="ICML 2020",
+        url="https://arxiv.org/abs/1910.06378",
+    )
+    traffic = ("theta theta", "theta theta")
     upload = "delta"
     plain_sgd = "what it divides by the learning rates is the mean gradient of plain SGD alone"
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import torch
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
@@ -27,6 +28,13 @@ class FedAdam(FedAvg):
     nothing.
     """
 
+    family = "the server's rule"
+    paper = Paper(
+        authors="Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan",
+        title="Adaptive Federated Optimization",
+        where="ICLR 2021",
+        url="https://arxiv.org/abs/2003.00295",
+    )
     averages = True
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:

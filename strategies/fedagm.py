@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import named
 from contrafed.server.base import Replies, Tensors
@@ -23,6 +24,13 @@ class FedAGM(FedAvg):
     changes nothing.
     """
 
+    family = "the server's rule"
+    paper = Paper(
+        authors="Kim, Kim and Han",
+        title="Communication-Efficient Federated Learning with Accelerated Client Gradient",
+        where="CVPR 2024",
+        url="https://arxiv.org/abs/2201.03172",
+    )
     averages = True
 
     def broadcast(self, model: Tensors) -> Tensors:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.server.base import Replies, Tensors
 from contrafed.server.intervals import Intervals
@@ -27,6 +28,13 @@ class FedAU(FedAvg):
     multiplied by n_k over the mean of all n, so that the objective is FedAvg's weighted one.
     """
 
+    family = "the server's rule"
+    paper = Paper(
+        authors="Wang and Ji",
+        title="A Lightweight Method for Tackling Unknown Participation Statistics in Federated Averaging",
+        where="ICLR 2024",
+        url="https://arxiv.org/abs/2306.03401",
+    )
     idle = True
 
     def setup(self) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
@@ -22,6 +23,13 @@ class FedAvgM(FedAvg):
     A round without replies changes neither.
     """
 
+    family = "the server's rule"
+    paper = Paper(
+        authors="Hsu, Qi and Brown",
+        title="Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+        where="arXiv, 2019",
+        url="https://arxiv.org/abs/1909.06335",
+    )
     averages = True
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.tensors import named
 from contrafed.core.weighted_sum import combine
@@ -28,6 +29,14 @@ class FedAWE(FedAvg):
     that some node still goes on from, up to K, and sends it, where in the paper the node does; a node whose reply fails was
     not active. A round without replies changes nothing but the time. With ``weights=samples`` the mean is by examples.
     """
+
+    family = "the server's rule"
+    paper = Paper(
+        authors="Xiang, Ioannidis, Yeh, Joe-Wong and Su",
+        title="Efficient Federated Learning against Heterogeneous and Non-stationary Client Unavailability",
+        where="NeurIPS 2024",
+        url="https://arxiv.org/abs/2409.17446",
+    )
 
     def setup(self) -> None:
         """No node was ever active: all go on from the initial model."""

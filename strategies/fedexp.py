@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.weighted_sum import combine
 from contrafed.server.base import Replies, Tensors
@@ -23,6 +24,14 @@ class FedExP(FedAvg):
     is judged, and left at the end, is the mean of the last two models. Deviation: the authors' code multiplies epsilon by the
     number of participants and lets it decay as the square of the learning rate. A round without replies changes nothing.
     """
+
+    family = "the server's rule"
+    paper = Paper(
+        authors="Jhunjhunwala, Wang and Joshi",
+        title="FedExP: Speeding Up Federated Averaging via Extrapolation",
+        where="ICLR 2023",
+        url="https://arxiv.org/abs/2301.09604",
+    )
 
     @classmethod
     def single_replies(cls, config: Any) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
+from contrafed.core.paper import Paper
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg
 from contrafed.strategies.fedavg import Weights as Config
@@ -22,6 +23,14 @@ class FedNova(FedAvg):
     The server works it out from the recipe and from how many examples the node says it trained on. Source: Wang et al. 2020,
     Section 4, without its server momentum. A round without replies changes nothing.
     """
+
+    family = "the server's rule"
+    paper = Paper(
+        authors="Wang, Liu, Liang, Joshi and Poor",
+        title="Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+        where="NeurIPS 2020",
+        url="https://arxiv.org/abs/2007.07481",
+    )
 
     @classmethod
     def check(cls, config: Any, node: Choice, participation: Choice) -> None:

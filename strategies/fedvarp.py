@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.weighted_sum import combine
 from contrafed.server.base import Replies, Tensors
@@ -25,6 +26,14 @@ class FedVARP(FedAvg):
     Source: Jhunjhunwala et al. 2022, Algorithm 1, with y = 0 at first. A round without replies changes nothing. With
     ``weights=samples`` Delta_k is multiplied by n_k over the mean of all n.
     """
+
+    family = "the server's rule"
+    paper = Paper(
+        authors="Jhunjhunwala, Sharma, Nagarkatti and Joshi",
+        title="FedVARP: Tackling the Variance Due to Partial Client Participation in Federated Learning",
+        where="UAI 2022",
+        url="https://arxiv.org/abs/2207.14130",
+    )
 
     @classmethod
     def single_replies(cls, config: Any) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.server.base import Replies, Tensors
 from contrafed.server.client_table import Table
@@ -24,6 +25,13 @@ class MIFA(FedAvg):
     over the mean of all n.
     """
 
+    family = "the server's rule"
+    paper = Paper(
+        authors="Gu, Huang, Zhang and Huang",
+        title="Fast Federated Learning in the Presence of Arbitrary Device Unavailability",
+        where="NeurIPS 2021",
+        url="https://arxiv.org/abs/2106.04159",
+    )
     idle = True
 
     @classmethod

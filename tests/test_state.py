@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from contrafed.core.tensors import move
 from contrafed.runs import checkpoint
-from contrafed.server.base import _move
 
 
 def test_state_survives_packing():
@@ -50,7 +50,7 @@ def test_tables_of_the_state_stay_those_that_a_rule_holds():
     """Also where they are brought to a GPU, or back from a checkpoint."""
     table = {3: torch.ones(1)}
     state = {"groups": {"first": table, "list": [{"w": torch.ones(2)}]}, "count": 1}
-    _move(state, torch.device("meta"))
+    move(state, torch.device("meta"))
     assert table is state["groups"]["first"]
     assert table[3].is_meta
     assert state["groups"]["list"][0]["w"].is_meta

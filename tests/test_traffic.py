@@ -17,8 +17,8 @@ from contrafed.core.errors import UserError
 from contrafed.core.split_model import build_model
 from contrafed.report import results, tables
 from contrafed.report.runs import find, read
-from contrafed.report.traffic import FORMULAS, formula
-from contrafed.training.base import PARTS
+from contrafed.training.base import Client
+from contrafed.training.traffic import count_scalars
 from contrafed.training.workspace import client_class_of
 
 # What our messages carry beside the formulas, down and up: validity and counts, one number a class; FedProc's a_t, whether
@@ -73,18 +73,28 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name, ow
     workspace = workspace_of(config)
     _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
-    sizes = {part: sum(v.numel() for n, v in workspace.initial.items() if n.startswith(part)) for part in PARTS}
-    shared = workspace.client_class.shared_parts(workspace.config)
-    one_way = [sum(pair) for pair in zip(formula(name, sizes, shared, 10, 9), BESIDE.get(name, (0, 0)), strict=True)]
+    by_formula = count_scalars(workspace.client_class, workspace.model, workspace.config)
+    one_way = [sum(pair) for pair in zip(by_formula, BESIDE.get(name, (0, 0)), strict=True)]
     nodes = len(strategy.round.participants)  # three, of whom FedPPO chooses
     assert nodes
     assert [seen["down"], seen["up"]] == [nodes * 4 * scalars for scalars in one_way]
 
 
-def test_a_method_without_a_formula_is_named():
-    assert set(FORMULAS) == set(registry.choices("strategy"))
-    with pytest.raises(UserError, match="did you mean 'fedavg'"):
-        formula("fedavgg", dict.fromkeys(PARTS, 1), PARTS, 10, 9)
+def test_a_formula_by_hand_and_none_for_messages_of_ones_own():
+    """Encoder 8 x 8 x 12 + 12, projector 12 x 9 + 9, classifier 9 x 10 + 10; what a client inherits is of other messages."""
+    model = workspace_of(config_of("model=mlp", "model.hidden=[12]", "model.projection=[9]")).model
+    encoder, projector, classifier = 64 * 12 + 12, 12 * 9 + 9, 9 * 10 + 10
+    whole = encoder + projector + classifier
+
+    def counted(**attributes):
+        return count_scalars(type("Mine", (Client,), attributes), model, None)
+
+    assert counted() == (whole, whole)
+    assert counted(shared=("classifier",)) == (classifier, classifier)
+    assert counted(traffic=("theta omega", "pi v h"), messages=None) == (whole + 10 * 9, classifier + 1 + 10 * 9)
+    assert counted(messages=None) is None
+    assert counted(traffic=None) is None
+    assert counted(shared=(), traffic=("", "")) == (0, 0)
 
 
 def test_a_node_sends_as_much_where_replies_are_lost(tmp_path):

@@ -129,3 +129,16 @@ def read(path: Path) -> Tensors:
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return {name: tensors[name] for name in header if name in tensors}
+
+
+def move(held: dict[Any, Any] | list[Any], device: torch.device) -> None:
+    """Move all tensors to a device, in place: a rule may hold a table of its state itself."""
+    for key, value in list(held.items() if isinstance(held, dict) else enumerate(held)):
+        if isinstance(value, dict | list):
+            move(value, device)
+        elif isinstance(value, tuple):
+            items = list(value)
+            move(items, device)
+            held[key] = tuple(items)
+        elif isinstance(value, Tensor):
+            held[key] = value.to(device)

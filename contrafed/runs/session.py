@@ -23,7 +23,6 @@ from contrafed.core.tracker import Tracked
 from contrafed.engines.attack import attacked
 from contrafed.engines.client_registry import Members
 from contrafed.engines.grid import RunGrid
-from contrafed.report.traffic import BYTES, FORMULAS, formula
 from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
@@ -37,7 +36,7 @@ from contrafed.server.accountant import Budget
 from contrafed.server.base import FederatedStrategy, Population, Round
 from contrafed.server.privacy import protected
 from contrafed.server.replies import AROUND
-from contrafed.training.base import PARTS
+from contrafed.training.traffic import BYTES, count_scalars
 from contrafed.training.workspace import Workspace, workspace_for
 
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
@@ -193,13 +192,11 @@ class Session:
 
     def _traffic(self) -> dict[str, int]:
         """Return the bytes that a node receives and sends in a round, and the same by the formula of its method, if any."""
-        name, model = self.run.node.strategy.name, self.workspace.model
+        workspace = self.workspace
         sizes = [sum(map(math.prod, message.values())) for message in (self.strategy.down, self.strategy.up)]
         found = dict(zip(("bytes_down_per_node", "bytes_up_per_node"), sizes, strict=True))
-        if name in FORMULAS:
-            parts = {part: sum(p.numel() for p in getattr(model, part).parameters()) for part in PARTS}
-            shared = self.workspace.client_class.shared_parts(self.workspace.config)
-            by_formula = formula(name, parts, shared, model.num_classes, model.embedding_size)
+        by_formula = count_scalars(workspace.client_class, workspace.model, workspace.config)
+        if by_formula is not None:
             found |= dict(zip(("bytes_down_by_formula", "bytes_up_by_formula"), by_formula, strict=True))
         return {key: BYTES * scalars for key, scalars in found.items()}
 

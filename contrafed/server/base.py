@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor
 
 from contrafed.core import codec, registry
 from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
+from contrafed.core.paper import Paper
 from contrafed.core.privacy.central import Config as CentralPrivacy
 from contrafed.core.split_model import SplitModel
-from contrafed.core.tensors import Tensors, named, settle, size_of
+from contrafed.core.tensors import Tensors, move, named, settle, size_of
 from contrafed.data.participation import Participation
 from contrafed.server import checks
 from contrafed.server.aggregation import Aggregation
@@ -49,7 +48,9 @@ class FederatedStrategy(Strategy):
     in for them; ``idle = True`` that it has something to do also where nobody replied.
     """
 
-    averages = False
+    family: ClassVar[str] = ""  # as ``Client`` has them, where the method is this class
+    paper: ClassVar[Paper | None] = None
+    averages: ClassVar[bool] = False
     fixed_weights: ClassVar[tuple[str, ...]] = ()  # values of ``weights`` with which no weight depends on who else takes part
     idle: ClassVar[bool] = False  # whether a round without a reply is the rule's business too
     has_global_model: ClassVar[bool] = True  # whether the server's model is one, where all of it travels
@@ -379,20 +380,7 @@ class FederatedStrategy(Strategy):
         if device is None:
             return
         self.model = {name: value.to(device) for name, value in self.model.items()}
-        _move(self.state, device)
-
-
-def _move(held: dict[Any, Any] | list[Any], device: torch.device) -> None:
-    """Move all tensors to a device, in place: a rule may hold a table of its state itself."""
-    for key, value in list(held.items() if isinstance(held, dict) else enumerate(held)):
-        if isinstance(value, dict | list):
-            _move(value, device)
-        elif isinstance(value, tuple):
-            items = list(value)
-            _move(items, device)
-            held[key] = tuple(items)
-        elif isinstance(value, Tensor):
-            held[key] = value.to(device)
+        move(self.state, device)
 
 
 def strategy_class_of(server: Choice) -> type[FederatedStrategy]:

@@ -16,6 +16,7 @@ from torch.func import grad
 from torch.utils._pytree import tree_map
 
 from contrafed.core import codec
+from contrafed.core.paper import Paper
 from contrafed.core.split_model import Features, SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.training import local_round, loop
@@ -68,6 +69,12 @@ class Client(NumPyClient):
     upload: ClassVar[Literal["model", "delta"]] = "model"  # send the trained tensors, or their change
     own_model: ClassVar[bool] = False  # whether a node is judged by a model of its own although all parts travel
     mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # where local.mixed_precision has an effect
+    # For the documentation. A method whose client is another's says these in its FederatedStrategy.
+    family: ClassVar[str] = ""  # of methods, in the README's list
+    paper: ClassVar[Paper | None] = None
+    papers_of_variants: ClassVar[Mapping[str, Paper]] = {}  # of other methods that are this class with other settings
+    # What the paper counts as traffic of a client in a round, down and up (``contrafed/training/traffic.py``).
+    traffic: ClassVar[tuple[str, str] | None] = ("phi", "phi")
 
     def __init__(self, workspace: Workspace, nodes: Sequence[int], memories: Sequence[Tensors] | None = None) -> None:
         """Stand for ``nodes`` (partition ids); ``memories`` is what each remembers, empty for a node's first time."""

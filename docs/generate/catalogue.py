@@ -1,4 +1,7 @@
-"""A page for every method, from its docstrings and YAMLs, docs/papers.yaml and the sections of docs/METHODS.md."""
+"""A page for every method, from its docstrings, paper and YAMLs, and the sections of docs/METHODS.md.
+
+``python docs/generate/catalogue.py`` writes the README's list of methods anew.
+"""
 
 import inspect
 import re
@@ -14,10 +17,13 @@ from contrafed.config.compose import compose_job
 from contrafed.config.run_config import server_of
 from contrafed.core import registry
 from contrafed.core.client_run import choose
+from contrafed.core.paper import Paper
 from contrafed.server.base import FederatedStrategy
 from contrafed.training.base import PARTS
 from contrafed.training.workspace import client_class_of
 
+BEGIN, END = "<!-- methods: written by docs/generate/catalogue.py -->", "<!-- end of methods -->"
+LIST = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
 KEY = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*)(?:# ?(?P<comment>.*))?$")
 
 
@@ -35,7 +41,8 @@ class Method:
     rule_name: str
     rule_fields: list[str]
     free: bool  # whether strategy.server= offers other rules
-    paper: dict[str, str]
+    family: str
+    paper: Paper | None
 
 
 @cache
@@ -54,27 +61,42 @@ def method(name: str) -> Method:
     values: Any = OmegaConf.to_container(compose_job([f"strategy={name}"]).strategy, resolve=True)
     node, rule = choose("strategy", values), server_of(values)
     fields = [[f for f in choice.config.__dataclass_fields__ if f != "local"] for choice in (node, rule)]
-    paper = papers()[name]
-    paper = papers()[paper["of"]] if "of" in paper else paper
+    client, server = client_class_of(node), registry.only_subclass(rule.module, FederatedStrategy)
+    # The class whose file has the method's name; of a client's variants, the client.
+    own = server if server.__module__.endswith(f".{name}") and not client.__module__.endswith(f".{name}") else client
+    paper = client.papers_of_variants.get(name, vars(own).get("paper"))
     return Method(
-        name, title.removesuffix(" (SOLO)"), line, values, client_class_of(node), fields[0],
-        registry.only_subclass(rule.module, FederatedStrategy), rule.name, fields[1], "server" in values, paper,
+        name, title.removesuffix(" (SOLO)"), line, values, client, fields[0], server, rule.name, fields[1],
+        "server" in values, own.family, paper,
     )  # fmt: skip
 
 
-@cache
-def papers() -> dict[str, dict[str, str]]:
-    """Return docs/papers.yaml."""
-    read: dict[str, dict[str, str]] = yaml.safe_load((ROOT / "docs" / "papers.yaml").read_text(encoding="utf-8"))
-    return read
-
-
-def cite(paper: dict[str, str]) -> str:
+def cite(paper: Paper | None) -> str:
     """Return a paper as a line of Markdown."""
-    if not paper:
-        return "No paper: the lower bound that every comparison has."
-    title = f"[{paper['title']}]({paper['url']})" if "url" in paper else paper["title"]
-    return f"{paper['by']}: {title}. {paper['where']}."
+    if paper is None:
+        return "No paper."
+    title = f"[{paper.title}]({paper.url})" if paper.url else paper.title
+    return f"{paper.authors}: {title}. {paper.where}."
+
+
+def link(m: Method) -> str:
+    """Return a method's name, with a link to its paper where there is one."""
+    return f"[{m.title}]({m.paper.url})" if m.paper is not None and m.paper.url else m.title
+
+
+def readme_list() -> str:
+    """Return the README's list of methods: a row for each family."""
+    families: dict[str, list[str]] = {}
+    for m in map(method, names()):
+        families.setdefault(m.family or "others", []).append(link(m))
+    rows = [f"| {family} | {', '.join(families[family])} |" for family in sorted(families)]
+    return "\n".join([BEGIN, "| | methods, with their papers |", "| --- | --- |", *rows, END])
+
+
+def write_readme() -> None:
+    """Write the README's list of methods anew."""
+    path = ROOT / "README.md"
+    path.write_text(LIST.sub(lambda _: readme_list(), path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def judged_by(client: type, rule: type, values: dict[str, Any]) -> str:
@@ -222,7 +244,8 @@ def index() -> str:
     lines += ["| method | what it does | judged by | paper | other rules |", "| --- | --- | --- | --- | --- |"]
     for name in sorted(names(), key=lambda name: method(name).title.lower()):
         m = method(name)
-        where = f"[{m.paper['where'].split(', as ')[0]}]({m.paper['url']})" if "url" in m.paper else m.paper.get("where", "")
+        where = "" if m.paper is None else m.paper.where.split(", as ")[0]
+        where = f"[{where}]({m.paper.url})" if m.paper is not None and m.paper.url else where
         line = re.sub(r" \([A-Z][^()]* \d{4}\)$", "", m.line)
         judged, free = judged_by(m.client, m.rule, m.values), "yes" if m.free else ""
         lines.append(f"| [{m.title}]({name}.md) `{name}` | {line} | {judged} | {where} | {free} |")
@@ -253,3 +276,7 @@ def other_groups() -> set[str]:
     """Return the groups below conf/ that have no page or place of their own."""
     known = {"strategy", "dataset", "partition", "participation", "model", "engine", "experiment"}
     return {path.name for path in registry.CONF.iterdir() if path.is_dir() and registry.choices(path.name)} - known
+
+
+if __name__ == "__main__":
+    write_readme()
