@@ -113,6 +113,7 @@ def test_what_is_shown_is_what_runs(called, tmp_path, monkeypatch):
         (("--cfg", "job"), "strategy:\n"),
         (("--cfg", "job", "--package", "strategy.local"), "# @package strategy.local\n"),
         (("--cfg", "hydra"), "hydra:\n"),
+        (("--cfg", "hydra", "--package", "hydra.job"), "name: contrafed\n"),
         (("--cfg", "all", "--resolve"), "ContrafedSweeper"),
         (("--info", "searchpath"), "conf"),
         (("--info", "defaults"), "strategy/pmfl"),

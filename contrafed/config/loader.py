@@ -6,6 +6,7 @@ and run the same. Only YAMLs are read here: a mistake is answered before torch i
 """
 
 import copy
+import os
 import pickle
 from functools import lru_cache
 from pathlib import Path
@@ -145,6 +146,7 @@ class ConfigLoader(ConfigLoaderImpl):
         task = [o for o in parsed if not o.is_hydra_override()]
         names = config.hydra.job.config.override_dirname
         with open_dict(config.hydra):
+            config.hydra.runtime.cwd = os.getcwd()
             config.hydra.overrides.task = [str(o.input_line) for o in task]
             config.hydra.overrides.hydra = [str(o.input_line) for o in parsed if o.is_hydra_override()]
             config.hydra.job.override_dirname = get_overrides_dirname(task, names.exclude_keys, names.item_sep, names.kv_sep)
