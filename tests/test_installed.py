@@ -22,7 +22,7 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")
 FOLDERS = tuple(SETUPTOOLS["package-dir"].values())
 SMALL = (
     "participation=markovian", "participation.beta=null", "participation.mean_probability=0.8", "num_nodes=4", "num_rounds=2",
-    "seed=1", "eval_every=1", "model=mlp", "model.hidden=[8]",
+    "seed=1", "eval_every=1", "model=mlp", "model.hidden=[8]", "tracker=none",
 )  # fmt: skip
 
 
@@ -192,8 +192,9 @@ import core, models, clients, strategies, conf
 from contrafed import compose, run
 import contrafed
 print(contrafed.__file__)
-for engine in ("local", "ray"):
-    print(run(compose("strategy=pmfl", f"engine={engine}", *sys.argv[1:], f"output_dir={engine}"))["status"])
+for engine in (["engine=local"], ["engine=ray", "engine.workers=1"]):
+    folder = engine[0].removeprefix("engine=")
+    print(run(compose("strategy=pmfl", *engine, *sys.argv[1:], f"output_dir={folder}"))["status"])
 assert [core.mine, models.mine, clients.mine, strategies.mine, conf.mine] == [True] * 5
 """
 
