@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from contrafed.config.checks import GROUPS, find_own_folder
 from contrafed.config.compose import Job, compose_job, make_own_loader
 from contrafed.config.loader import NAME, to_plain
-from contrafed.config.overrides import parse_overrides, rename_arguments
+from contrafed.config.overrides import parse_overrides, quote_value, rename_arguments
 from contrafed.config.run_config import Run, check_top, for_evaluation, resolve
 from contrafed.core import registry
 from contrafed.core.arguments import program
@@ -48,7 +48,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 def order_arguments(arguments: list[str], asked: argparse.Namespace) -> list[str]:
     """Return a command line as Hydra takes it: options first, then overrides by Hydra's keys."""
     options = [argument for argument in arguments if argument not in asked.overrides]
-    return [*options, *rename_arguments(asked.overrides)]
+    return [*options, *map(quote_value, rename_arguments(asked.overrides))]
 
 
 def check_arguments(asked: argparse.Namespace) -> None:

@@ -14,12 +14,11 @@ SERVER = "strategy/server"
 def rename_arguments(arguments: list[str]) -> list[str]:
     """Return arguments with Hydra's keys: ``strategy.server=NAME`` is ``strategy/server=NAME``, ``shard=1/4`` is the sweeper's.
 
-    The strategy on the server is one key of the method to its user, and brings hyper-parameters of its own. A value that
-    Hydra's grammar cannot read, such as a path with = in it, is put in quotes.
+    The strategy on the server is one key of the method to its user, and brings hyper-parameters of its own.
     """
     parts = (argument.partition("=") for argument in arguments)
     return [
-        argument if argument.startswith("-") or not sign else quote_value(hydra_key(key) + sign + value)
+        argument if argument.startswith("-") or not sign else hydra_key(key) + sign + value
         for argument, (key, sign, value) in zip(arguments, parts, strict=True)
     ]
 
@@ -30,7 +29,7 @@ def hydra_key(key: str) -> str:
 
 
 def quote_value(override: str) -> str:
-    """Return an override with its value in quotes where Hydra can read it only so."""
+    """Return an override with its value in quotes if Hydra can read it only so, as a path with = in it."""
     key, sign, value = override.partition("=")
     if sign and value and not set(value) & set("[]{}'\",\\"):
         parser = OverridesParser.create()
@@ -46,7 +45,10 @@ def parse_overrides(overrides: list[str], loader: ConfigLoader | None = None) ->
     parser, parsed = OverridesParser.create(config_loader=loader), []
     for override in overrides:
         try:
-            parsed += parser.parse_overrides([quote_value(override)])
+            try:
+                parsed += parser.parse_overrides([override])
+            except HydraException:
+                parsed += parser.parse_overrides([quote_value(override)])
         except HydraException as error:
             if override.endswith(","):
                 line = f"{override} ends with a comma: leave it out, or write the value that is missing after it"

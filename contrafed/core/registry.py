@@ -10,6 +10,7 @@ import inspect
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -36,17 +37,28 @@ def choices(group: str, own: Path | None = None) -> dict[str, str]:
 
     ``own`` is a folder of the user's beside ``conf/``, with the same groups as folders.
     """
-    found = {}
-    for folder in (CONF,) if own is None else (CONF, own):
-        # The experiments of a paper are a folder of their own; strategy/server is a group of its own.
-        for path in yamls(folder / group, deep=group == "experiment"):
-            if not path.stem.startswith("_"):
-                lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-                # Hydra wants its own "@package" comment first in an experiment.
-                first = next((line for line in lines if not line.startswith("# @package")), "")
-                name = path.relative_to(folder / group).with_suffix("").as_posix()
-                found[name] = first.removeprefix("#").strip() if first.startswith("#") else ""
+    found = dict(_read_shipped(group))
+    if own is not None:
+        found |= _read_choices(own / group, deep=group == "experiment")
     return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=64)  # each job of a sweep asks for every group several times
+def _read_shipped(group: str) -> dict[str, str]:
+    return _read_choices(CONF / group, deep=group == "experiment")
+
+
+def _read_choices(folder: Path, *, deep: bool) -> dict[str, str]:
+    """Return {choice: its description} of a folder. The experiments of a paper are a folder of their own, hence ``deep``."""
+    found = {}
+    for path in yamls(folder, deep=deep):
+        if not path.stem.startswith("_"):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            # Hydra wants its own "@package" comment first in an experiment.
+            first = next((line for line in lines if not line.startswith("# @package")), "")
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            found[name] = first.removeprefix("#").strip() if first.startswith("#") else ""
+    return found
 
 
 def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
