@@ -119,5 +119,5 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
     privacy = choose("privacy", values["privacy"]) if "privacy" in values else None
     if privacy is None or not isinstance(privacy.config, local.Config | laplace.Config):
         privacy = None
-    others = {"flipped": tuple(values.get("flipped", ())), "images": values.get("images"), "privacy": privacy}
-    return NodeRun(values["seed"], values["num_nodes"], **chosen, **others)
+    flipped, images = tuple(values.get("flipped", ())), values.get("images")
+    return NodeRun(values["seed"], values["num_nodes"], **chosen, flipped=flipped, images=images, privacy=privacy)
