@@ -204,7 +204,7 @@ def flatten_config(config: dict[str, Any], rename: bool) -> dict[str, str]:
         value = rename_value(key, old_value) if rename else old_value
         if not any(is_below(key, name) for name in BOOKKEEPING):
             assert key not in out, f"two keys are renamed to {key}"
-            out[key] = json.dumps(value, sort_keys=True)
+            out[sys.intern(key)] = sys.intern(json.dumps(value, sort_keys=True))  # thousands of jobs share them
     return out
 
 
