@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -31,6 +32,7 @@ from contrafed.config.run_config import resolve
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.registry import CONF
 from contrafed.core.stdio import outliving
+from contrafed.runs.launch import find_folder, note_missing, print_other_jobs, read_objective, remove_empty
 from contrafed.runs.output import print_summary, quiet_libraries, versions
 from contrafed.runs.output.folder import held
 from contrafed.runs.setup import check_latest
@@ -45,7 +47,6 @@ def run_job(config: DictConfig) -> float | None:
     """
     with _end_job():
         quiet_libraries(config.verbose)  # before they are imported
-        from contrafed.runs.launch import find_folder, print_other_jobs, read_objective, remove_empty
         from contrafed.runs.run import run_resolved
 
         folder, named = find_folder(config)
@@ -59,7 +60,7 @@ def run_job(config: DictConfig) -> float | None:
                     raise UserError(f"output_dir: another process writes in {folder}")
                 summary = run_resolved(run, unique=not named)
         finally:
-            remove_empty(folder, named)
+            remove_empty(folder)
         print_summary(summary, summary["folder"])
         return read_objective(summary, run.objective)
 
@@ -103,8 +104,8 @@ def main() -> int:
             return 0
         # A polite kill ends a run as Ctrl-C does: with everything so far written.
         signal.signal(signal.SIGTERM, _interrupt)
-        if not (asked.hydra_help or asked.shell_completion):
-            check_arguments(asked)
+        run = {} if asked.hydra_help or asked.shell_completion else check_arguments(asked)
+        note_missing(Path(run.get("output_dir", ".")))
         return start_hydra(order_arguments(arguments, asked))
     except KeyboardInterrupt:
         print("interrupted: what was finished, if anything, is in the run's folder", file=sys.stderr)

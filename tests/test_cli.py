@@ -46,7 +46,7 @@ def command(*arguments, timeout=900):
         (["strategy=fedavg", "strategy.server=fedam"], "unknown strategy.server 'fedam', did you mean 'fedagm'?"),
         (
             ["strategy=fedcrl", "strategy.server=fedavgm"],
-            "strategy=fedcrl has a server rule of its own, made for what its nodes send; strategy.server goes with apfl, ",
+            "strategy.server: strategy=fedcrl ",
         ),
         (["strategy=fedrcl", "strategy.beta1=0.5"], "unknown strategy key 'beta1'"),
         (

@@ -51,15 +51,15 @@ def order_arguments(arguments: list[str], asked: argparse.Namespace) -> list[str
     return [*options, *map(quote_value, rename_arguments(asked.overrides))]
 
 
-def check_arguments(asked: argparse.Namespace) -> None:
-    """Raise ``UserError`` for what the YAMLs alone tell of a run, or of the settings of a sweep. Imports no choice's code."""
+def check_arguments(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return a run's configuration, empty for a sweep, checked as far as the YAMLs alone tell. Raises ``UserError``."""
     overrides = rename_arguments(asked.overrides)
     if not asked.multirun:
-        check_yaml(overrides, asked.config_dir)
-        return
+        return check_yaml(overrides, asked.config_dir)
     if several := next((o for o in parse_overrides(overrides) if o.is_hydra_override() and o.is_sweep_override()), None):
         raise UserError(f"{several.input_line}: Hydra's own keys take one value")
     make_own_loader(asked.config_dir).load_configuration(NAME, overrides, RunMode.MULTIRUN)
+    return {}
 
 
 def check_yaml(overrides: list[str], config_dir: str | Path | None = None) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from contrafed.runs.setup import names_folder
 # What a summary leads with, the first that it has.
 LEADING = ("personal_accuracy_mean", "accuracy_final")
 
+_missing: list[Path] = []  # folders that Hydra is about to make, the innermost first
+
 
 def find_folder(config: DictConfig) -> tuple[Path, bool]:
     """Return the folder of the job that Hydra runs, and whether it is a choice: the user's, or the sweeper's."""
@@ -47,8 +49,13 @@ def read_objective(summary: Mapping[str, Any], name: str | None) -> float | None
     return None if found is None else float(found)
 
 
-def remove_empty(folder: Path, named: bool) -> None:
-    """Remove a folder that Hydra made for a run that did not begin, and the dated ones that it is in unless it is ``named``."""
+def note_missing(folder: Path) -> None:
+    """Remember which folders on the way to a run's are not there yet, before Hydra makes them."""
+    _missing[:] = [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder that Hydra made for a run that did not begin, and those on the way to it that were not there before."""
     with contextlib.suppress(OSError):  # not empty
-        for path in (folder,) if named else (folder, folder.parent, folder.parent.parent):
+        for path in _missing if folder in _missing else [folder]:
             path.rmdir()
