@@ -44,10 +44,7 @@ def command(*arguments, timeout=900):
         (["strategy.temprature=1"], "unknown strategy key 'temprature', did you mean 'temperature'?"),
         (["strategy.local.learning_rate=1"], "unknown strategy.local key 'learning_rate'"),
         (["strategy=fedavg", "strategy.server=fedam"], "unknown strategy.server 'fedam', did you mean 'fedagm'?"),
-        (
-            ["strategy=fedcrl", "strategy.server=fedavgm"],
-            "strategy.server: strategy=fedcrl ",
-        ),
+        (["strategy=fedcrl", "strategy.server=fedavgm"], "strategy.server: strategy=fedcrl "),
         (["strategy=fedrcl", "strategy.beta1=0.5"], "unknown strategy key 'beta1'"),
         (
             ["strategy=fedrcl", "strategy.local.augment=[blur]"],

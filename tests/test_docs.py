@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 from reported import method, write_run
 from rig import checked_jobs
 
-from contrafed.config.command_line import read_arguments
+import contrafed.command
+from contrafed.config.command_line import check_arguments, read_arguments
 from contrafed.config.compose import compose_job, expand_jobs
 from contrafed.config.run_config import resolve
 from contrafed.core import registry
@@ -74,7 +75,7 @@ class Reader:
         if ours := OURS.match(command):  # in this process, which saves it the imports
             self.monkeypatch.chdir(self.cwd)
             self.monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *shlex.split(ours["arguments"])])
-            assert command.main() == 0, command
+            assert contrafed.command.main() == 0, command
             return
         script = f"set -e\n{command}\nenv -0 > {shlex.quote(str(self.state))}"
         done = subprocess.run(["bash", "-c", script], cwd=self.cwd, env=self.env, capture_output=True, text=True, timeout=300)
@@ -124,6 +125,9 @@ def composed(command):
     else:
         return
     if asked.config_dir is not None or asked.help:
+        return
+    if "hydra/sweeper=optuna" in asked.overrides:  # which draws the values: its own settings are composed
+        check_arguments(asked)
         return
     every, seen = [job.overrides for job in expand_jobs(asked.overrides)] if asked.multirun else [asked.overrides], set()
     for job in every if len(every) <= 20 else (every[0], every[-1]):  # a paper's whole grid has tests of its own
@@ -300,10 +304,7 @@ def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_noth
 
 def test_the_readmes_methods_are_as_their_classes_say():
     """One that is not listed yet does not fail: ``python docs/generate/catalogue.py`` writes the list anew."""
-    rows = dict(
-        re.findall(r"^\| ([^|]+) \| (.+) \|$", made_list((ROOT / "README.md").read_text(encoding="utf-8")), re.MULTILINE)
-    )
-    found = dict(re.findall(r"^\| ([^|]+) \| (.+) \|$", made_list(catalogue.readme_list()), re.MULTILINE))
+    rows, found = made_list((ROOT / "README.md").read_text(encoding="utf-8")), made_list(catalogue.readme_list())
     assert rows.keys() <= found.keys()
     listed = [(family, entry) for family, row in rows.items() for entry in row.split(", ")]
     assert len(listed) > 40
