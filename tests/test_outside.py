@@ -270,7 +270,7 @@ def test_folders_that_cannot_be_are_one_line(home):
     for arguments, said in (
         (["--config-dir"], "--config-dir/-cd: expected one argument"),
         (["-cd="], "needs a folder"),
-        (["-cd=a", "-cd=b"], "takes one folder, got a and b"),
+        (["-cd=a", "-cd=b"], "takes one folder"),
     ):
         with pytest.raises(UserError, match=said):
             read_arguments(["strategy=mine", *arguments])

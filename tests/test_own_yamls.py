@@ -35,17 +35,17 @@ def said(folder, *overrides):
         (
             "module: my_package.my_method\n",
             "",
-            "there is no module clients.mine; a file of your own package is module: PACKAGE.FILE",
+            "there is no module contrafed.clients.mine; a file of your own package is module: PACKAGE.FILE",
         ),
         (
             "my_package.my_method",
             "my_method",
-            "there is no module clients.my_method; a file of your own package is module: PACKAGE.FILE",
+            "there is no module contrafed.clients.my_method; a file of your own package is module: PACKAGE.FILE",
         ),
         (
             "name: mine",
             "name: mine\nserver: my_rule",
-            "there is no module strategies.my_rule; a file of your own package is server: PACKAGE.FILE",
+            "there is no module contrafed.strategies.my_rule; a file of your own package is server: PACKAGE.FILE",
         ),
     ],
 )

@@ -230,7 +230,7 @@ def test_a_run_whose_nodes_have_no_gpu_evaluates_without_one(tmp_path, monkeypat
     """Else its summary would name a GPU that trained nothing."""
     module, made = getattr(contrafed.engines, engine.split()[0]), []
 
-    def workspace(run, *, device, federation):
+    def workspace(run, *, device, federation, model):
         made.append(device)
         raise UserError("far enough")
 

@@ -395,6 +395,9 @@ def test_what_a_sweeps_table_leaves_out_is_said(sweep, capsys):
 
 
 def test_help_needs_neither_pandas_nor_torch():
-    code = "import sys, report; report.parser(); print(sorted({'pandas', 'torch', 'matplotlib', 'ray'} & set(sys.modules)))"
+    code = (
+        "import sys; from contrafed import report_command; report_command.parser(); "
+        "print(sorted({'pandas', 'torch', 'matplotlib', 'ray'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -36,6 +36,8 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     if others:
         options = [option for action in parser._actions for option in action.option_strings]
         raise UserError(f"{unknown('option', others[0], options)}; settings are KEY=VALUE, without dashes")
+    if sum(argument.partition("=")[0] in ("--config-dir", "-cd") for argument in arguments) > 1:
+        raise UserError("--config-dir takes one folder")
     if asked.config_dir == "":
         raise UserError("--config-dir needs a folder")
     if asked.cfg is None and (asked.resolve or asked.package is not None):

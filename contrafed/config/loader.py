@@ -17,7 +17,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_d
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import setup_globals
 from hydra.errors import CompactHydraException, HydraException, MissingConfigException
 from hydra.types import RunMode
@@ -110,7 +110,11 @@ class ConfigLoader(ConfigLoaderImpl):
         config = self.compose_choices(lines)
         for override in setting:
             checks.check_key(config, override)
-        self._apply_overrides_to_config(setting, config)
+        for override in setting:
+            if override.type == OverrideType.CHANGE:  # also of a mapping that has no key yet
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True, force_add=True)
+            else:
+                self._apply_overrides_to_config([override], config)
         conditions.merge(config, asked=asked, task=task, cases=cases, axes=axes, own=self.own)
         checks.check_modules(config, self.own)
         if hydra:
