@@ -14,8 +14,10 @@ import compositions  # noqa: E402
 import record  # noqa: E402
 
 DIGESTS = json.loads((ROOT / "tests" / "compositions.json").read_text(encoding="utf-8"))
-# A server strategy as an axis, defences, a grid of cases, and a variant's plot.
-EXPERIMENTS = ("fedrcl/table5", "mpfedcon/table4", "fedcosr/figure14", "pmfl/table5")
+GROUPS = sorted({name.partition("=")[0] for name in DIGESTS["choices"]})
+SLOW_GROUPS = ("experiment", "strategy.server")  # 56 and 325 compositions
+# Named cases, defences, and two papers' variants.
+EXPERIMENTS = ("fedrcl/table4", "mpfedcon/table4", "fedcosr/figure14", "pmfl/table5")
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +35,19 @@ def test_an_experiments_jobs_compose_as_before(project, experiment):
     assert record.digest_record(rows, not project.is_renamed)["experiments"] == {experiment: DIGESTS["experiments"][experiment]}
 
 
-def digest_choices(project, with_servers):
-    """Digest each choice alone, or, ``with_servers``, each server strategy beside every method that takes it."""
-    chosen = [each for each in compositions.list_choices(project) if each[0].startswith("strategy.server=") == with_servers]
+@pytest.mark.parametrize(
+    "group", [pytest.param(group, marks=[pytest.mark.slow] if group in SLOW_GROUPS else []) for group in GROUPS]
+)
+def test_every_choice_of_a_group_composes_as_before(project, group):
+    """Each choice alone; a server strategy beside every method that takes one."""
+    chosen = [each for each in compositions.list_choices(project) if each[0].startswith(f"{group}=")]
     rows = [compositions.compose_choice(project, overrides) for overrides in chosen]
-    return record.digest_record(rows, not project.is_renamed)["choices"]
+    known = {name: digest for name, digest in DIGESTS["choices"].items() if name.startswith(f"{group}=")}
+    assert record.digest_record(rows, not project.is_renamed)["choices"] == known
 
 
-def test_every_choice_composes_as_before(project):
-    known = {name: digest for name, digest in DIGESTS["choices"].items() if not name.startswith("strategy.server=")}
-    assert digest_choices(project, with_servers=False) == known
-
-
-@pytest.mark.slow
-def test_every_server_strategy_composes_as_before_beside_every_method(project):
-    known = {name: digest for name, digest in DIGESTS["choices"].items() if name.startswith("strategy.server=")}
-    assert digest_choices(project, with_servers=True) == known
+def test_every_group_has_digests(project):
+    assert sorted(project.choices) == GROUPS
 
 
 # ------------------------------------------------------------------------------------ what the comparison of two records finds
