@@ -395,6 +395,6 @@ def test_what_a_sweeps_table_leaves_out_is_said(sweep, capsys):
 
 
 def test_help_needs_neither_pandas_nor_torch():
-    code = "import sys, contrafed.report_command as r; r.parser(); print({'pandas', 'torch', 'matplotlib', 'ray'} & {*sys.modules})"
+    code = "import sys,contrafed.report_command as r; r.parser(); print({'pandas','torch','matplotlib','ray'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
