@@ -137,7 +137,7 @@ def test_exactly_the_rules_that_take_nothing_but_means_say_so():
     names = [path.stem for path in (Path(__file__).resolve().parent.parent / "strategies").glob("*.py")]
     rules = {name: importlib.import_module(f"contrafed.strategies.{name}") for name in names}
     found = [value for rule in rules.values() for value in vars(rule).values() if isinstance(value, type)]
-    own = {value.__module__.split(".")[1]: value for value in found if issubclass(value, FederatedStrategy)}
+    own = {value.__module__.split(".")[-1]: value for value in found if issubclass(value, FederatedStrategy)}
     assert {name for name, rule in own.items() if vars(rule).get("averages")} == {*AVERAGING["fedavg"], *AVERAGING["own"]}
 
 
