@@ -3,8 +3,6 @@
 import fcntl
 import math
 import os
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from contrafed.report.groups import groups, usable, varied
 from contrafed.report.runs import find, read
 from contrafed.runs.checkpoint import identity
 from contrafed.runs.output.folder import taken
+from hydra_plugins import contrafed_sweeper
 
 
 def of_a_paper(server, **more):
@@ -205,7 +204,7 @@ def test_a_long_list_of_changes_makes_no_name_that_cannot_be_written(tmp_path):
     assert max(map(len, stems)) < 200
 
 
-def test_a_run_that_another_process_just_begins_is_waited_for_and_not_run_twice(called):  # noqa: F811
+def test_a_run_that_another_process_just_begins_is_waited_for_and_not_run_twice(called, monkeypatch):  # noqa: F811
     """Between the claim of its folder and the first line in it, while Ray starts, it does not say yet what it is."""
     done = called(*DIGITS, "seed=0")
     assert (done.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
@@ -217,14 +216,8 @@ def test_a_run_that_another_process_just_begins_is_waited_for_and_not_run_twice(
     fcntl.flock(held, fcntl.LOCK_EX)
     assert taken(folder)
 
-    def begin():
-        time.sleep(1.5)
-        config.write_text(text)
-
-    thread = threading.Thread(target=begin)
-    thread.start()
+    monkeypatch.setattr(contrafed_sweeper.time, "sleep", lambda seconds: config.write_text(text))  # between two looks
     again = called(*DIGITS, "seed=0")
-    thread.join()
     os.close(held)
     assert not taken(folder)
     assert "another process begins a run of this name" in again.out
