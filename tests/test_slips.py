@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from rig import config_of
 
 from contrafed import UserError, compose, run
+from contrafed.config.run_config import resolve
 from contrafed.core import registry
 
 QUICK = ("engine=local", "num_nodes=4", "num_rounds=1", "model=mlp", "model.hidden=[8]")
@@ -55,7 +56,6 @@ def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
     [
         (["output_dir=${oc.env:NO_SUCH_VARIABLE}/a"], "Environment variable 'NO_SUCH_VARIABLE' not found"),
         (["output_dir=runs/${strategy.nam}"], "output_dir: Interpolation key 'strategy.nam' not found"),
-        (["-m", "strategy=glob(*)"], "strategy=glob(*) cannot be listed here: write the values out, as strategy=a,b,c"),
         (["-m", "strategy.local.lr=interval(0.01,0.1)"], "cannot be listed here: write the values out"),
         (["seed=0,1"], "seed=0,1 lists several values: add -m to run them all"),
         (["-m", "seed=0,1,"], "seed=0,1, ends with a comma: leave it out"),
@@ -197,13 +197,15 @@ def test_one_job_of_a_table_is_said_to_be_one(tmp_path, called):
 def test_flags_are_named(called):
     for wrong, says in (
         (["--num_rounds=3"], "error: --num_rounds=3: keys have no dashes, write num_rounds=3\n"),
-        (["-m", "seed=0,1", "--cfg", "job"], "error: -m runs jobs, and --cfg and --info only show one"),
-        (["--run"], "error: unknown option '--run', did you mean '--multirun'? choices: --cfg, "),
-        (["-r", "seed=1"], "error: unknown option '-r'; choices: --cfg, "),
-        (["--multi", "seed=0,1"], "error: unknown option '--multi', did you mean '--multirun'?"),
-        (["--cfg", "hydra"], "error: argument --cfg/-c: invalid choice: 'hydra'"),
-        (["--package", "strategy"], "error: --package goes with --cfg job"),
-        (["--resolve"], "error: --resolve goes with --cfg job"),
+        (
+            ["-m", "seed=0,1", "--cfg", "job"],
+            "error: --run, --multirun, --cfg, --info and --shell-completion exclude each other",
+        ),
+        (["--multirn", "seed=0,1"], "error: unknown option '--multirn', did you mean '--multirun'?"),
+        (["-x", "seed=1"], "error: unknown option '-x', "),
+        (["--cfg", "strategy"], "error: argument --cfg/-c: invalid choice: 'strategy'"),
+        (["--package", "strategy"], "error: --package goes with --cfg"),
+        (["--resolve"], "error: --resolve goes with --cfg"),
         (["--cfg", "job", "-p", "strategi"], "error: unknown package 'strategi', did you mean 'strategy'?"),
     ):
         done = called(*wrong)
@@ -219,7 +221,8 @@ def test_flags_are_named(called):
     [
         ("experiment", "num_rounds: 2\n", "must begin with the line # @package _global_"),
         ("strategy/server", "server: anchor\n", "must begin with the line # @package strategy"),
-        ("experiment", "# @package _global_\nmethods:\n  fedavgg: {weights: uniform}\n", "did you mean 'fedavg'"),
+        ("experiment", "# @package _global_\nwhere:\n  strategy=fedavgg: {num_rounds: 3}\n", "did you mean 'fedavg'"),
+        ("experiment", "# @package _global_\nmethods:\n  fedavg: {weights: uniform}\n", "unknown key 'methods'"),
         ("experiment", "# @package _global_\nwhere:\n  dataset=cifr10: {num_rounds: 3}\n", "did you mean 'cifar10'"),
         ("experiment", "# @package _global_\nwhere:\n  datset=cifar10: {num_rounds: 3}\n", "did you mean 'dataset'"),
     ],
@@ -229,7 +232,7 @@ def test_a_yaml_of_ones_own_that_would_do_nothing_is_refused(tmp_path, group, te
     file.parent.mkdir(parents=True)
     file.write_text(text)
     with pytest.raises(UserError, match=message):
-        compose("experiment=mine" if group == "experiment" else "strategy=fedavg", config_dir=tmp_path)
+        resolve(compose("experiment=mine" if group == "experiment" else "strategy=fedavg", config_dir=tmp_path))
 
 
 def test_a_sweep_without_a_table_says_why(tmp_path, called):

@@ -57,7 +57,11 @@ def check_arguments(asked: argparse.Namespace) -> dict[str, Any]:
     """Return a run's configuration, empty for a sweep, checked as far as the YAMLs alone tell. Raises ``UserError``."""
     overrides = rename_arguments(asked.overrides)
     if not asked.multirun:
-        return check_yaml(overrides, asked.config_dir)
+        values = check_yaml(overrides, asked.config_dir)
+        package = asked.package if asked.cfg == "job" else None
+        if package not in (None, "_global_") and OmegaConf.select(OmegaConf.create(values), package) is None:
+            raise unknown("package", package, [key for key, value in values.items() if isinstance(value, dict)])
+        return values
     if several := next((o for o in parse_overrides(overrides) if o.is_hydra_override() and o.is_sweep_override()), None):
         raise UserError(f"{several.input_line}: Hydra's own keys take one value")
     make_own_loader(asked.config_dir).load_configuration(NAME, overrides, RunMode.MULTIRUN)
