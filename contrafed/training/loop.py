@@ -133,11 +133,9 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
             if phase.each_step is not None:
                 with torch.no_grad():
                     given = _nodes_first(phase.each_step, Step(part, batch, frozen, part.step, batches))
-            rows.append(gradients(phase.loss, part.params, batch, given | fixed))
+            rows.append(training_step(phase, optimizer, part, batch, given | fixed, step))
             if other := rows[0].keys() ^ rows[-1].keys():
                 raise ReturnError(phase.loss, f"the same names at every step of a phase, not '{min(other)}' at some")
-            with torch.no_grad():
-                take_step(work, optimizer, part, learning, step)
     if work.keep_optimizer:
         stack.memory |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.kept().items()}
     taken = [steps * phase.repeat for steps in batches.steps]
@@ -155,20 +153,64 @@ def _nodes_first(each_step: Callable[[Step], dict[str, Any]], step: Step) -> dic
     return given
 
 
-def take_step(work: LocalTraining, optimizer: Optimizer, stack: Stack, learning: list[str], step: int) -> None:
-    """Pull towards the received model, clip, move what is ``learning``, and forget its gradients."""
-    moving = {name: stack.params[name] for name in learning}
-    grads = {name: leaf.grad for name, leaf in moving.items() if leaf.grad is not None}
+def training_step(phase: Phase, optimizer: Optimizer, stack: Stack, batch: Batch, inputs: Any, step: int) -> dict[str, Tensor]:
+    """Take one step of every client in the stack: forward pass and loss, backward pass, optimizer step.
+
+    Args:
+        phase: the method's loss and its training settings.
+        optimizer: holds the state of SGD or Adam of each client.
+        stack: the clients. Their ``params`` (B, ...) are leaves, and those that are trained require a gradient.
+        batch: a batch of each client, images (B, n, C, H, W) and labels (B, n).
+        inputs: what else the loss needs, tensors (B, ...) by name.
+        step: number of the step within the phase, from 0.
+
+    Returns:
+        Each client's losses (B,) by name.
+    """
+    leaves = make_leaves(stack)
+    losses = compute_losses(phase.loss, leaves, batch, inputs)
+    minimised(phase.loss, losses).sum().backward()
+    with torch.no_grad():
+        trained = read_gradients(stack.params, leaves)
+        adjust_gradients(phase.work, stack, trained)
+        optimizer.step(trained, step)
+    for leaf in stack.params.values():
+        leaf.grad = None
+    return {name: value.detach().reshape(-1) for name, value in losses.items()}
+
+
+def make_leaves(stack: Stack) -> Tensors:
+    """Return the leaves (B, ...) of a step. A single client's have no client axis: it would cost autograd a view a tensor."""
+    if len(stack) > 1:
+        return stack.params
+    return {name: value.detach()[0].requires_grad_(value.requires_grad) for name, value in stack.params.items()}
+
+
+def compute_losses(loss: Loss, leaves: Tensors, batch: Batch, inputs: Any) -> dict[str, Tensor]:
+    """Return each client's losses by name: (B,) under ``vmap``, scalars for one client. Raises ``ReturnError``."""
+    if len(batch.y) > 1:
+        return vmap(lambda *one: scalars(loss, loss(*one)))(leaves, batch, inputs)
+    return scalars(loss, loss(leaves, *tree_map(lambda value: value[0], (batch, inputs))))
+
+
+def read_gradients(params: Tensors, leaves: Tensors) -> Tensors:
+    """Return the parameters (B, ...) that are trained, with the gradients of the leaves."""
+    if leaves is not params:
+        for name, leaf in leaves.items():
+            params[name].grad = None if leaf.grad is None else leaf.grad.unsqueeze(0)
+    return {name: value for name, value in params.items() if value.requires_grad}
+
+
+def adjust_gradients(work: LocalTraining, stack: Stack, trained: Tensors) -> None:
+    """Add the proximal term's gradient to those of ``trained``, then clip them for each client and model."""
+    grads = {name: leaf.grad for name, leaf in trained.items() if leaf.grad is not None}
     if work.proximal_weight:  # the gradient of mu/2 |w - W|^2
         for name, grad in grads.items():
             if (received := stack.received.get(f"model/{name}")) is not None:
-                grad.add_(moving[name] - received, alpha=work.proximal_weight)
+                grad.add_(trained[name] - received, alpha=work.proximal_weight)
     if work.clip_norm is not None:
-        for prefix in {name.rpartition("/")[0] for name in grads}:  # where a node trains several models, each by itself
+        for prefix in {name.rpartition("/")[0] for name in grads}:  # each model of a client that trains several
             clip([grad for name, grad in grads.items() if name.rpartition("/")[0] == prefix], work.clip_norm)
-    optimizer.step(moving, step)
-    for leaf in moving.values():
-        leaf.grad = None
 
 
 def part_of(name: str) -> str:
@@ -181,22 +223,6 @@ def parts_fault(parts: Any, known: Iterable[str]) -> str:
     if not isinstance(parts, tuple):
         return f" must be a tuple of parts of the model, such as ('encoder',), got {parts!r}"
     return next((f": {unknown('part of the model', part, known)}" for part in parts if part not in known), "")
-
-
-def gradients(loss: Loss, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
-    """Give what requires one its gradient; returns each node's losses (B,)."""
-    if len(batch.y) > 1:
-        losses = vmap(lambda *one: scalars(loss, loss(*one)))(params, batch, constants)
-        minimised(loss, losses).sum().backward()
-        return {name: value.detach() for name, value in losses.items()}
-    # A lone node's leaves have no node axis: taking it off within the graph costs autograd a view a tensor.
-    leaves = {n: v.detach()[0].requires_grad_(v.requires_grad) for n, v in params.items()}
-    losses = scalars(loss, loss(leaves, *tree_map(lambda v: v[0], (batch, constants))))
-    minimised(loss, losses).backward()
-    for name, leaf in leaves.items():
-        if leaf.requires_grad:
-            params[name].grad = None if leaf.grad is None else leaf.grad.unsqueeze(0)
-    return {name: value.detach().unsqueeze(0) for name, value in losses.items()}
 
 
 def scalars(loss: Loss, losses: Any) -> dict[str, Tensor]:
