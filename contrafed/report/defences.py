@@ -1,5 +1,6 @@
 """What keeps a gradient from being read: the cases in which it is attacked, and what an attacker makes of each."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torchmetrics.functional.image import structural_similarity_index_measure
 
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.report.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
-from contrafed.report.likeness import best_constant, mse, psnr, ssim
 
 # What DLG's LeNet calls its layers here, and the tensors' names begin with.
 LAYERS = {
@@ -112,7 +113,7 @@ def attempt(
     ]
     ordered = [matched(one, x) for one in found]
     best = min(range(len(found)), key=lambda k: found[k].loss)
-    errors = np.array([[mse(p, t) for p, t in zip(pictures, x.numpy(), strict=True)] for pictures, _ in ordered])
+    errors = np.array([[compute_mse(p, t) for p, t in zip(pictures, x.numpy(), strict=True)] for pictures, _ in ordered])
     pictures, names = ordered[best]
     return Attempt(pictures, names, found[best].loss, errors.min(0), found[best].steps, time.perf_counter() - began)
 
@@ -120,7 +121,7 @@ def attempt(
 def matched(found: Found, x: Tensor) -> tuple[np.ndarray, list[int]]:
     """Return what was found, cut to [0, 1], in the order in which it is nearest to the true images x, and its labels."""
     pictures = torch.nan_to_num(found.images, nan=0.5).clamp(0, 1).numpy()
-    cost = [[mse(true, picture) for picture in pictures] for true in x.numpy()]
+    cost = [[compute_mse(true, picture) for picture in pictures] for true in x.numpy()]
     order = linear_sum_assignment(cost)[1].tolist()
     return pictures[order], [found.labels[k] for k in order]
 
@@ -129,9 +130,26 @@ def rows_of(tried: Attempt, x: Tensor, labels: list[int]) -> list[dict[str, Any]
     """Return a row per image: how near the attacker came, and how near a picture of one colour is."""
     rows = []
     for k, (picture, true) in enumerate(zip(tried.pictures, x.numpy(), strict=True)):
-        error = mse(picture, true)
-        found = {"label": labels[k], "label_found": tried.labels[k], "loss": tried.loss, "mse": error, "psnr": psnr(error)}
-        found |= {"ssim": ssim(picture, true), "best_mse": float(tried.best_mse[k])}
-        found |= {"best_psnr": psnr(found["best_mse"]), "constant_psnr": psnr(mse(best_constant(true), true))}
+        error, best_error = compute_mse(picture, true), float(tried.best_mse[k])
+        constant_error = compute_mse(true.mean((1, 2), keepdims=True), true)
+        found = {"label": labels[k], "label_found": tried.labels[k], "loss": tried.loss, "mse": error}
+        found |= {"psnr": compute_psnr(error), "ssim": compute_ssim(picture, true), "best_mse": best_error}
+        found |= {"best_psnr": compute_psnr(best_error), "constant_psnr": compute_psnr(constant_error)}
         rows.append(found | {"steps_taken": tried.steps, "seconds": round(tried.seconds, 1)})
     return rows
+
+
+def compute_mse(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the mean squared difference of two pictures of one shape."""
+    return float(np.square(np.subtract(a, b, dtype=np.float64)).mean())
+
+
+def compute_psnr(error: float) -> float:
+    """Return the peak signal-to-noise ratio in dB of a mean squared error between pictures in [0, 1]. It is infinite at 0."""
+    return math.inf if error == 0 else -10 * math.log10(error)
+
+
+def compute_ssim(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the mean structural similarity of pictures (C, H, W) in [0, 1], with the window of Wang et al. 2004."""
+    pictures = (torch.as_tensor(picture, dtype=torch.float64).unsqueeze(0) for picture in (a, b))
+    return float(structural_similarity_index_measure(*pictures, data_range=1.0))
