@@ -1,4 +1,4 @@
-"""APFL, the node half: predict by a mixture of a personal model and the global one."""
+"""APFL's client: predict with a mixture of a personal model and the global model."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,19 +14,23 @@ from contrafed.training.base import PARTS, Batch, Client, LocalTraining, Stack, 
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
     local: LocalTraining
-    alpha: Annotated[float, Range(ge=0, le=1)]  # the personal model's share, at first
-    adaptive: bool  # whether each node moves its alpha, once a round
+    alpha: Annotated[float, Range(ge=0, le=1)]  # the personal model's initial share
+    adaptive: bool  # whether each client adapts its alpha, once a round
 
 
 class APFLClient(Client):
-    """w -= eta grad f(w);  v -= eta alpha grad f(vbar), vbar = alpha v + (1 - alpha) w;  in a round's first step
-    alpha := clip(alpha - eta <v - w, grad f(vbar)>, 0, 1). Judged by alpha v + (1 - alpha) W.
+    """Train the global model w and a personal model v, and predict with their mixture.
 
-    Source: Deng et al. 2020, Algorithm 1, which mixes parameters; all three use the values from before the step. v starts at
-    the initial model. Deviation: the authors' code steps w first, mixes logits and adds 0.02 alpha to alpha's gradient.
+    Step of w: w -= eta grad f(w). Step of v: v -= eta alpha grad f(vbar), with vbar = alpha v + (1 - alpha) w. In the first
+    step of a round: alpha := clip(alpha - eta <v - w, grad f(vbar)>, 0, 1). All three updates use the values from before the
+    step. v starts at the initial model. Evaluated by alpha v + (1 - alpha) W.
+
+    Source: Deng et al. 2020, Algorithm 1, which mixes parameters.
+
+    Deviation: the authors' code steps w first, mixes logits and adds 0.02 alpha to the gradient of alpha.
     """
 
     family = "personal, a whole model"
@@ -39,19 +43,19 @@ class APFLClient(Client):
     own_model = True
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """v is the initial model."""
+        """Return the initial model as v, and the initial alpha."""
         alpha = torch.tensor(self.config.alpha, dtype=self.workspace.dtype, device=self.workspace.device)
         return named("own", self.workspace.initial) | {"alpha": alpha}
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train w and v side by side; w is sent, v stays."""
+        """Train w and v in the same steps, upload w and keep v."""
         both = stack.params | named("own", stack.remembered("own"))
         self.train(stack, params=both, parts=(*PARTS, "own"), each_step=self._share)
         stack.memory |= named("own", group(both, "own"))
         return self.sent(stack)
 
     def _share(self, now: Step) -> Tensors:
-        """Return alpha (B,); in the round's first step move it for the steps that follow."""
+        """Return alpha (B,), and adapt it in the round's first step for the steps that follow."""
         moving = now.stack.memory["alpha"]
         alpha = moving.clone()
         if self.config.adaptive and now.number == 0:
@@ -62,7 +66,10 @@ class APFLClient(Client):
         return {"alpha": alpha}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """f(w) + f(vbar), the latter without gradient into w: the chain rule gives v's its factor alpha."""
+        """Return f(w) + f(vbar).
+
+        f(vbar) has no gradient with respect to w. By the chain rule the gradient of v has the factor alpha.
+        """
         w = {name: value for name, value in params.items() if "/" not in name}
         task = self.task_loss(self.forward(w, batch), batch)
         vbar = mixture(constants["alpha"], group(params, "own"), {name: value.detach() for name, value in w.items()})
@@ -70,10 +77,16 @@ class APFLClient(Client):
         return {"loss": task + personal, "task": task, "personal": personal}
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """A node is judged by the mixture of v and the received model."""
+        """Return the mixture of v and the received model, by which a client is evaluated."""
         return {"model": mixture(stack.memory["alpha"], stack.remembered("own"), stack.params)}
 
 
 def mixture(alpha: Tensor, own: Tensors, shared: Tensors) -> Tensors:
-    """Return alpha v + (1 - alpha) w by name, of one node (alpha ()) or several (B,)."""
+    """Return alpha v + (1 - alpha) w by name.
+
+    Args:
+        alpha: () for one client, or (B,) for several.
+        own: v, the personal tensors.
+        shared: w, the shared tensors.
+    """
     return {name: torch.lerp(shared[name], v, per_node(alpha, v) if alpha.dim() else alpha) for name, v in own.items()}

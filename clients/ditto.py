@@ -1,4 +1,4 @@
-"""Ditto, the node half: FedAvg beside a personal model that is pulled to the received one."""
+"""Ditto's client: FedAvg, and a personal model that is pulled towards the received one."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -11,17 +11,22 @@ from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
     local: LocalTraining
     pull_weight: Annotated[float, Range(ge=0)]  # lambda
 
 
 class DittoClient(Client):
-    """w: FedAvg's.  v -= eta (grad f(v) + lambda (v - W)), W the model received this round. Judged by v.
+    """Train w as FedAvg does, and a personal model v that is pulled towards the received model W.
 
-    Source: Li et al. 2021, Algorithm 1. v starts at the initial model and takes as many steps as w, in batches of its own: the
-    authors step both on the same batch, v first; two phases keep w's path FedAvg's, bit for bit.
+    Step of v: v -= eta (grad f(v) + lambda (v - W)). Evaluated by v. v starts at the initial model and takes as many steps as
+    w, on other batches.
+
+    Source: Li et al. 2021, Algorithm 1.
+
+    Deviation: the authors step both models on the same batch, v first. Two separate phases keep the path of w equal to
+    FedAvg's, bit for bit.
     """
 
     family = "personal, a whole model"
@@ -34,11 +39,11 @@ class DittoClient(Client):
     own_model = True
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """v is the initial model."""
+        """Return the initial model as v."""
         return named("own", self.workspace.initial)
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train w, then v; w is sent, v stays."""
+        """Train w and then v, upload w and keep v."""
         self.train(stack)
         own, work = stack.remembered("own"), replace(self.config.local, proximal_weight=self.config.pull_weight)
         self.train(stack, params=own, work=work, purpose="personal batches")
@@ -46,9 +51,9 @@ class DittoClient(Client):
         return self.sent(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """A node is judged by v."""
+        """Return v, by which a client is evaluated."""
         return {"model": stack.remembered("own")}
 
     def work_of(self, examples: int) -> int:
-        """Return the steps of both models."""
+        """Return the number of steps of both models."""
         return 2 * super().work_of(examples)

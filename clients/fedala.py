@@ -1,4 +1,4 @@
-"""FedALA, the node half: a learned element-wise blend of own and global model to start from."""
+"""FedALA's client: start from a learned element-wise blend of the own and the global model."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,25 +17,30 @@ from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, T
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
-    layers: Annotated[int, Range(ge=1)]  # p, the last so many are blended
-    share: Annotated[float, Range(gt=0, le=1)]  # s, of the node's examples
+    layers: Annotated[int, Range(ge=1)]  # p, the number of last layers that are blended
+    share: Annotated[float, Range(gt=0, le=1)]  # s, the share of the client's examples
     blend_lr: Annotated[float, Range(gt=0)]  # eta
-    settled: Annotated[float, Range(ge=0)]  # the first blend is learned when losses deviate less than this
-    window: Annotated[int, Range(ge=1)]  # over so many passes
+    settled: Annotated[float, Range(ge=0)]  # bound on the losses' standard deviation that ends the first blend
+    window: Annotated[int, Range(ge=1)]  # number of passes in that standard deviation
     max_passes: Annotated[int, Range(ge=1)]
 
 
 class FedALAClient(Client):
-    """Last p layers := w_k + (W - w_k) A, the others W, w_k the node's last trained model; then FedAvg's local work.
+    """Blend the last p layers of the own and the received model, then train as FedAvg does.
 
-    A := clip(A - eta dL/dA, 0, 1) over a random share of the examples: one pass a round, in a node's second participation as
-    many until the standard deviation of the last ``window`` passes' losses (each its last batch's) is below ``settled``. A is 1
-    at first; in its first participation a node takes W whole. Source: Zhang et al. 2023, Algorithm 1 and Equations 3-5.
-    Deviations: a node counts from its last participation (the authors' code blends in idle nodes too); judged by the trained
-    model, beside it, without learning, by the ``blend`` of it and what the node received.
+    Last p layers := w_k + (W - w_k) A, the other layers := W. w_k is the client's last trained model. A := clip(A - eta dL/dA,
+    0, 1) over a random share of the examples. A starts at 1. A is learned for one pass a round. In a client's second
+    participation the passes continue until their losses settle. They settle when the standard deviation over the last
+    ``window`` passes is below ``settled``. The loss of a pass is that of its last batch. In its first participation a client
+    takes all of W. A client is evaluated by its trained model. The second score, ``blend``, is that of the trained and the
+    received model's blend, without learning A.
+
+    Source: Zhang et al. 2023, Algorithm 1 and Equations 3-5.
+
+    Deviation: w_k is the model of the client's last participation. The authors' code blends in absent clients too.
     """
 
     family = "personal, a whole model"
@@ -48,14 +53,14 @@ class FedALAClient(Client):
     own_model = True
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """w_k = W, A = 1."""
+        """Return w_k = W and A = 1."""
         model = group(received, "model")
         ones = {name: torch.ones_like(model[name]) for name in top_layers(self.model, self.config.layers)}
         rounds = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
         return named("own", model) | named("blend", ones) | {"rounds": rounds}
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Learn A, blend, train, remember the trained model."""
+        """Learn A, blend, train, and keep the trained model."""
         self._learn(stack)
         stack.params |= self._blend(stack)
         self.train(stack)
@@ -63,7 +68,7 @@ class FedALAClient(Client):
         return self.sent(stack)
 
     def _learn(self, stack: Stack) -> None:
-        """Move A; a node that has no model of its own yet, or is done, has no examples."""
+        """Learn A. A client without a trained model, or whose A has settled, gets no examples."""
         config, blend = self.config, named("blend", stack.remembered("blend"))
         work, constants = config.local.plain(config.blend_lr, epochs=1), stack.params | named("own", stack.remembered("own"))
         some, rounds, last = self._some(stack), stack.memory["rounds"], list[Tensor]()
@@ -89,7 +94,7 @@ class FedALAClient(Client):
         stack.memory |= blend
 
     def _some(self, stack: Stack) -> list[np.ndarray]:
-        """Return the share of each node's examples that A is learned on."""
+        """Return the share of each client's examples on which A is learned."""
         about = (self.workspace.seed, "blend examples", stack.server_round)
         known = zip(stack.examples, stack.nodes, strict=True)
         return [generator(*about, node).permutation(part)[: self._share_of(len(part))] for part, node in known]
@@ -102,17 +107,17 @@ class FedALAClient(Client):
         return blended(stack.remembered("own"), stack.global_model, stack.remembered("blend"))
 
     def _blended_loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """The task's loss of the model that starts the round, as a function of A."""
+        """Return the task's loss of the model that starts the round, as a function of A."""
         received = {name: value for name, value in constants.items() if "/" not in name}
         top = blended(group(constants, "own"), received, group(params, "blend"))
         return super().loss(received | top, batch, {})
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """A node is judged by the model it last trained; by the blend that it would start from too."""
+        """Return the last trained model, which a client is evaluated by, and the blend that it would start from."""
         return {"model": stack.remembered("own"), "blend": stack.global_model | self._blend(stack)}
 
     def work_of(self, examples: int) -> int:
-        """Return the steps of one pass over the share, and of training."""
+        """Return the number of steps of one pass over the share, and of training."""
         blend = self.config.local.plain(self.config.blend_lr, epochs=1)
         return blend.steps(self._share_of(examples)) + super().work_of(examples)
 

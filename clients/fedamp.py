@@ -1,4 +1,4 @@
-"""FedAMP, the node half: each node is pulled to a cloud model of its own."""
+"""FedAMP's client: each client is pulled towards a cloud model that the server mixes for it."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -11,17 +11,21 @@ from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
     pull_weight: Annotated[float, Range(ge=0)]  # lambda
-    cloud_lr: Annotated[float, Range(gt=0)]  # alpha, the server's step, by which the pull is divided
+    cloud_lr: Annotated[float, Range(gt=0)]  # alpha, the server's step size, which divides the pull
 
 
 class FedAMPClient(Client):
-    """f(w) + lambda/(2 alpha) |w - u_k|^2 from the node's own last w; u_k, its cloud model, is what it receives.
+    """Minimise f(w) + lambda/(2 alpha) |w - u_k|^2 from the client's last w.
 
-    Source: Huang et al. 2021, Algorithm 1 and Equation 8, minimised by local work. w starts at the initial model.
+    u_k is the client's cloud model, which it receives. w starts at the initial model.
+
+    Source: Huang et al. 2021, Algorithm 1 and Equation 8.
+
+    Interpretation: Equation 8 is minimised by local training.
     """
 
     family = "personal, a whole model"
@@ -34,11 +38,11 @@ class FedAMPClient(Client):
     own_model = True
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """w is the initial model."""
+        """Return the initial model as w."""
         return named("own", self.workspace.initial)
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Go on from the own model, pulled to the received one."""
+        """Continue from the own model, pulled towards the received one."""
         pull = self.config.pull_weight / self.config.cloud_lr
         stack.params = stack.remembered("own")
         self.train(stack, work=replace(self.config.local, proximal_weight=pull))
@@ -46,5 +50,5 @@ class FedAMPClient(Client):
         return self.sent(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """A node is judged by its own model."""
+        """Return the own model, by which a client is evaluated."""
         return {"model": stack.remembered("own")}

@@ -1,4 +1,4 @@
-"""FedAvg, the node half: plain local training of the whole model."""
+"""FedAvg's client: plain local training of the whole model."""
 
 from contrafed.core.paper import Paper
 from contrafed.training.base import Client, Config
@@ -7,7 +7,10 @@ __all__ = ["Config", "FedAvgClient"]
 
 
 class FedAvgClient(Client):
-    """Cross-entropy on the node's own data; nothing is remembered. Source: McMahan et al. 2017, Algorithm 1."""
+    """Minimise the cross-entropy on the client's own data, without client state.
+
+    Source: McMahan et al. 2017, Algorithm 1.
+    """
 
     family = "the server's rule"
     paper = Paper(

@@ -1,4 +1,4 @@
-"""FedAvg+FitNet, the node half: hold on to the received model's features at every level."""
+"""FedAvg+FitNet's client: stay close to the received model's features at every level."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from contrafed.training.losses import masked_mean
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
     hint_weight: Annotated[float, Range(ge=0)]
@@ -24,11 +24,14 @@ class Config:
 
 
 class FitNetClient(Client):
-    """Cross-entropy + weight * the mean over levels of |h_l - h_l(W)|^2 / width_l, W the model received this round.
+    """Minimise cross-entropy + weight * the mean over levels of |h_l - h_l(W)|^2 / width_l.
 
-    h_l are FedRCL's levels: the features of the encoder's stages, globally average-pooled. Source: Romero et al.
-    2015 (FitNets), Equation 3, as FedRCL's tables use it. Deviations, none printed there: the hint is these levels of the same
-    network, so that no regressor is needed, without a factor 1/2 and for all of local training.
+    W is the model received this round. h_l are FedRCL's levels, the globally average-pooled features of the encoder's stages.
+
+    Source: Romero et al. 2015 (FitNets), Equation 3, as FedRCL's tables use it.
+
+    Interpretation: the paper prints none of this. The hint comes from the same levels of the same network, so no regressor is
+    needed. There is no factor 1/2, and the term applies in all of local training.
     """
 
     family = "one more term"
@@ -40,12 +43,12 @@ class FitNetClient(Client):
     )
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train beside the received model's levels."""
+        """Train with the received model's levels as hints."""
         self.train(stack, frozen={"hints": (partial(self.features, with_levels=True), stack.global_model)})
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: dict[str, Features]) -> dict[str, Tensor]:
-        """Cross-entropy and the distance to the hints."""
+        """Return the cross-entropy plus the weighted distance to the hints."""
         features = self.forward(params, batch, with_levels=True)
         task, which = self.task_loss(features, batch), self.config.levels
         pairs = zip(features.compared(which), constants["hints"].compared(which), strict=True)

@@ -1,4 +1,4 @@
-"""FedAvg+FT, the node half: FedAvg, then every node fine-tunes before it is judged for the last time."""
+"""FedAvg+FT's client: train as FedAvg does, then fine-tune every client before the last evaluation."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -12,11 +12,11 @@ from contrafed.training.tuning import tuned
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
     local: LocalTraining
     head: Literal["classifier", "projector_classifier"]
-    tune: Literal["head", "all"]  # or the whole model
+    tune: Literal["head", "all"]  # all: the whole model
     tune_epochs: Annotated[int, Range(ge=0)]
     tune_batch_size: Annotated[int, Range(ge=1)]
     tune_lr: Annotated[float, Range(gt=0)]
@@ -24,9 +24,11 @@ class Config:
 
 
 class FedAvgFTClient(Client):
-    """FedAvg's local work; in the run's last evaluation every node first trains W on its own data, for itself alone.
+    """Train as FedAvg does, and fine-tune W on every client's own data before the run's last evaluation.
 
-    Source: a baseline in the code of Collins et al. 2021: ten epochs of the head, in one extra round of all nodes.
+    Fine-tuned models are used for evaluation only.
+
+    Source: a baseline in the code of Collins et al. 2021: ten epochs of the head, in one extra round of all clients.
     """
 
     family = "personal, a whole model"
@@ -39,7 +41,7 @@ class FedAvgFTClient(Client):
     own_model = True
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """W; at the end fine-tuned, and beside it W as ``untuned``."""
+        """Return W. In the last evaluation return the fine-tuned W, and W as ``untuned``."""
         config = self.config
         work = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
         work = replace(work, batch_size=config.tune_batch_size, momentum=config.tune_momentum)

@@ -1,4 +1,4 @@
-"""FedBABU, the node half: only the body learns; the head stays as it was drawn, until every node fine-tunes at the end."""
+"""FedBABU's client: train the body under a fixed initial head, and fine-tune before the last evaluation."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ from contrafed.training.tuning import tuned
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
     local: LocalTraining
     head: Literal["classifier", "projector_classifier"]
@@ -21,10 +21,12 @@ class Config:
 
 
 class FedBABUClient(FedPerClient):
-    """Cross-entropy on the shared body alone, under the head that every node drew from the run's seed.
+    """Minimise cross-entropy over the shared body alone, under a head that all clients draw from the run's seed.
 
-    Source: Oh et al. 2022. The head never changes, so it does not travel. In the run's last evaluation every node fine-tunes
-    what it received on its own data, for itself alone; what it was before is judged as ``untuned``.
+    The head never changes, so it is not sent. In the run's last evaluation every client fine-tunes the received model on its
+    own data, for evaluation only. The model before that is evaluated as ``untuned``.
+
+    Source: Oh et al. 2022.
     """
 
     family = "personal, parts of the model"
@@ -41,6 +43,6 @@ class FedBABUClient(FedPerClient):
         return self.sent(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """The received body under the common head; at the end also fine-tuned, which then counts."""
+        """Return the received body under the common head. In the last evaluation return it fine-tuned as well."""
         work = replace(self.config.local, epochs=self.config.tune_epochs, iterations=None, proximal_weight=0.0)
         return tuned(self, stack, work, PARTS if self.config.tune == "all" else HEADS[self.config.head])

@@ -1,4 +1,4 @@
-"""FedCRL and FedCoSR, the node half: contrast with global prototypes, blend of own and global body."""
+"""FedCRL's and FedCoSR's client: contrast with global prototypes, and blend of own and global body."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,29 +18,36 @@ from contrafed.training.prototypes import prototype_table, with_prototypes
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
-    contrast_weight: Annotated[float, Range(ge=0)]  # alpha; 0: w/o CRL
+    contrast_weight: Annotated[float, Range(ge=0)]  # alpha. 0: w/o CRL
     temperature: Annotated[float, Range(gt=0)]  # tau_CL
     blend_rate: Annotated[float, Range(ge=0)]  # gamma
-    blend: Literal["loss", "global", "own"]  # tau by the loss; 0: w/o LA; 1
+    blend: Literal["loss", "global", "own"]  # loss: tau by the loss. global: tau = 0, w/o LA. own: tau = 1
     blend_without_contrast: Literal["evaluate", "zero"]  # tau when contrast_weight is 0
-    separate: bool  # whether the classifier is personal; false: w/o Sep
+    separate: bool  # whether the classifier is personal. false: w/o Sep
     tau_source: Literal["train_mean", "on_receipt"]  # which contrastive loss sets tau
-    first_tau: Literal["evaluate", "zero", "one"]  # tau before a contrastive loss was seen in training
-    clip: Literal["none", "literal"]  # Algorithm 1 line 22; literal clips every weight into [0, 1]
+    first_tau: Literal["evaluate", "zero", "one"]  # tau before training has given a contrastive loss
+    clip: Literal["none", "literal"]  # Algorithm 1 line 22. literal: clip every weight into [0, 1]
 
 
 class FedCRLClient(Client):
-    """Body := tau own + (1 - tau) global, then cross-entropy + alpha L_Reg over body and personal head (Equations 7-14).
+    """Blend the own and the global body, then minimise cross-entropy + alpha L_Reg (Equations 7-14).
 
-    tau = e^(-gamma L_Reg) with the contrastive loss of the node's last participation: a large loss takes the global body.
-    L_Reg contrasts each example's representation with the global prototype of its class (positive) and those of all other
-    classes (negatives): ``-log(e^(cos(w, W_c)/T) / sum_c' e^(cos(w, W_c')/T))``; classes nobody has held are masked.
-    An example whose class has no prototype counts 0 in training, and not at all in the loss that sets tau.
-    Source: Huang et al. 2024 (FedCRL, arXiv:2404.17916v1); FedCoSR is its journal version (arXiv:2404.17916).
-    Deviations: "clip it into [0,1]" is not applied to the weights; a node's first participation is the paper's initial round.
+    Body := tau own + (1 - tau) global, with tau = e^(-gamma L_Reg). A large loss takes the global body. L_Reg in tau is the
+    contrastive loss of the client's last participation.
+
+    L_Reg contrasts each example's representation with the global prototypes. The prototype of its class is the positive. Those
+    of all other classes are the negatives: ``-log(e^(cos(w, W_c)/T) / sum_c' e^(cos(w, W_c')/T))``. Classes without any holder
+    so far are masked. An example whose class has no prototype adds 0 to the training loss and is left out of the loss that sets
+    tau.
+
+    Source: Huang et al. 2024 (FedCRL, arXiv:2404.17916v1). FedCoSR is its journal version (arXiv:2404.17916).
+
+    Deviation: "clip it into [0,1]" is not applied to the weights.
+
+    Interpretation: a client's first participation is the paper's initial round.
     """
 
     family = "personal, with prototypes"
@@ -69,22 +76,22 @@ class FedCRLClient(Client):
 
     @classmethod
     def shared_parts(cls, config: Any) -> tuple[str, ...]:
-        """Encoder and projector travel; without separation the classifier as well."""
+        """Return encoder and projector, and without separation the classifier too."""
         return PARTS[:2] if config.separate else PARTS
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """The shared parts both ways; prototypes with validity down, with counts up."""
+        """Return the shared parts in both directions, prototypes with validity down, and prototypes with counts up."""
         return with_prototypes(model, *super().messages(model, config))
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """No own body yet, and no contrastive loss."""
+        """Return a client state without an own body or a contrastive loss."""
         shared = group(received, "model")
         zero = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
         return named("own", shared) | {"contrast": zero, "contrasted": zero, "rounds": zero}
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Blend, train beside the global prototypes, remember body and loss, send body and prototypes (Equations 3, 7-14)."""
+        """Blend, train with the global prototypes, keep body and loss, and upload body and prototypes (Equations 3, 7-14)."""
         self._blend(stack)
         losses = self.train(stack, constants=prototype_table(stack))
         if self.config.clip == "literal":
@@ -94,19 +101,19 @@ class FedCRLClient(Client):
         return self.sent(stack) | self.prototypes(stack)
 
     def _blend(self, stack: Stack) -> None:
-        """Blend the own body with the received one (Equations 7-9); the first time, take the received one whole."""
+        """Blend the own body with the received one (Equations 7-9). The first time, take the received one."""
         tau = torch.where(stack.memory["rounds"] > 0, self._tau(stack), 0.0)
         for name, own in group(stack.memory, "own").items():
             weight = per_node(tau, own)
             stack.params[name].copy_(weight * own + (1 - weight) * stack.received[f"model/{name}"])
 
     def _tau(self, stack: Stack) -> Tensor:
-        """Return tau = e^(-gamma L_Reg) (B,) of nodes that have trained before; 0 where L_Reg is infinite."""
+        """Return tau = e^(-gamma L_Reg) (B,) of clients that have trained before, and 0 for an infinite L_Reg."""
         loss = self._last_contrast(stack)
         return torch.where(loss.isinf(), 0.0, torch.exp(-self.config.blend_rate * loss))
 
     def _last_contrast(self, stack: Stack) -> Tensor:
-        """Return the contrastive loss (B,) that sets tau; where tau is 0 or 1 whatever it is, an infinite one or 0."""
+        """Return the contrastive loss (B,) that sets tau: infinity for tau = 0, and 0 for tau = 1."""
         config, last = self.config, stack.memory["contrast"]
         if config.blend == "own":
             return torch.zeros_like(last)
@@ -120,9 +127,10 @@ class FedCRLClient(Client):
         return torch.where(unseen, self._contrast_over_examples(stack), last) if unseen.any() else last
 
     def _contrast_over_examples(self, stack: Stack) -> Tensor:
-        """Return the mean contrastive loss (B,) of own bodies over each node's training part, in evaluation mode.
+        """Return the mean contrastive loss (B,) of own bodies over each client's training part, in evaluation mode.
 
-        Over the examples whose class has a prototype; infinite where none has: a node that cannot say takes the global body.
+        The mean is over the examples whose class has a prototype. It is infinite without any, so that the client takes the
+        global body.
         """
 
         def sums(params: Tensors, batch: Batch, table: Tensors) -> Tensors:
@@ -136,11 +144,11 @@ class FedCRLClient(Client):
         return torch.where(totals["count"] > 0, totals["sum"] / totals["count"].clamp_min(1), torch.inf)
 
     def _each(self, z: Tensor, y: Tensor, table: Tensors) -> Tensor:
-        """Return L_Reg of each example (b,) from representations (b, D); 0 where the class has no prototype."""
+        """Return L_Reg of each example (b,) from representations (b, D), and 0 for a class without a prototype."""
         return prototype_contrast(z, y, table["means"], table["valid"], self.config.temperature)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy and the contrastive loss; the latter does not reach the head."""
+        """Return the cross-entropy plus the weighted contrastive loss, which has no gradient in the head."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
         contrast = masked_mean(self._each(features.z, batch.y, constants), batch.mask)
@@ -149,7 +157,7 @@ class FedCRLClient(Client):
         return {"loss": loss, "task": task, "contrast": contrast, "contrasted": share}
 
     def _remember(self, stack: Stack, losses: Losses) -> None:
-        """Remember the trained body, and the contrastive loss of the last local epoch."""
+        """Keep the trained body and the contrastive loss of the last local epoch as client state."""
         memory, work = stack.memory, self.config.local
         last = [work.steps_per_pass(size) if work.epochs is not None else work.steps(size) for size in stack.sizes]
         contrast, share = losses.mean("contrast", last), losses.mean("contrasted", last)
@@ -159,5 +167,5 @@ class FedCRLClient(Client):
         memory |= named("own", {n: v for n, v in stack.params.items() if self.travels(n)})
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """A node is judged by its own body and head as it last trained them (post_train)."""
+        """Return the own body and head as last trained, by which a client is evaluated (`post_train`)."""
         return {"model": stack.params | group(stack.memory, "own")}

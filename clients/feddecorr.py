@@ -1,4 +1,4 @@
-"""FedDecorr, the node half: representations whose dimensions are not correlated."""
+"""FedDecorr's client: learn representations whose dimensions are not correlated."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,18 +13,21 @@ from contrafed.training.losses import decorrelation
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
     decorrelation_weight: Annotated[float, Range(ge=0)]  # beta
 
 
 class FedDecorrClient(Client):
-    """Cross-entropy + beta (1/n) mean over i != j of (X^T X)_ij^2, X the batch's standardised representations.
+    """Minimise cross-entropy + beta (1/n) mean over i != j of (X^T X)_ij^2.
 
-    Source: Shi et al. 2023, Equation 5. Deviation: the paper's (1/d^2) |K|_F^2 has the diagonal of the correlations K in it;
-    the authors' code leaves it out and has n - 1 times the correlations and 1/n before the mean, as here. A batch of one
-    example counts 0.
+    X are the batch's standardised representations. A batch of one example adds 0.
+
+    Source: Shi et al. 2023, Equation 5.
+
+    Deviation: the paper's (1/d^2) |K|_F^2 includes the diagonal of the correlations K. As in the authors' code, the diagonal is
+    left out, the correlations are n - 1 times as large, and the mean has the factor 1/n.
     """
 
     family = "one more term"
@@ -36,7 +39,7 @@ class FedDecorrClient(Client):
     )
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy and the correlations' penalty."""
+        """Return the cross-entropy plus the weighted penalty on correlations."""
         features = self.forward(params, batch)
         task, penalty = self.task_loss(features, batch), decorrelation(features.z, batch.mask)
         return {"loss": task + self.config.decorrelation_weight * penalty, "task": task, "decorrelation": penalty}

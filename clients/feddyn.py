@@ -1,4 +1,4 @@
-"""FedDyn, the node half: a linear and a quadratic term that make the nodes' optima meet the global one."""
+"""FedDyn's client: a linear and a quadratic term that align the clients' optima with the global one."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,17 +15,18 @@ from contrafed.training.losses import squared_distance
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
     local: LocalTraining
     proximal_weight: Annotated[float, Range(gt=0)]  # alpha
 
 
 class FedDynClient(Client):
-    """Minimise f_k(w) - <g_k, w> + (alpha/2) |w - W|^2;  then g_k := g_k - alpha (w_k - W).
+    """Minimise f_k(w) - <g_k, w> + (alpha/2) |w - W|^2, then set g_k := g_k - alpha (w_k - W).
 
-    Source: Acar et al. 2021, Algorithm 1, g_k = 0 at first: where the local objective is solved, g_k is the gradient of f_k
-    at w_k. Where ``local.clip_norm`` is set, what is clipped is the gradient of all three terms, as in the authors' code.
+    g_k starts at 0. If the local objective is solved exactly, g_k is the gradient of f_k at w_k.
+
+    Source: Acar et al. 2021, Algorithm 1. As in the authors' code, ``local.clip_norm`` clips the gradient of all three terms.
     """
 
     family = "one more term"
@@ -37,11 +38,11 @@ class FedDynClient(Client):
     )
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """g_k = 0."""
+        """Return g_k = 0."""
         return {f"gradient/{name}": torch.zeros_like(value) for name, value in group(received, "model").items()}
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train with both terms, then renew g_k; send w_k."""
+        """Train with both terms, update g_k, and upload w_k."""
         received, own = stack.global_model, stack.remembered("gradient")
         self.train(stack, constants=named("global", received) | named("gradient", own))
         moved = {name: stack.params[name] - value for name, value in received.items()}
@@ -50,7 +51,7 @@ class FedDynClient(Client):
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy, the linear and the quadratic term."""
+        """Return the cross-entropy plus the linear and the quadratic term."""
         task = self.task_loss(self.forward(params, batch), batch)
         linear = torch.stack([(params[n] * g).sum() for n, g in group(constants, "gradient").items()]).sum()
         pull = self.config.proximal_weight / 2 * squared_distance(params, group(constants, "global"))

@@ -1,4 +1,4 @@
-"""FedGH, the node half: a body of its own and the server's head; only class prototypes are sent."""
+"""FedGH's client: a personal body under the server's head, with class prototypes as the only upload."""
 
 from typing import Any
 
@@ -12,10 +12,12 @@ __all__ = ["Config", "FedGHClient"]
 
 
 class FedGHClient(Client):
-    """Cross-entropy over own body and received head together; sends the trained body's class means.
+    """Minimise cross-entropy over the personal body and the received head, and upload the class means of the trained body.
 
-    Source: Yi et al. 2023. Judged by its own body and the head as received; ``trained``: by the head as it left training, which
-    is what the authors report.
+    Evaluated by the personal body and the received head. The second score, ``trained``, uses the head after local training, as
+    the authors report.
+
+    Source: Yi et al. 2023.
     """
 
     family = "personal, with prototypes"
@@ -30,21 +32,21 @@ class FedGHClient(Client):
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """The head down, prototypes with counts up."""
+        """Return the head down, and prototypes with counts up."""
         down, _ = super().messages(model, config)
         _, up = with_prototypes(model, {}, {})
         return down, up
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """The head as it last left training here, at first the received one."""
+        """Return the received head as the client's last trained head."""
         return named("trained", group(received, "model"))
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train body and head, remember the head, send the prototypes."""
+        """Train body and head, keep the head, and upload the prototypes."""
         self.train(stack)
         stack.memory |= named("trained", {n: v for n, v in stack.params.items() if self.travels(n)})
         return self.prototypes(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """The own body under the received head, and under the head as trained."""
+        """Return the personal body under the received head, and under the head as last trained."""
         return {"model": stack.params, "trained": stack.params | group(stack.memory, "trained")}

@@ -1,4 +1,4 @@
-"""FedHyper, the node half: FedAvg's local training, with a rate that the server may scale."""
+"""FedHyper's client: train as FedAvg does, at a learning rate that the server may scale."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,16 +10,18 @@ from contrafed.training.base import Client, LocalTraining, Shapes, Stack, Tensor
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
     local: LocalTraining
     scale_rate: bool  # the server's local schedule
 
 
 class FedHyperClient(Client):
-    """Cross-entropy with the learning rate alpha eta_l, alpha the server's. Source: Wang et al. 2024, Equation 10 (SL).
+    """Minimise cross-entropy at the learning rate alpha eta_l, with alpha from the server.
 
-    Deviation: the released code makes its rates anew in every round, so that this schedule has no effect there.
+    Source: Wang et al. 2024, Equation 10 (SL).
+
+    Deviation: the released code sets its rates anew in every round, so this schedule has no effect there.
     """
 
     family = "the server's rule"
@@ -33,12 +35,12 @@ class FedHyperClient(Client):
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """FedAvg's, and with ``scale_rate`` alpha (down)."""
+        """Return FedAvg's messages, and with ``scale_rate`` alpha down."""
         down, up = super().messages(model, config)
         return down | ({"rate/factor": ()} if config.scale_rate else {}), up
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train at the scaled rate, one number for all nodes of a round."""
+        """Train at the scaled rate, which is one number for all clients of a round."""
         work = self.config.local
         if self.config.scale_rate:
             work = replace(work, lr=work.lr * float(stack.received["rate/factor"][0]))

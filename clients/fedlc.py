@@ -1,4 +1,4 @@
-"""FedLC, the node half: logits calibrated by how often the node has each class."""
+"""FedLC's client: calibrate logits by the client's class counts."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,19 +14,22 @@ from contrafed.training.prototypes import class_counts
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
     calibration: Annotated[float, Range(ge=0)]  # tau
 
 
 class FedLCClient(Client):
-    """Cross-entropy of the logits less tau n_c^(-1/4), n_c the node's training examples of class c.
+    """Minimise cross-entropy of the logits minus tau n_c^(-1/4).
 
-    Source: Zhang et al. 2022, Equation 5. Deviations: the true class stays in the softmax's sum, without which the loss has
-    no lower bound; a class that the node does not have is left out of the sum, where the printed shift would be infinite.
-    With tau = 0 both are FedAvg's. So a node of one class has a loss of 0 and sends back what it received, less weight decay.
-    Nodes are judged by the logits as they are.
+    n_c is the number of the client's training examples of class c. Evaluation uses the plain logits.
+
+    Source: Zhang et al. 2022, Equation 5.
+
+    Deviation: the true class stays in the softmax's sum, because without it the loss has no lower bound. A class without
+    examples is left out of the sum, because its printed shift would be infinite. With tau = 0 the loss is FedAvg's. A client
+    with a single class has a loss of 0, and only weight decay changes its model.
     """
 
     family = "one more term"
@@ -38,12 +41,12 @@ class FedLCClient(Client):
     )
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train with the node's class counts at hand."""
+        """Train with the client's class counts."""
         self.train(stack, constants={"counts": class_counts(self.workspace, stack)})
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy of the calibrated logits."""
+        """Return the cross-entropy of the calibrated logits."""
         features, counts = self.forward(params, batch), constants["counts"]  # (C,)
         if self.config.calibration:
             calibrated = features.logits - self.config.calibration * counts.clamp_min(1) ** -0.25

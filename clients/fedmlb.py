@@ -1,4 +1,4 @@
-"""FedMLB, the node half: the received model's upper blocks grafted on each of the node's blocks."""
+"""FedMLB's client: combine the received model's upper blocks with each of the client's lower blocks."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +15,7 @@ from contrafed.training.losses import kl, masked_mean
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
     hybrid_weight: Annotated[float, Range(ge=0)]  # lambda_1
@@ -24,12 +24,16 @@ class Config:
 
 
 class FedMLBClient(Client):
-    """Cross-entropy + lambda_1 mean_l CE(h_l) + lambda_2 mean_l KL(softmax(h_l / T) || softmax(main / T)).
+    """Minimise cross-entropy + lambda_1 mean_l CE(h_l) + lambda_2 mean_l KL(softmax(h_l / T) || softmax(main / T)).
 
-    Hybrid path h_l: the node's stages up to l, then the received model's from there on, frozen but passed by the gradient.
-    Source: Kim et al. 2022 (multi-level branched regularization), Equations 3-7. As in the authors' code neither side of
-    the KL is detached and there is no factor T^2. A stage hands on what follows its last activation; ours are the model's, and
-    each of them is a level: five on a ResNet-18, other numbers on other networks.
+    Hybrid path h_l has the client's stages up to l, and then the received model's stages. The received stages are frozen, but
+    the gradient passes through them.
+
+    Source: Kim et al. 2022 (multi-level branched regularization), Equations 3-7. As in the authors' code, both sides of the KL
+    have a gradient and there is no factor T^2.
+
+    Interpretation: a stage's output is taken after its last activation. The stages are those of the model, and each is a level.
+    A ResNet-18 has five, and other networks have other numbers.
     """
 
     family = "one more term"
@@ -41,12 +45,12 @@ class FedMLBClient(Client):
     )
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train beside the received model."""
+        """Train with the received model's stages."""
         self.train(stack, constants=stack.global_model)
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy of the main path, and cross-entropy and distance from it of the hybrid ones."""
+        """Return the cross-entropy of the main path, plus the weighted cross-entropy and divergence of the hybrid paths."""
         main, hybrids = self.paths(params, batch, constants)
         task = self.task_loss(main, batch)
         hybrid = torch.stack([self.task_loss(path, batch) for path in hybrids]).mean()
@@ -56,7 +60,11 @@ class FedMLBClient(Client):
         return {"loss": loss, "task": task, "hybrid": hybrid, "distil": distil}
 
     def paths(self, params: Tensors, batch: Batch, received: Tensors) -> tuple[Features, list[Features]]:
-        """Return what the main path makes of one node's batch, and each hybrid path, lowest graft first."""
+        """Return the main path's features of one client's batch, and those of each hybrid path.
+
+        Returns:
+            The main path's features, and a list of the hybrid paths' features, with the lowest branch first.
+        """
         dropout = batch.dropout if self.model.dropout else None
         with self.precision():
             with self.model.holding(params) as model:

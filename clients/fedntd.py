@@ -1,4 +1,4 @@
-"""FedNTD, the node half: keep the received model's view of the classes that are not true."""
+"""FedNTD's client: keep the received model's predictions on the classes other than the true one."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,19 +15,21 @@ from contrafed.training.losses import kl, masked_mean, without
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
-    task_weight: Annotated[float, Range(ge=0)]  # of the cross-entropy
+    task_weight: Annotated[float, Range(ge=0)]  # weight of the cross-entropy
     distil_weight: Annotated[float, Range(ge=0)]  # beta
     temperature: Annotated[float, Range(gt=0)]  # tau
 
 
 class FedNTDClient(Client):
-    """Cross-entropy + beta tau^2 KL(softmax(g / tau) || softmax(l / tau)), both over the classes other than the true one.
+    """Minimise cross-entropy + beta tau^2 KL(softmax(g / tau) || softmax(l / tau)) over the classes other than the true one.
 
-    l are the logits in training, g those of the model received this round. Source: Lee et al. 2022, Equations 3-5.
-    FedRCL's tables use 0.7 cross-entropy + 0.3 KL with tau = 1, hence ``task_weight``.
+    l are the logits in training, and g those of the model received this round.
+
+    Source: Lee et al. 2022, Equations 3-5. FedRCL's tables use 0.7 cross-entropy + 0.3 KL with tau = 1, which ``task_weight``
+    allows.
     """
 
     family = "one more term"
@@ -39,12 +41,12 @@ class FedNTDClient(Client):
     )
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train beside the received model's logits."""
+        """Train with the received model's logits."""
         self.train(stack, frozen={"teacher": (self.features, stack.global_model)})
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: dict[str, Features]) -> dict[str, Tensor]:
-        """Cross-entropy and the distillation of what is not true."""
+        """Return the weighted sum of the cross-entropy and the distillation over the other classes."""
         features, temperature = self.forward(params, batch), self.config.temperature
         task, true = self.task_loss(features, batch), F.one_hot(batch.y, self.model.num_classes).bool()
         teacher, student = (without(x / temperature, true) for x in (constants["teacher"].logits, features.logits))

@@ -1,4 +1,4 @@
-"""FedPAC, the node half: FedRep's two phases with prototype alignment and a head mixed from others'."""
+"""FedPAC's client: FedRep's two phases with prototype alignment, and a head mixed from the clients' heads."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,22 +18,29 @@ from contrafed.training.prototypes import prototype_table, with_prototypes
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
-    local: LocalTraining  # of the body phase; the head phase differs in its length and rate
+    local: LocalTraining  # of the body phase. The head phase has its own length and rate
     head_epochs: Annotated[int, Range(ge=0)]
     head_lr: Annotated[float, Range(gt=0)]
     align_weight: Annotated[float, Range(ge=0)]  # lambda
 
 
 class FedPACClient(Client):
-    """Head phase: cross-entropy. Body phase: cross-entropy + lambda |z - P_y|^2 / D, with the head frozen.
+    """Train the head with cross-entropy, then the body with cross-entropy + lambda |z - P_y|^2 / D.
 
-    P_y is the global prototype, or, where the class has none, the node's own under the received body; in a node's rounds before
-    there is any prototype the body phase is cross-entropy alone. Sends also what the server mixes heads by: with p_c the share
-    of class c and mu_c the mean of z under the received body, h_c = p_c mu_c (C, D) and
-    v = (sum_c p_c E|z|^2_c - sum_c p_c^2 |mu_c|^2) / n. Source: Xu et al. 2023, Algorithm 1 and Section 4.
-    Judged by the received body and head (its own head where none was mixed); ``trained``: by what it last left training with.
+    The head is frozen in the body phase. P_y is the global prototype of the example's class. If the class has none, P_y is the
+    client's own prototype under the received body. While there is no prototype at all, the body phase minimises the
+    cross-entropy alone.
+
+    The client also uploads statistics, with which the server mixes heads. For class c they use its share p_c and the mean mu_c
+    of z under the received body. The statistics are h_c = p_c mu_c (C, D) and v = (sum_c p_c E|z|^2_c - sum_c p_c^2 |mu_c|^2) /
+    n.
+
+    Evaluated by the received body and the mixed head, or the client's own head if the server mixed none. The second score,
+    ``trained``, uses the body and head after the client's last local training.
+
+    Source: Xu et al. 2023, Algorithm 1 and Section 4.
     """
 
     family = "personal, with prototypes"
@@ -48,20 +55,24 @@ class FedPACClient(Client):
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """Body and prototypes both ways; the mixed head, and whether there is one, down; own head and statistics up."""
+        """Return the tensors of both directions.
+
+        Both have the body and prototypes. Down adds the mixed head and its validity. Up adds the own head and the statistics.
+        """
         down, up = with_prototypes(model, *super().messages(model, config))
         head = {f"head/{n}": tuple(p.shape) for n, p in model.named_parameters() if n.startswith("classifier.")}
         statistics: Shapes = {"stat/h": (model.num_classes, model.embedding_size), "stat/v": ()}
         return down | head | {"head/valid": ()}, up | head | statistics
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """The body as it last left training here, at first the received one."""
+        """Return the received body as the client's last trained body."""
         return named("trained", group(received, "model"))
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Take the mixed head, measure, train head and then body, remember, send (Algorithm 1)."""
+        """Take the mixed head, compute statistics, train head and body, keep the body, and upload (Algorithm 1)."""
         stack.params |= self._mixed_head(stack)
-        stack.received["head/valid"] = torch.zeros_like(stack.received["head/valid"])  # from here on the head is the node's
+        # From here on the head is the client's own.
+        stack.received["head/valid"] = torch.zeros_like(stack.received["head/valid"])
         means, statistics = self._statistics(stack)
         self.train(stack, work=self._head_work, parts=("classifier",), loss=partial(Client.loss, self), purpose="head batches")
         self.train(stack, parts=self.shared, constants=prototype_table(stack) | {"own": means})
@@ -71,7 +82,7 @@ class FedPACClient(Client):
         return self.sent(stack) | head | statistics | self.prototypes(stack)
 
     def _mixed_head(self, stack: Stack) -> Tensors:
-        """Return the head that the server mixed, or the node's own where it did not."""
+        """Return the head that the server mixed, or the client's own if it mixed none."""
         valid = stack.received["head/valid"] > 0
         head = {n: v for n, v in group(stack.received, "head").items() if n != "valid"}
         return {n: torch.where(per_node(valid, v), v, stack.params[n]) for n, v in head.items()}
@@ -86,7 +97,7 @@ class FedPACClient(Client):
         return means, {"stat/h": h, "stat/v": spread / size.squeeze(1)}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy and the distance to the class's prototype."""
+        """Return the cross-entropy plus the weighted distance to the class's prototype."""
         features, valid = self.forward(params, batch), constants["valid"] > 0
         task = self.task_loss(features, batch)
         target = torch.where(valid[batch.y].unsqueeze(1), constants["means"][batch.y], constants["own"][batch.y])
@@ -94,7 +105,10 @@ class FedPACClient(Client):
         return {"loss": task + self.config.align_weight * distance, "task": task, "distance": distance}
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """Received body and mixed head, after local work what it left; body and head as trained."""
+        """Return the received body with the mixed head, and as ``trained`` the last trained body and head.
+
+        After local training the first is the trained model too.
+        """
         return {"model": stack.params | self._mixed_head(stack), "trained": stack.params | group(stack.memory, "trained")}
 
     @property
@@ -102,5 +116,5 @@ class FedPACClient(Client):
         return replace(self.config.local, epochs=self.config.head_epochs, iterations=None, lr=self.config.head_lr)
 
     def work_of(self, examples: int) -> int:
-        """Return the steps of both phases."""
+        """Return the number of steps of both phases."""
         return self._head_work.steps(examples) + super().work_of(examples)

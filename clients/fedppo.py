@@ -1,4 +1,4 @@
-"""FedPPO, the node half: FedAvg's local training, and two accuracies that the server's agent learns from."""
+"""FedPPO's client: train as FedAvg does, and report two accuracies from which the server's agent learns."""
 
 from typing import Any
 
@@ -12,10 +12,12 @@ __all__ = ["Config", "FedPPOClient"]
 
 
 class FedPPOClient(Client):
-    """Cross-entropy on the node's own data; reports the accuracy of the received and of the trained model on it.
+    """Minimise cross-entropy on the client's own data, and report the accuracies of the received and the trained model on it.
 
-    Source: Zhang et al. 2023. Deviation: the released code scores every node's model on the server's test set; here nodes score
-    on their own training parts, which needs no data on the server and spares the test set.
+    Source: Zhang et al. 2023.
+
+    Deviation: the released code evaluates every client's model on the server's test set. Here clients evaluate on their own
+    training parts. This needs no data on the server and keeps the test set unseen.
     """
 
     family = "the server's rule"
@@ -28,18 +30,18 @@ class FedPPOClient(Client):
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """The model both ways, and two numbers up."""
+        """Return the model in both directions, and two numbers up."""
         down, up = super().messages(model, config)
         return down, up | {"report/received_accuracy": (), "report/accuracy": ()}
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Score, train, score again, send."""
+        """Evaluate, train, evaluate again, and upload."""
         received = self._accuracy(stack)
         self.train(stack)
         return self.sent(stack) | {"report/received_accuracy": received, "report/accuracy": self._accuracy(stack)}
 
     def _accuracy(self, stack: Stack) -> Tensor:
-        """Return the accuracy (B,) of ``stack.params`` on each node's training part, in evaluation mode."""
+        """Return the accuracy (B,) of ``stack.params`` on each client's training part, in evaluation mode."""
 
         def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
             with self.model.holding(params) as model:

@@ -1,4 +1,4 @@
-"""FedProc, the node half: cross-entropy and a contrast with the global prototypes, in a moving mix."""
+"""FedProc's client: cross-entropy and a contrast with the global prototypes, in a mix that changes over rounds."""
 
 from typing import Any
 
@@ -15,12 +15,16 @@ __all__ = ["Config", "FedProcClient"]
 
 
 class FedProcClient(Client):
-    """a_t CE + (1 - a_t) L_p, L_p = -log( e^(z.P_y) / sum_c e^(z.P_c) ) over the classes that have a prototype.
+    """Minimise a_t CE + (1 - a_t) L_p, with L_p = -log( e^(z.P_y) / sum_c e^(z.P_c) ).
 
-    z and P are taken at length 1, and there is no temperature; P is the mean of z as it is, in evaluation mode. An example
-    whose class has no prototype has L_p = 0. a_t comes from the server. Source: Mu et al. 2023. Deviations: the paper's network
-    has a projector of 256, here the model's choice, and normalises z before its classifier too, so that prototypes are means
-    of z at length 1; here the contrast alone normalises.
+    The sum is over the classes that have a prototype. z and P are normalised to length 1, without a temperature. P is the mean
+    of z before this normalisation, in evaluation mode. An example whose class has no prototype has L_p = 0. a_t comes from the
+    server.
+
+    Source: Mu et al. 2023.
+
+    Deviation: the paper's network has a projector of width 256. Here the model configuration decides. The paper also normalises
+    z before the classifier, so that prototypes are means of normalised z. Here only the contrast normalises.
     """
 
     family = "contrast"
@@ -34,21 +38,21 @@ class FedProcClient(Client):
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """The model both ways; prototypes with validity and a_t down, with counts up."""
+        """Return the model in both directions, prototypes with validity and a_t down, and prototypes with counts up."""
         down, up = with_prototypes(model, *super().messages(model, config))
         return down | {"mix/weight": ()}, up
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train beside the global prototypes; send the model and its own prototypes."""
+        """Train with the global prototypes, and upload the model and its own prototypes."""
         self.train(stack, constants=prototype_table(stack) | {"mix": stack.received["mix/weight"]})
         return self.sent(stack) | self.prototypes(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """The mix of cross-entropy and contrast."""
+        """Return the mix of cross-entropy and contrast."""
         features, mix = self.forward(params, batch), constants["mix"]
         task = self.task_loss(features, batch)
         each = prototype_contrast(features.z, batch.y, constants["means"], constants["valid"])
         contrast = masked_mean(each, batch.mask)
-        # Where the mix is 1 exactly cross-entropy, whatever the contrast.
+        # At a mix of 1 this is exactly the cross-entropy, even if the contrast is not finite.
         loss = torch.where(mix < 1, mix * task + (1 - mix) * contrast, task)
         return {"loss": loss, "task": task, "contrast": contrast}

@@ -1,4 +1,4 @@
-"""FedProto, the node half: only class prototypes travel."""
+"""FedProto's client: share class prototypes alone."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from contrafed.training.prototypes import prototype_table, with_prototypes
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
     local: LocalTraining
     prototype_weight: Annotated[float, Range(ge=0)]  # lambda
@@ -24,9 +24,11 @@ class Config:
 
 
 class FedProtoClient(Client):
-    """Cross-entropy + lambda * mean over the batch of |z - P_y|^2 / D; classes without a prototype count 0.
+    """Minimise cross-entropy + lambda * mean over the batch of |z - P_y|^2 / D.
 
-    Source: Tan et al. 2022. Judged by the nearest global prototype, and by its head as long as there is none.
+    Classes without a prototype add 0. Evaluated by the nearest global prototype, and by the head while there is no prototype.
+
+    Source: Tan et al. 2022.
     """
 
     family = "personal, with prototypes"
@@ -41,16 +43,16 @@ class FedProtoClient(Client):
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """Prototypes with validity down, with counts up."""
+        """Return prototypes with validity down, and with counts up."""
         return with_prototypes(model, *super().messages(model, config))
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train beside the global prototypes and send the trained model's own."""
+        """Train with the global prototypes, and upload the trained model's own."""
         self.train(stack, constants=prototype_table(stack))
         return self.prototypes(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy and the distance to the class's prototype."""
+        """Return the cross-entropy plus the weighted distance to the class's prototype."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
         distance = (features.z - constants["means"][batch.y]).square().mean(-1) * constants["valid"][batch.y]
@@ -58,9 +60,9 @@ class FedProtoClient(Client):
         return {"loss": task + self.config.prototype_weight * distance, "task": task, "distance": distance}
 
     def scores(self, features: Features, received: Tensors) -> Tensor:
-        """Return scores (b, C): minus the distance to each global prototype, or logits before there is any.
+        """Return scores (b, C): minus the distance to each global prototype, or logits while there is none.
 
-        A class without a prototype counts as 1 farther than the farthest: never predicted, at a loss that is finite.
+        A class without a prototype gets the largest distance plus 1. It is never predicted, and its loss stays finite.
         """
         if self.config.predict == "head":
             return features.logits

@@ -1,4 +1,4 @@
-"""FedProx, the node half: FedAvg's loss plus a pull towards the received model."""
+"""FedProx's client: FedAvg's loss plus a pull towards the received model."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -13,16 +13,18 @@ from contrafed.training.losses import squared_distance
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
     local: LocalTraining
     proximal_weight: Annotated[float, Range(ge=0)]  # mu
 
 
 class FedProxClient(Client):
-    """Cross-entropy + (mu/2) |w - W|^2, W the model received this round.
+    """Minimise cross-entropy + (mu/2) |w - W|^2, with W the model received this round.
 
-    Source: Li et al. 2020, Equation 2. Deviation: the gamma-inexact stopping rule for stragglers is left out.
+    Source: Li et al. 2020, Equation 2.
+
+    Deviation: the gamma-inexact stopping rule for stragglers is left out.
     """
 
     family = "one more term"
@@ -35,15 +37,15 @@ class FedProxClient(Client):
 
     @classmethod
     def solver(cls, config: Any) -> LocalTraining:
-        """Both pulls go to W."""
+        """Return the training settings with the sum of both pulls towards W."""
         return replace(config.local, proximal_weight=config.local.proximal_weight + config.proximal_weight)
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train beside the received model."""
+        """Train with the received model."""
         self.train(stack, constants=stack.global_model)
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy and the proximal term, over every tensor of the model."""
+        """Return the cross-entropy plus the proximal term over every tensor of the model."""
         task = self.task_loss(self.forward(params, batch), batch)
         return {"loss": task + self.config.proximal_weight / 2 * squared_distance(params, constants), "task": task}

@@ -1,4 +1,4 @@
-"""FedRCL, the node half: a relaxed contrastive loss at every level of the network."""
+"""FedRCL's client: a relaxed contrastive loss at every level of the network."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from contrafed.training.losses import masked_mean, unit, without
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]
@@ -25,29 +25,35 @@ class Config:
     negative_weight: Annotated[float, Range(gt=0)]  # beta, in the released code
     temperature: Annotated[float, Range(gt=0)]  # tau
     threshold: Annotated[float, Range(ge=-1)]  # lambda
-    pairs: Literal["hard", "all"]  # form C, the released code; form P, Equation 5
+    pairs: Literal["hard", "all"]  # hard: form C, the released code. all: form P, Equation 5
     hard_negatives: Annotated[int, Range(ge=1)]
     positive_reduce: Literal["sum", "mean"]
     positives: Literal["label", "self"]
-    views: Annotated[int, Range(ge=1, le=2)]  # of each image
+    views: Annotated[int, Range(ge=1, le=2)]  # number of views of each image
     levels: Annotated[int, Range(ge=1)] | Literal["last"]
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` for two views of the same image that are the same."""
+        """Raise ``UserError`` if the two views of an image would be equal."""
         if self.views == 2 and not self.local.augment:
             raise UserError("strategy.views=2 compares two augmented views of an image, and strategy.local.augment is empty")
 
 
 class FedRCLClient(Client):
-    """Cross-entropy + the mean over levels of a contrastive loss whose attraction ends at a similarity of lambda.
+    """Minimise cross-entropy + the mean over levels of a contrastive loss whose attraction ends at a similarity of lambda.
 
-    Source: Seo et al. 2024 (FedRCL). Every level's pooled features are compared by cosine within the batch. ``pairs=all`` is
-    Equation 5; deviation: its penalty is added, where the print has it under the leading minus, which would attract.
-    ``pairs=hard`` is what the released code computes instead, and the default. The two are different functions.
-    So are their betas: the paper's, and the default here, is the penalty's weight (``penalty_weight``); that code's
-    (``negative_weight``) adds log(beta) / tau to the logits that push, of other classes and of the penalty. At 1 both are one.
-    With ``views=2`` every image is seen twice, augmented anew: the contrast is among 2b examples, of which the two views of an
-    image are positives of each other (``positives=self``: each other's only ones). Cross-entropy sees the first view alone.
+    The cosine compares every level's pooled features within the batch.
+
+    Source: Seo et al. 2024 (FedRCL). ``pairs=all`` is Equation 5. ``pairs=hard`` (default) is what the released code computes,
+    which is a different function.
+
+    Deviation: the penalty of Equation 5 is added. Under the printed leading minus it would attract.
+
+    Interpretation: the paper and the released code use beta differently. In the paper and by default here it is the penalty's
+    weight (``penalty_weight``). In the released code (``negative_weight``) it adds log(beta) / tau to the logits of negatives
+    and of the penalty. At 1 the two are the same.
+
+    ``views=2`` augments every image twice, and the contrast is among 2b examples. The two views of an image are positives of
+    each other. With ``positives=self`` they are the only positives. Cross-entropy uses the first view alone.
     """
 
     family = "contrast"
@@ -59,13 +65,13 @@ class FedRCLClient(Client):
     )
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train, beside a second view of every image where the contrast takes two."""
+        """Train, with a second view of every image if the contrast needs two."""
         two = self.config.views == 2 and self.config.contrast_weight > 0
         self.train(stack, each_step=_second_view if two else None)
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy, contrast and penalty."""
+        """Return the cross-entropy plus the weighted contrast and penalty."""
         features = self.forward(params, batch, with_levels=self.config.contrast_weight > 0)
         task = self.task_loss(features, batch)
         levels = features.compared(self.config.levels)
@@ -86,15 +92,16 @@ class FedRCLClient(Client):
 
 
 def _second_view(now: Step) -> Tensors:
-    """Return other images (B, b, C, H, W) of a step's examples."""
+    """Return other views (B, b, C, H, W) of a step's images."""
     return {"view": now.batches.second_view.images(range(now.number, now.number + 1), len(now.stack))}
 
 
 def _hard(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Tensor, Tensor]:
-    """Form C: contrast and penalty of features (b, C_l), averaged over the batch.
+    """Return contrast and penalty in form C of features (b, C_l), averaged over the batch.
 
-    Contrast: the least similar positive against the most similar negatives. Penalty: log(1 + e^((q - 1) / tau)) of the same
-    positive's similarity q where that reaches lambda. An example without a positive is its own, with similarity 1.
+    The contrast compares the least similar positive with the most similar negatives. The penalty is log(1 + e^((q - 1) / tau)),
+    with q the similarity of that positive, if q reaches lambda. An example without a positive is its own positive, with
+    similarity 1.
     """
     similarity, others, same = _pairs(features, y, mask)
     if config.positives == "self":
@@ -110,10 +117,11 @@ def _hard(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Te
 
 
 def _all(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Tensor, Tensor]:
-    """Form P: contrast and penalty of features (b, C_l), averaged over the batch.
+    """Return contrast and penalty in form P of features (b, C_l), averaged over the batch.
 
-    Contrast: sum_j [logsumexp_(k != i)(s_ik / tau) - s_ij / tau] over the positives j of i. Penalty: sum_j s_ij / tau over
-    those with s_ij > lambda. An example without a positive counts 0, or, with positives=self, has itself (s = 1).
+    Contrast: sum_j [logsumexp_(k != i)(s_ik / tau) - s_ij / tau] over the positives j of i. Penalty: sum_j s_ij / tau over the
+    positives with s_ij > lambda. An example without a positive adds 0. With positives=self an example is its own positive (s =
+    1).
     """
     similarity, others, same = _pairs(features, y, mask)
     scores = similarity / config.temperature
@@ -130,12 +138,16 @@ def _all(features: Tensor, y: Tensor, mask: Tensor, config: Config) -> tuple[Ten
 
 
 def _pairs(features: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return cosines (b, b), which pairs are of two different examples, and which of those share their label."""
+    """Return cosines and two masks of pairs, (b, b) each.
+
+    Returns:
+        The cosines, a mask of pairs of two different examples, and a mask of those pairs that share their label.
+    """
     directions = unit(features)
     others = (mask.unsqueeze(1) * mask.unsqueeze(0) > 0) & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
     return directions @ directions.T, others, others & (y.unsqueeze(1) == y.unsqueeze(0))
 
 
 def _raise(config: Config) -> float:
-    """Return what the released code's beta adds to the logits of negatives."""
+    """Return log(beta) / tau, which the released code adds to the logits of negatives."""
     return math.log(config.negative_weight) / config.temperature

@@ -1,4 +1,4 @@
-"""FedRep, the node half: head epochs with the body frozen, then body epochs with the head frozen."""
+"""FedRep's client: train the head with the body frozen, then the body with the head frozen."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -11,16 +11,19 @@ from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
-    local: LocalTraining  # of the body phase; the head phase differs in its length alone
+    local: LocalTraining  # of the body phase. The head phase has its own length
     head_epochs: Annotated[int, Range(ge=0)]  # tau_h
     head: Literal["classifier", "projector_classifier"]
-    eval_head_refresh: bool  # whether the run's last evaluation also judges nodes by heads fitted to the final body
+    eval_head_refresh: bool  # whether the last evaluation also fits heads to the final body
 
 
 class FedRepClient(FedPerClient):
-    """Cross-entropy, first on the personal head alone, then on the shared body alone. Source: Collins et al. 2021."""
+    """Minimise cross-entropy, first over the personal head alone, then over the shared body alone.
+
+    Source: Collins et al. 2021.
+    """
 
     family = "personal, parts of the model"
     paper = Paper(
@@ -31,21 +34,21 @@ class FedRepClient(FedPerClient):
     )
 
     def local_work(self, stack: Stack) -> Tensors:
-        """The head phase, then the body phase."""
+        """Run the head phase, then the body phase."""
         self.train_head(stack, "head batches")
         self.train(stack, parts=self.parts)
         return self.sent(stack)
 
-    head_loss = Client.loss  # the task's alone, whatever the body's is
+    head_loss = Client.loss  # the task's loss, also in a subclass with another body loss
 
     def train_head(self, stack: Stack, purpose: str) -> None:
-        """Fit the head to the body as it is, with the task's loss alone."""
+        """Fit the head to the current body with the task's loss alone."""
         self.train(stack, work=self._head_work, parts=HEADS[self.config.head], loss=self.head_loss, purpose=purpose)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """The body that it received and its own head; in the run's last evaluation also ``refit``, a head fitted to that body.
+        """Return the received body and the own head, and in the last evaluation also ``refit``.
 
-        The head of a node that was drawn rarely hardly trained.
+        ``refit`` is a head fitted to that body, because the head of a rarely selected client has hardly trained.
         """
         if not (stack.final and self.config.eval_head_refresh):
             return {"model": stack.params}
@@ -58,5 +61,5 @@ class FedRepClient(FedPerClient):
         return replace(self.config.local, epochs=self.config.head_epochs, iterations=None)
 
     def work_of(self, examples: int) -> int:
-        """Return the steps of both phases."""
+        """Return the number of steps of both phases."""
         return self._head_work.steps(examples) + super().work_of(examples)

@@ -1,4 +1,4 @@
-"""LG-FedAvg, the node half: the opposite of FedPer, the body stays and the head is shared."""
+"""LG-FedAvg's client: keep the body and share the head, the opposite of FedPer."""
 
 from typing import Any
 
@@ -10,7 +10,10 @@ __all__ = ["Config", "LGFedAvgClient"]
 
 
 class LGFedAvgClient(Client):
-    """Cross-entropy over personal body and shared head together. Source: Liang et al. 2020."""
+    """Minimise cross-entropy over the personal body and the shared head together.
+
+    Source: Liang et al. 2020.
+    """
 
     family = "personal, parts of the model"
     paper = Paper(
@@ -22,5 +25,5 @@ class LGFedAvgClient(Client):
 
     @classmethod
     def shared_parts(cls, config: Any) -> tuple[str, ...]:
-        """The head alone travels."""
+        """Return the parts of the head."""
         return HEADS[config.head]

@@ -1,4 +1,4 @@
-"""Local (also SOLO), the node half: every node trains its own model; nothing travels."""
+"""Local's (also SOLO's) client: every client trains its own model and shares nothing."""
 
 from contrafed.training.base import Client, Config
 
@@ -6,7 +6,10 @@ __all__ = ["Config", "LocalClient"]
 
 
 class LocalClient(Client):
-    """Cross-entropy on the node's own data, from the common initial model on; a node trains in the rounds it takes part in."""
+    """Minimise cross-entropy on the client's own data, starting from the common initial model.
+
+    A client trains only in rounds with its participation.
+    """
 
     family = "personal, a whole model"
     shared = ()

@@ -1,4 +1,4 @@
-"""MOON, the node half: pull the representation to the global model's, push it from the node's previous one."""
+"""MOON's client: pull the representation towards the global model's, and push it from the previous local model's."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +15,7 @@ from contrafed.training.losses import cosine, masked_mean
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half."""
+    """Hyper-parameters of the client."""
 
     local: LocalTraining
     contrast_weight: Annotated[float, Range(ge=0)]  # mu
@@ -23,10 +23,12 @@ class Config:
 
 
 class MoonClient(Client):
-    """Cross-entropy + mu * log(1 + e^((cos(z, z_prev) - cos(z, z_glob)) / tau)).
+    """Minimise cross-entropy + mu * log(1 + e^((cos(z, z_prev) - cos(z, z_glob)) / tau)).
 
-    Source: Li et al. 2021 (MOON), Equation 3, with one previous model. Remembers the node's last local model; before a
-    node's first round that is the received model, for which the loss is ln 2 and its gradient 0.
+    The client state is the last local model. Before a client's first round it is the received model. The contrastive loss is
+    then ln 2, with a gradient of 0.
+
+    Source: Li et al. 2021 (MOON), Equation 3, with one previous model.
     """
 
     family = "contrast"
@@ -38,17 +40,17 @@ class MoonClient(Client):
     )
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """The received model stands in for the previous local one."""
+        """Return the received model as the previous local model."""
         return named("previous", group(received, "model"))
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train beside the global and the previous local model, then remember the trained one."""
+        """Train with the global and the previous local model, then keep the trained one."""
         self.train(stack, frozen={"global": stack.global_model, "previous": group(stack.memory, "previous")})
         stack.memory |= named("previous", stack.params)
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy and the model-contrastive term."""
+        """Return the cross-entropy plus the weighted model-contrastive term."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
         pull, push = cosine(features.z, constants["global"]), cosine(features.z, constants["previous"])

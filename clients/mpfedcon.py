@@ -1,4 +1,4 @@
-"""MpFedcon, the node half: FedRep's two phases, the second with a contrast between class centres and the round's start."""
+"""MpFedcon's client: FedRep's two phases, with a contrast between class centres and the initial model of the round."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -19,24 +19,28 @@ from contrafed.training.prototypes import prototype_table, with_prototypes
 
 @dataclass(frozen=True)
 class Config(FedRepConfig):
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     contrast_weight: Annotated[float, Range(ge=0)]  # mu
     temperature: Annotated[float, Range(gt=0)]  # T
-    invalid_centre: Literal["mask", "zero_vector"]  # a class without a centre: no contrast, or a centre of zero
-    frozen_model: Literal["all", "body"]  # which part of z_con's model is as the round began
-    body_phase: Literal["body", "all"]  # what learns in the body phase
+    invalid_centre: Literal["mask", "zero_vector"]  # of a class without one: no contrast, or a centre of zero
+    frozen_model: Literal["all", "body"]  # which part of z_con's model is from the start of the round
+    body_phase: Literal["body", "all"]  # which part trains in the body phase
 
 
 class MpFedconClient(FedRepClient):
-    """Head phase: cross-entropy. Body phase: cross-entropy + mu l_con with the head frozen (Equation 6).
+    """Train the head with cross-entropy, then the body with cross-entropy + mu l_con under the frozen head (Equation 6).
 
-    ``l_con = log(1 + e^((cos(z, z_con) - cos(z, z_glob)) / T))``: z is the projection under the model in training, z_con under
-    the node's whole model as it was at the start of the round, z_glob the global centre (prototype) of the example's class.
+    The contrast is ``l_con = log(1 + e^((cos(z, z_con) - cos(z, z_glob)) / T))``. Here z is the projection under the model in
+    training. The frozen z_con uses the client's model from the start of the round. The positive, z_glob, is the global centre
+    (prototype) of the example's class.
+
     Source: Li et al. 2022 (doi:10.1051/wujns/2022276508), Algorithm 1.
-    Deviations: Algorithm 1 line 25 lacks mu, which Equation 6 has; an example whose class has no centre yet has l_con = 0.
-    ``body_phase: all`` is Equation 6 to the letter, a minimum over the whole model; ``frozen_model: body`` is section 4.3's, of
-    the body alone.
+
+    Deviation: line 25 of Algorithm 1 lacks mu, which Equation 6 has. An example whose class has no centre yet has l_con = 0.
+
+    Interpretation: ``body_phase: all`` minimises over the whole model, as Equation 6 prints it. With ``frozen_model: body`` the
+    body alone is frozen, as section 4.3 describes.
     """
 
     family = "personal, with prototypes"
@@ -50,11 +54,11 @@ class MpFedconClient(FedRepClient):
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """The base encoder both ways; centres with validity down; the node's own centres with counts up."""
+        """Return the base encoder in both directions, centres with validity down, and own centres with counts up."""
         return with_prototypes(model, *super().messages(model, config))
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Algorithm 1: freeze the model as the round begins (line 11), head phase, body phase, centres (Equation 3)."""
+        """Run Algorithm 1: freeze the initial model (line 11), train head and body, compute centres (Equation 3)."""
         start = {n: v.clone() for n, v in stack.params.items()}
         self.train_head(stack, "head batches")
         if self.config.frozen_model == "body":
@@ -70,12 +74,12 @@ class MpFedconClient(FedRepClient):
         return self.sent(stack) | self.prototypes(stack)
 
     def head_loss(self, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
-        """Cross-entropy, reported as the task's part of the loss."""
+        """Return the cross-entropy, which is also reported as the task's loss."""
         task = self.task_loss(self.forward(params, batch), batch)
         return {"loss": task, "task": task}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy and the contrast, averaged over the whole batch."""
+        """Return the cross-entropy plus the weighted contrast, averaged over the whole batch."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
         push, pull = cosine(features.z, constants["start"]), cosine(features.z, constants["means"][batch.y])

@@ -1,4 +1,4 @@
-"""Per-FedAvg, the node half: a model that is good one step of its node later."""
+"""Per-FedAvg's client: learn a model that is good after one step on the client's own data."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -11,26 +11,30 @@ from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 
-BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 2}  # that a step takes, one after the other
+BATCHES = {"first_order": 2, "hessian_free": 3, "exact": 2}  # batches that a step takes in turn
 
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining  # lr: b; iterations: tau
-    inner_lr: Annotated[float, Range(ge=0)]  # a, of the step before the one that counts, and before judging
-    gradient: Literal["first_order", "hessian_free", "exact"]  # without second derivatives, with differences, with them
+    inner_lr: Annotated[float, Range(ge=0)]  # a, of the inner step and of the step before evaluation
+    gradient: Literal["first_order", "hessian_free", "exact"]  # no second derivatives, differences of gradients, or exact ones
     difference: Annotated[float, Range(gt=0)]  # delta of hessian_free
 
 
 class PerFedAvgClient(Client):
-    """w -= b (I - a H(w; B'')) grad f(w - a grad f(w; B); B').  Judged one step of rate a from W.
+    """Step w -= b (I - a H(w; B'')) grad f(w - a grad f(w; B); B'), with the Hessian H.
 
-    Source: Fallah et al. 2020, Algorithm 1. ``first_order`` (FO) leaves out the Hessian H, ``hessian_free`` (HF) takes its
-    product from two gradients, a difference delta to either side, ``exact`` differentiates through the first step, B'' being B.
-    Deviation: B, B' and B'' are the examples of one batch of two or three times the size, dealt out in turn; a batch of fewer
-    than two or three examples is whole in each.
+    Evaluated after one step of rate a from W.
+
+    Source: Fallah et al. 2020, Algorithm 1. With ``gradient: first_order`` (FO), H is left out. With ``hessian_free`` (HF) two
+    gradients, at a difference of delta to either side, estimate its product. With ``exact`` the step differentiates through the
+    inner step, so that B'' is B.
+
+    Deviation: B, B' and B'' are dealt in turn from one batch of two or three times the size. A batch with fewer examples than
+    that is used whole in each.
     """
 
     family = "personal, a whole model"
@@ -44,16 +48,16 @@ class PerFedAvgClient(Client):
 
     @classmethod
     def solver(cls, config: Any) -> LocalTraining:
-        """Batches are several."""
+        """Return the training settings with the size of all of a step's batches together."""
         return replace(config.local, batch_size=BATCHES[config.gradient] * config.local.batch_size)
 
     def local_work(self, stack: Stack) -> Tensors:
-        """FedAvg's, in these batches."""
+        """Train as FedAvg does, on these larger batches."""
         self.train(stack, work=self.solver(self.config))
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """A loss whose gradient is the step's direction; reported is f(w - a grad f(w; B); B')."""
+        """Return a loss whose gradient is the step's direction, and report f(w - a grad f(w; B); B')."""
         a, delta = self.config.inner_lr, self.config.difference
         support, query, *third = dealt(batch, BATCHES[self.config.gradient])
         slope = grad(self._task)(params, support)
@@ -71,18 +75,21 @@ class PerFedAvgClient(Client):
         return self.task_loss(self.forward(params, batch), batch)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """A node is judged by what one step on its own data makes of W."""
+        """Return W after one step on the client's own data, by which it is evaluated."""
         work = self.config.local.plain(self.config.inner_lr, iterations=1)
         self.train(stack, work=work, loss=super().loss, purpose="adaptation batches")
         return {"model": stack.params}
 
     def work_of(self, examples: int) -> int:
-        """Return the steps, each of several gradients."""
+        """Return the number of gradients of a round."""
         return BATCHES[self.config.gradient] * self.solver(self.config).steps(examples)
 
 
 def dealt(batch: Batch, count: int) -> list[Batch]:
-    """Deal one node's batch out in turn into ``count``; one with fewer examples is whole in each."""
+    """Deal one client's batch in turn into ``count`` batches.
+
+    A batch with fewer than ``count`` examples is used whole in each.
+    """
     width = len(batch.y)
     place = torch.arange(max(-(-width // count), min(width, count - 1)), device=batch.y.device)
     few = batch.mask.sum() < count

@@ -1,4 +1,4 @@
-"""pFedMe, the node half: Moreau envelopes."""
+"""pFedMe's client: personal models by Moreau envelopes."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -15,9 +15,9 @@ from contrafed.training.losses import squared_distance
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
-    local: LocalTraining  # lr: eta_p; iterations: R, the batches of a round
+    local: LocalTraining  # lr: eta_p. iterations: R, the batches of a round
     pull_weight: Annotated[float, Range(ge=0)]  # lambda
     inner_steps: Annotated[int, Range(ge=1)]  # K
     outer_lr: Annotated[float, Range(gt=0)]  # eta
@@ -31,10 +31,13 @@ class Config:
 
 
 class PFedMeClient(Client):
-    """theta -= eta_p (grad f(theta) + lambda (theta - w)), K times a batch;  after each batch w -= eta lambda (w - theta).
+    """Train a personal model theta, which the local model w follows.
 
-    Source: T Dinh et al. 2020, Algorithm 1. theta starts a round at W and goes on from batch to batch, as in the authors' code;
-    so does their 0.001 theta in the inner step, here ``local.weight_decay``. w is sent; the node is judged by its theta.
+    K times for a batch: theta -= eta_p (grad f(theta) + lambda (theta - w)). After each batch: w -= eta lambda (w - theta). w
+    is uploaded. The client is evaluated by its theta.
+
+    Source: T Dinh et al. 2020, Algorithm 1. As in the authors' code, theta starts a round at W and continues from batch to
+    batch. Their term 0.001 theta in the inner step is ``local.weight_decay``.
     """
 
     family = "personal, a whole model"
@@ -48,11 +51,11 @@ class PFedMeClient(Client):
     plain_sgd = "its inner steps solve for theta at a rate of their own"
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """theta = W."""
+        """Return theta = W."""
         return named("own", group(received, "model"))
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train theta and let w follow; w is sent, theta stays."""
+        """Train theta and let w follow, upload w and keep theta."""
         both = stack.params | named("own", {name: w.clone() for name, w in stack.params.items()})
         self.train(stack, params=both, parts=("own",), each_step=self._after_each_batch, repeat=self.config.inner_steps)
         self._follow(both)
@@ -60,32 +63,32 @@ class PFedMeClient(Client):
         return self.sent(stack)
 
     def _after_each_batch(self, now: Step) -> Tensors:
-        """Let w follow before the next batch's first step; after the last one ``local_work`` does."""
+        """Let w follow before the next batch's first step. After the last batch ``local_work`` does it."""
         if now.number and now.number % self.config.inner_steps == 0:
             self._follow(now.stack.params)
         return {}
 
     def _follow(self, params: Tensors) -> None:
-        """w -= eta lambda (w - theta)."""
+        """Step w -= eta lambda (w - theta)."""
         for name, theta in group(params, "own").items():
             params[name].lerp_(theta, self.config.outer_lr * self.config.pull_weight)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """f(theta) + lambda/2 |theta - w|^2."""
+        """Return f(theta) + lambda/2 |theta - w|^2."""
         theta = group(params, "own")
         task = self.task_loss(self.forward(theta, batch), batch)
         distance = squared_distance(theta, {name: params[name] for name in theta})
         return {"loss": task + self.config.pull_weight / 2 * distance, "task": task}
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """A node is judged by theta as its last round left it."""
+        """Return theta after the client's last round, by which it is evaluated."""
         return {"model": stack.remembered("own")}
 
     @classmethod
     def solver(cls, config: Config) -> LocalTraining:
-        """theta has the pull to w alone."""
+        """Return the training settings of theta, whose only pull is the one to w."""
         return replace(config.local, proximal_weight=0.0)
 
     def work_of(self, examples: int) -> int:
-        """Return the inner steps."""
+        """Return the number of inner steps."""
         return self.config.inner_steps * super().work_of(examples)

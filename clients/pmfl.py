@@ -1,4 +1,4 @@
-"""PMFL, the node half: model contrast against the node's own recent iterates."""
+"""PMFL's client: model contrast with the client's own recent iterates."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,39 +15,50 @@ from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, T
 from contrafed.training.client_stack import each_image
 from contrafed.training.losses import EPSILON, contrast, cosines, masked_mean
 
-# Where one unit alone is active, two representations are parallel and their cosine is 1 up to rounding: this much below the
-# threshold still counts as reaching it, so that such ties do not fall differently on another device or in another stack.
+# If a single unit is active, representations are parallel and their cosine is 1 up to rounding.
+# This tolerance decides such ties equally on every device and in every stack.
 TIE = 1e-6
 
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the node half; the paper's symbol beside each."""
+    """Hyper-parameters of the client, each with the paper's symbol."""
 
     local: LocalTraining
-    contrast_weight: Annotated[float, Range(ge=0)]  # lambda; 0 is the ablation w/o MCT
+    contrast_weight: Annotated[float, Range(ge=0)]  # lambda. 0: the ablation w/o MCT
     temperature: Annotated[float, Range(gt=0)]  # tau
     buffer_size: Annotated[int, Range(ge=0)]  # N
     buffer_scope: Literal["across", "within"]  # whether the buffer spans rounds
     threshold: Literal["previous", "literal", "current", "node", "constant"]  # mu
     threshold_value: Annotated[float, Range(ge=-1, le=1)]  # mu for threshold=constant
-    buffer_start: Literal["received", "previous"]  # what a round's first step pushes
+    buffer_start: Literal["received", "previous"]  # the model that a round's first step pushes
 
 
 class PMFLClient(Client):
-    """Cross-entropy + lambda * l_con, the contrast of Equation 5.
+    """Minimise cross-entropy + lambda * l_con, with the contrast of Equation 5.
 
-    With z the batch's representation under the model in training, Z under the received model and z_j under the N buffered
-    iterates, ``l_con = -log(pos / (pos + neg))``, pos = e^(cos(z,Z)/tau) + sum over {j: cos(z,z_j) >= mu} e^(cos(z,z_j)/tau)
-    and neg the same sum over the other j. The sorting is per example, redone at each step, and carries no gradient.
-    The buffer holds the iterates that the last N steps started from, across the rounds in which the node took part.
+    The contrast is ``l_con = -log(pos / (pos + neg))``. In it z is the batch's representation under the model in training. Z is
+    the one under the received model, and z_j those under the N buffered iterates.
+
+    Positives: ``pos = e^(cos(z,Z)/tau) + sum over {j: cos(z,z_j) >= mu} e^(cos(z,z_j)/tau)``. Negatives: neg is the same sum
+    over the other j. Each example is sorted anew at each step, without a gradient. The buffer holds the models from which the
+    client's last N steps started, also in earlier rounds.
+
     Source: Zhang et al. 2026 (arXiv:2602.11945), Algorithm 1.
 
-    Deviation: the paper's threshold mu = cos(z_k^{tE}, Z^t) is 1 by its own definition of w_k^{tE}; ``threshold`` selects
-    the reading. ``previous`` (default) takes the node's last local model for z_k^{tE}, and 1 in its first round;
-    ``literal`` is 1; ``current`` is cos(z, Z); ``node`` averages ``previous`` over the batch; ``constant`` is a number.
-    A similarity within 1e-6 of the threshold reaches it. By the same symbol a round's first step pushes W^t into the buffer
-    (``buffer_start: received``, default), or the node's last local model (``previous``).
+    Deviation: the paper's threshold mu = cos(z_k^{tE}, Z^t) is 1 by its own definition of w_k^{tE}. The key ``threshold``
+    selects the interpretation.
+
+    * ``previous`` (default): z_k^{tE} is the representation under the client's last local model. In its first round mu is 1.
+    * ``literal``: 1.
+    * ``current``: cos(z, Z).
+    * ``node``: the mean of ``previous`` over the batch.
+    * ``constant``: a number.
+
+    A similarity within 1e-6 of the threshold reaches it.
+
+    Interpretation: the same symbol names the model that a round's first step pushes into the buffer. It is W^t (``buffer_start:
+    received``, default) or the client's last local model (``previous``).
     """
 
     family = "contrast"
@@ -63,7 +74,7 @@ class PMFLClient(Client):
     upload = "delta"
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """An empty ring of N models, how many iterates were ever pushed into it, a previous local model, and rounds."""
+        """Return an empty ring of N models, the number of pushed iterates, a previous local model, and the rounds."""
         if not self.config.contrast_weight:
             return {}
         model, zero = group(received, "model"), torch.zeros((), dtype=torch.int64, device=self.workspace.device)
@@ -76,11 +87,11 @@ class PMFLClient(Client):
 
     @property
     def keeps_previous(self) -> bool:
-        """Whether nodes remember their last local model."""
+        """Whether the client state includes the last local model."""
         return self._looks_at_previous or self.config.buffer_start == "previous"
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Algorithm 1: E steps beside the received, the previous and the buffered models; send Delta = w_end - W."""
+        """Run Algorithm 1: E steps with the received, the previous and the buffered models. Upload Delta = w_end - W."""
         if not self.config.contrast_weight:
             return super().local_work(stack)
         if self.config.buffer_scope == "within":
@@ -100,13 +111,15 @@ class PMFLClient(Client):
     def _compared(self, history: "History", now: Step) -> Tensors:
         """Push the step's first iterate, and return what its batch is compared with.
 
-        Directions of the frozen representations, first Z, then the history, newest first (B, b, 1 + n, D); which do not exist
-        (B, 1 + n); mu (B, b).
+        Returns:
+            directions: Of the frozen representations (B, b, 1 + n, D). Z is first, then the history, newest first.
+            missing: Which of them do not exist (B, 1 + n).
+            mu: The thresholds (B, b).
         """
         anchor = now.frozen["received"]
         iterates, missing = history.of(now)
         history.push(now)
-        # The previous model's, where mu needs it, are the last.
+        # The last are the previous model's, if mu needs it.
         frozen = torch.stack([anchor, *iterates, now.frozen.get("previous", anchor)], dim=2)
         directions = F.normalize(frozen, dim=-1, eps=EPSILON)
         mu = torch.full_like(now.batch.mask, self.config.threshold_value if self.config.threshold == "constant" else 1.0)
@@ -119,7 +132,7 @@ class PMFLClient(Client):
         return {"directions": directions[:, :, :-1], "missing": missing, "mu": mu}
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy and the contrast; without a buffer the contrast is identically 0."""
+        """Return the cross-entropy plus the weighted contrast, which is 0 without a buffer."""
         features = self.forward(params, batch)
         task = self.task_loss(features, batch)
         if not constants:
@@ -133,20 +146,24 @@ class PMFLClient(Client):
 
 
 class History:
-    """The nodes' last N iterates, and what these make of the batches that are compared with them.
+    """The clients' last N iterates, and their representations of the batches to compare.
 
-    A ring of N models, ``buffer/NAME`` (B, N, ...) in a stack's memory: iterate i lies in slot i modulo N. Each is asked once
-    for all the batches it will be compared with, as soon as it exists: its weights are read once.
+    A ring of N models is ``buffer/NAME`` (B, N, ...) in the client state. Iterate i is in slot i modulo N. Each iterate
+    represents all of its batches at once, as soon as it exists, so that its weights are read once.
     """
 
     def __init__(self, client: PMFLClient) -> None:
         self.represent, self.size, self.start = client.represent, client.config.buffer_size, client.config.buffer_start
-        self.known: dict[int, list[Tensor]] = {}  # by step, representations (B, b, D) of its batch, newest iterate first
+        self.known: dict[int, list[Tensor]] = {}  # by step: representations (B, b, D) of its batch, newest iterate first
 
     def of(self, now: Step) -> tuple[list[Tensor], Tensor]:
-        """Return representations of a step's batch under the history, newest first, and which of 1 + n are not (B, 1 + n)."""
+        """Return the representations of a step's batch under the history.
+
+        Returns:
+            Representations (B, b, D), newest first, and a mask (B, 1 + n) of those that do not exist.
+        """
         if now.number == 0:
-            self.pushed: list[int] = now.stack.memory["pushed"].tolist()  # an accelerator is waited for here, once a round
+            self.pushed: list[int] = now.stack.memory["pushed"].tolist()  # this waits for an accelerator, once a round
             self._look_back(now)
         count = len(now.stack)
         known = [z[:count] for z in self.known.pop(now.number, [])]
@@ -157,7 +174,7 @@ class History:
         return known, ages > (now.stack.memory["pushed"] + now.number).unsqueeze(1)
 
     def push(self, now: Step) -> None:
-        """Add the iterate that a step starts from, or, at a round's first, what ``buffer_start`` says."""
+        """Add the iterate that a step starts from. A round's first step adds the model of ``buffer_start``."""
         slot = self._slot(now, now.number)
         previous = now.number == 0 and self.start == "previous"
         pushed = group(now.stack.memory, "previous") if previous else now.stack.params
@@ -167,14 +184,14 @@ class History:
             self._ask(now, now.stack.params, range(now.number + 1, now.number + 1 + self.size), newest=True)
 
     def _look_back(self, now: Step) -> None:
-        """Ask each iterate of earlier rounds for the batches of the steps until it is replaced."""
+        """Compute each earlier iterate's representations for the steps until it is replaced."""
         ring = group(now.stack.memory, "buffer")
         for age in range(1, min(max(self.pushed), self.size) + 1):
             slot = self._slot(now, -age)
             self._ask(now, {n: v[slot] for n, v in ring.items()}, range(self.size - age + 1), newest=False)
 
     def _slot(self, now: Step, shift: int) -> Any:
-        """Return where in a ring (B, N, ...) lies each node's iterate ``shift`` after the round's first; often a view."""
+        """Return the index in a ring (B, N, ...) of each client's iterate ``shift`` after the round's first."""
         count = len(now.stack)
         slots = {(pushed + shift) % self.size for pushed in self.pushed[:count]}
         if len(slots) == 1:
@@ -193,5 +210,5 @@ class History:
 
 
 def fresh_ring(model: Tensors, size: int) -> Tensors:
-    """Return an empty ring, as one zero seen many times: the stack makes its own copy."""
+    """Return an empty ring as one expanded zero. The stack makes a copy."""
     return {f"buffer/{n}": v.new_zeros(()).expand(size, *v.shape) for n, v in model.items()} if size else {}

@@ -1,4 +1,4 @@
-"""SCAFFOLD, the node half: control variates correct the drift of local training."""
+"""SCAFFOLD's client: control variates correct the drift of local training."""
 
 from typing import Any
 
@@ -14,11 +14,15 @@ __all__ = ["Config", "ScaffoldClient"]
 
 
 class ScaffoldClient(Client):
-    """w -= eta (grad f(w) - c_k + c);  then c_k := c_k - c + (W - w_end) / (sum of the steps' eta).
+    """Train with the correction c - c_k, then update the control variate c_k.
 
-    Source: Karimireddy et al. 2020, Algorithm 1, option II, c_k = 0 at first. Deviation: the paper divides by K eta; a rate
-    that decays within the round makes that the sum of the rates. A node that takes no step keeps its c_k.
-    Where ``local.clip_norm`` is set, what is clipped is the corrected gradient.
+    Step: w -= eta (grad f(w) - c_k + c). Then: c_k := c_k - c + (W - w_end) / (sum of the steps' eta). c_k starts at 0. A
+    client without steps keeps its c_k.
+
+    Source: Karimireddy et al. 2020, Algorithm 1, option II.
+
+    Deviation: the paper divides by K eta. With a rate that decays within the round, this is the sum of the rates.
+    ``local.clip_norm`` clips the corrected gradient.
     """
 
     family = "one more term"
@@ -34,17 +38,17 @@ class ScaffoldClient(Client):
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """W and c down; the changes of the model and of c_k up."""
+        """Return W and c down, and the changes of the model and of c_k up."""
         down, up = super().messages(model, config)
         control = {name.replace("model/", "control/", 1): shape for name, shape in down.items()}
         return down | control, up | control
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """c_k = 0."""
+        """Return c_k = 0."""
         return {f"control/{name}": torch.zeros_like(value) for name, value in group(received, "model").items()}
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train with the correction c - c_k, then renew c_k; send both changes."""
+        """Train with the correction c - c_k, update c_k, and upload both changes."""
         own, c = stack.remembered("control"), group(stack.received, "control")
         self.train(stack, constants={name: c[name] - value for name, value in own.items()})
         sent = self.sent(stack)
@@ -57,7 +61,7 @@ class ScaffoldClient(Client):
         return sent
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
-        """Cross-entropy and <c - c_k, w>, whose gradient is the correction."""
+        """Return the cross-entropy plus <c - c_k, w>, whose gradient is the correction."""
         task = self.task_loss(self.forward(params, batch), batch)
         drift = torch.stack([(params[name] * value).sum() for name, value in constants.items()]).sum()
         return {"loss": task + drift, "task": task}

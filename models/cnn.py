@@ -23,18 +23,27 @@ class Config:
     projection: tuple[Annotated[int, Range(ge=1)], ...]
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` for no convolution."""
+        """Raise ``UserError`` if there is no convolution."""
         if not self.channels:
             raise UserError("model.channels must name at least one convolution; model=mlp has none")
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: convolution-ReLU-pool for each of ``channels``, then a layer of ``hidden`` units, with or without ReLU.
+    """Build convolution-ReLU-pool for each of ``channels``, then a layer of ``hidden`` units, with or without ReLU.
 
-    Padding 0 gives FedCRL's counts on CIFAR-10: 258,624 shared parameters of 259,914. Images too small for ``padding``
-    get kernel // 2 instead. Sizes are our reading, as the paper prints none.
+    Padding 0 gives FedCRL's counts on CIFAR-10: 258,624 shared parameters of 259,914. Images too small for ``padding`` get
+    kernel // 2 instead.
 
-    Raises ``UserError`` for more pools than the image allows.
+    Interpretation: the sizes are this project's, as the paper prints none.
+
+    Args:
+        config: Settings of the model.
+        in_channels: Channels of an image.
+        image_size: Height and width in pixels.
+        num_classes: Number of classes.
+
+    Raises:
+        UserError: If the image is too small for all pools.
     """
     padding = fitting_padding(image_size, config.kernel, len(config.channels), config.padding)
     stages: list[nn.Module] = []

@@ -19,11 +19,11 @@ class Config:
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: two 5x5 convolutions with pools, then the hidden layers, each with ReLU; projector; linear classifier.
+    """Build two 5x5 convolutions with pools and the hidden layers, each with ReLU, then projector and linear classifier.
 
-    On CIFAR-10 encoder and classifier without the projector have 307,842 parameters, and class centres of the projector's
-    width, 256, are 10 KiB: sizes that the paper's traffic implies.
-    Images too small for unpadded convolutions are padded to keep their size.
+    On CIFAR-10 encoder and classifier without the projector have 307,842 parameters. Class centres have the projector's width,
+    256, and take 10 KiB. The paper's traffic implies these sizes. Images too small for unpadded convolutions are padded to keep
+    their size.
     """
     padding = fitting_padding(image_size, 5, 2)
     stages: list[nn.Module] = [

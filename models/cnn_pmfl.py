@@ -19,11 +19,11 @@ class Config:
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: the convolutions; projector: the hidden layers with their ReLU; classifier: the last layer.
+    """Build the convolutions as encoder, the hidden layers with ReLU as projector, and the last layer as classifier.
 
-    z is the input of the last layer, after the ReLU. As in the FedAU code whose layer counts the paper shares, weights of
-    convolutions and hidden layers are Kaiming-normal and their biases 0, and dropout stands before each hidden layer and
-    before the classifier.
+    z is the input of the last layer, after the ReLU. The paper shares its layer counts with the FedAU code, so initial weights
+    and dropout follow that code. Weights of convolutions and hidden layers are Kaiming-normal, and their biases 0. Dropout
+    precedes each hidden layer and the classifier.
     """
     first = nn.Conv2d(in_channels, config.channels, 3, padding=1)
     second = nn.Conv2d(config.channels, config.channels, 3, padding=1)

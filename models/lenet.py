@@ -18,7 +18,7 @@ class Config:
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: 5x5 convolutions of 6 and 16 channels with pools, then the hidden layers; z after the last ReLU.
+    """Build 5x5 convolutions of 6 and 16 channels with pools, then the hidden layers, with z after the last ReLU.
 
     Images too small for unpadded convolutions are padded to keep their size.
     """

@@ -19,7 +19,10 @@ class Config:
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: the hidden layers, z after the last one's ReLU; MpFedcon's FEMNIST base is hidden [512, 256]."""
+    """Build the hidden layers, with z after the last ReLU.
+
+    MpFedcon's base for FEMNIST has hidden layers [512, 256].
+    """
     widths = (in_channels * image_size[0] * image_size[1], *config.hidden)
     layers: list[nn.Module] = [nn.Linear(a, b) for a, b in pairwise(widths)]
     if layers:

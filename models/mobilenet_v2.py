@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel, group_norm, pooled, projector_of
 
-# Of each stage: expansion, output channels, blocks, stride of the first block.
+# For each stage: expansion, output channels, blocks, stride of the first block.
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 1), (6, 320, 1, 1))
 STEM, LAST = 32, 1280
 
@@ -22,7 +22,10 @@ class Config:
 
 
 class Block(nn.Module):
-    """1x1 convolution to many channels, depthwise 3x3, 1x1 to few without an activation; added to an input of that shape."""
+    """A 1x1 convolution to many channels, a depthwise 3x3 one, and a 1x1 one to few channels without an activation.
+
+    The output is added to an input of the same shape.
+    """
 
     def __init__(self, before: int, after: int, expansion: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -48,9 +51,9 @@ def _layer(before: int, after: int, groups: int, padding: int = 0) -> list[nn.Mo
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: a 1x1 stem with a border of one pixel, seven stages, a 1x1 convolution; a level after stem and stages 1-6.
+    """Build a 1x1 stem with a border of one pixel, seven stages and a 1x1 convolution.
 
-    The last stage and the convolution to 1,280 channels are one stage of the encoder.
+    Levels follow the stem and stages 1-6. The last stage and the convolution to 1,280 channels are one stage of the encoder.
     """
     groups = config.groups
     stages: list[nn.Module] = [nn.Sequential(*_layer(in_channels, STEM, groups, padding=1))]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel, group_norm, pooled, projector_of
 
-# The longest vector of a CPU, in numbers of 4 bytes.
+# Length of the longest CPU vector, in numbers of 4 bytes.
 VECTOR = 16
 
 
@@ -23,20 +23,20 @@ class Config:
 
 
 class Strided(nn.Conv2d):
-    """A 1x1 convolution without bias that picks its pixels first.
+    """A 1x1 convolution without bias that selects its pixels first.
 
-    The backward pass of oneDNN's own writes past its memory for images laid out channels last, as ours are, where there are
-    fewer channels than fit a vector (its issue 6035, open for 3.13).
+    oneDNN's own backward pass writes past its memory for images with channels last, as here. It does so if there are fewer
+    channels than fit a vector (its issue 6035, open for 3.13).
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return every stride-th pixel of x (b, C, H, W), its channels mixed (b, C', H', W')."""
+        """Return every stride-th pixel of x (b, C, H, W) with mixed channels, (b, C', H', W')."""
         rows, columns = self.stride
         return F.conv2d(x[..., ::rows, ::columns], self.weight)
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut; the ReLU after the sum is left to whatever follows."""
+    """Two 3x3 convolutions and a shortcut, without the ReLU after the sum."""
 
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: conv1, conv2_x .. conv5_x with width x (1, 1, 2, 4, 8) channels; levels before each stage's last ReLU."""
+    """Build conv1 and conv2_x .. conv5_x with width x (1, 1, 2, 4, 8) channels. Levels precede each stage's last ReLU."""
     w, groups = config.width, config.groups
     stages: list[nn.Module] = [nn.Sequential(nn.Conv2d(in_channels, w, 3, 1, 1, bias=False), group_norm(w, groups))]
     before = w

@@ -10,7 +10,7 @@ from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel, group_norm, pooled, projector_of
 
 GROUPED = 3  # groups of the 1x1 convolutions
-STEM, STAGES = 24, ((240, 4), (480, 8), (960, 4))  # channels; channels and units of each stage
+STEM, STAGES = 24, ((240, 4), (480, 8), (960, 4))  # channels of the stem, then channels and units of each stage
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Config:
 
 
 class Unit(nn.Module):
-    """A grouped 1x1 convolution, a shuffle, a depthwise 3x3 one and a grouped 1x1 one, beside a shortcut.
+    """A grouped 1x1 convolution, a shuffle, a depthwise 3x3 one and a grouped 1x1 one, with a shortcut.
 
-    At stride 1 the input is added; at stride 2 a 3x3 average of it is set before the output, which has the channels still
-    missing.
+    At stride 1 the input is added to the output. At stride 2 a 3x3 average of the input precedes the output, which has the
+    remaining channels.
     """
 
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
@@ -45,7 +45,7 @@ class Unit(nn.Module):
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: a 3x3 stem that keeps the resolution and three stages that halve it; a level is taken after each."""
+    """Build a 3x3 stem that keeps the resolution and three stages that halve it, each followed by a level."""
     groups = config.groups
     stages: list[nn.Module] = [nn.Sequential(nn.Conv2d(in_channels, STEM, 3, 1, 1), group_norm(STEM, groups), nn.ReLU())]
     before = STEM

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from contrafed.core.schema import Range
 from contrafed.core.split_model import HalvingPool, SplitModel, group_norm, pooled, projector_of
 
-# Of each fire module: output channels, squeezed channels, whether its input is added, whether a pool follows.
+# For each fire module: output channels, squeezed channels, whether its input is added, whether a pool follows.
 MODULES = (
     (128, 16, False, False),
     (128, 16, True, False),
@@ -31,7 +31,7 @@ class Config:
 
 
 class Fire(nn.Module):
-    """A 1x1 convolution to few channels, then 1x1 and 3x3 ones side by side, half the output each."""
+    """A 1x1 convolution to few channels, then parallel 1x1 and 3x3 ones, each with half the output."""
 
     def __init__(self, before: int, after: int, squeezed: int, shortcut: bool, groups: int) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ def _layer(before: int, after: int, kernel: int, groups: int) -> nn.Module:
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: a 3x3 stem of 96 channels and eight fire modules, each with its pool; a level is taken after each.
+    """Build a 3x3 stem of 96 channels and eight fire modules, each with its pool and followed by a level.
 
-    The paper's classifier, a 1x1 convolution before the global average pool, is the same linear layer after it.
+    The paper's classifier is a 1x1 convolution before the global average pool. Here it is the same linear layer after it.
     """
     stages: list[nn.Module] = [nn.Sequential(_layer(in_channels, 96, 3, config.groups), HalvingPool())]
     before = 96

@@ -19,10 +19,10 @@ class Config:
 
 
 def build(config: Config, in_channels: int, image_size: tuple[int, int], num_classes: int) -> SplitModel:
-    """Encoder: convolutions of 32, 64, 128, 128, 256, 256 channels, a pool after every second; then the hidden layers.
+    """Build convolutions of 32, 64, 128, 128, 256 and 256 channels with a pool after every second, then the hidden layers.
 
-    Each convolution is followed by GroupNorm and ReLU, and a level is taken after these and the pool. Its weights are normal
-    with deviation sqrt(2 / (9 output channels)).
+    GroupNorm and ReLU follow each convolution, and a level follows these and the pool. Weights of convolutions are normal with
+    std sqrt(2 / (9 output channels)).
     """
     stages: list[nn.Module] = []
     before = in_channels

@@ -1,4 +1,4 @@
-"""Data sets, who holds which part of them, and who shows up when."""
+"""Data sets, their partitions over clients, and participation patterns."""
 
 if __name__ == "partitions":
     raise ImportError("'partitions' is no package of its own. Fix: import contrafed.partitions")

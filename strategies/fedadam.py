@@ -1,4 +1,4 @@
-"""FedAdam, a server rule: Adam on the mean update."""
+"""FedAdam's strategy: Adam on the mean update."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,7 +13,7 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
     beta1: Annotated[float, Range(ge=0, lt=1)]
@@ -22,10 +22,12 @@ class Config(Weights):
 
 
 class FedAdam(FedAvg):
-    """m := b1 m + (1 - b1) D;  v := b2 v + (1 - b2) D^2;  W := W + eta_g m / (sqrt(v) + eps), D the mean update.
+    """Step along Adam's direction of the mean update D.
 
-    Source: Reddi et al. 2021, Algorithm 2: v begins at eps^2 and no bias is corrected. A round without replies changes
+    m := b1 m + (1 - b1) D and v := b2 v + (1 - b2) D^2. W := W + eta_g m / (sqrt(v) + eps). A round without replies changes
     nothing.
+
+    Source: Reddi et al. 2021, Algorithm 2. v starts at eps^2, and there is no bias correction.
     """
 
     family = "the server's rule"

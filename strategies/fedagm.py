@@ -1,4 +1,4 @@
-"""FedAGM, a server rule: nodes start from where the server's momentum points."""
+"""FedAGM's strategy: clients start from a look-ahead model along the server's momentum."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,16 +12,18 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_momentum: Annotated[float, Range(ge=0, lt=1)]  # rho
 
 
 class FedAGM(FedAvg):
-    """Nodes receive W + rho m;  W := mean w_k;  m := rho m + mean w_k - (W + rho m). Source: Kim et al. 2022 (FedACG).
+    """Broadcast W + rho m, and take the mean of the trained models.
 
-    The nodes' pull b |w - (W + rho m)|^2 is ``local.proximal_weight`` = 2 b. What is evaluated is W. A round without replies
-    changes nothing.
+    W := mean w_k, and m := rho m + mean w_k - (W + rho m). W is evaluated. A round without replies changes nothing. The
+    clients' pull b |w - (W + rho m)|^2 is ``local.proximal_weight`` = 2 b.
+
+    Source: Kim et al. 2022 (FedACG).
     """
 
     family = "the server's rule"
@@ -42,7 +44,7 @@ class FedAGM(FedAvg):
         return super().broadcast(model)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Take the mean, and what it adds to the look-ahead model as the next momentum's news."""
+        """Return the mean, and add its difference from the look-ahead model to the momentum."""
         ahead, mean, rho = self._ahead(model), self.mean(model, replies), self.config.server_momentum
         momentum = self.state.setdefault("momentum", {})
         for name in self.travelling:

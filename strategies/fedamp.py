@@ -1,4 +1,4 @@
-"""FedAMP, the server half: for every node a mixture of all known models by their likeness to its own."""
+"""FedAMP's strategy: mix all known models for every client, by their similarity to the client's."""
 
 import math
 from collections.abc import Sequence
@@ -15,37 +15,40 @@ from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     cloud_lr: Annotated[float, Range(gt=0)]  # alpha
     sigma: Annotated[float, Range(gt=0)]
-    relative: bool  # whether distances are in units of the mean squared distance between known models
-    cap: bool  # whether the others' weights sum to at most 1 - 1/m, m the number of models that are mixed
+    relative: bool  # whether to measure in units of the mean squared distance between known models
+    cap: bool  # whether the others' weights sum to at most 1 - 1/m for m mixed models
 
 
 class FedAMP(FederatedStrategy):
-    """u_k = sum_j xi_kj w_j;  xi_kj = (alpha / sigma) e^(-|w_k - w_j|^2 / sigma) for j != k, the rest is its own.
+    """Send client k the mixture u_k = sum_j xi_kj w_j.
 
-    Source: Huang et al. 2021, Equations 4-7, with its A(x) = 1 - e^(-x / sigma). The w_j are the last that each node sent; one
-    that was never heard of counts as holding the initial model and is in no other's mixture. Deviations: ``relative``, without
-    which a mixture is the plain mean or the own model for all but a few scales of the weights; ``cap``, without which the own
-    weight may be negative.
+    xi_kj = (alpha / sigma) e^(-|w_k - w_j|^2 / sigma) for j != k. The rest of the weight is xi_kk. w_j is the last upload of
+    client j. A client without an upload has the initial model and is in no other client's mixture.
+
+    Source: Huang et al. 2021, Equations 4-7, with its A(x) = 1 - e^(-x / sigma).
+
+    Deviation: without ``relative`` a mixture is the plain mean or the own model for nearly all scales of the weights. Without
+    ``cap`` the own weight may be negative.
     """
 
-    has_global_model = False  # the server's own stays the initial one
+    has_global_model = False  # the server's model stays the initial one
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """Every node has a mixture of its own."""
+        """Return why single updates are needed: each client has its own mixture."""
         return "mixes single models for every node"
 
     def setup(self) -> None:
-        """Nobody has been heard of."""
+        """Start without any known model."""
         self.state |= {"known": {}, "spread": 0.0}
         self.own_weights: dict[int, float] = {}  # xi_kk of this round's participants
 
     def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
-        """Return u_k, for a node that trains."""
+        """Return u_k for a client that trains."""
         if judging and not self.post_train:
             return None
         known: dict[int, Tensors] = self.state["known"]
@@ -58,7 +61,7 @@ class FedAMP(FederatedStrategy):
     def weights(self, own: Tensors, others: Sequence[Tensors]) -> list[float]:
         """Return xi_kj for every other known model."""
         unit, sigma = self.state["spread"] if self.config.relative else 1.0, self.config.sigma
-        if not unit:  # fewer than two models are known, or all are one
+        if not unit:  # fewer than two models are known, or all are equal
             return [0.0] * len(others)
         found = [self.config.cloud_lr / sigma * math.exp(-squared_distance(own, other) / unit / sigma) for other in others]
         most = 1 - 1 / (len(others) + 1)
@@ -66,18 +69,18 @@ class FedAMP(FederatedStrategy):
         return [scale * weight for weight in found]
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Remember what each node sent, and how far apart known models are."""
+        """Store each client's upload, and the mean distance of the known models."""
         own_weights = [self.own_weights[node] for node in replies.nodes.tolist()]
         self.round.node_metrics["own_weight"] = (replies.nodes, np.array(own_weights))
         for node, sent in zip(replies.nodes.tolist(), replies.models(), strict=True):
-            # Copies: a reply may be a view of memory that holds many of them.
+            # Copy, since a reply may be a view of a buffer of many replies.
             self.state["known"][node] = {name: value.clone() for name, value in sent.items()}
         self.state["spread"] = spread(list(self.state["known"].values()))
         return model
 
 
 def spread(models: Sequence[Tensors]) -> float:
-    """Return the mean squared distance of two different models of several; 0 where there are not two."""
+    """Return the mean squared distance between two different models, and 0 for fewer than two models."""
     if len(models) < 2:
         return 0.0
     mean = combine(models, [1 / len(models)] * len(models))

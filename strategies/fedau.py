@@ -1,4 +1,4 @@
-"""FedAU, a server rule: each participant weighs as much as its past absences were long."""
+"""FedAU's strategy: weight each participant by the mean length of its past absences."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,18 +14,21 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
     cutoff: Annotated[int, Range(ge=1)]  # K in the paper, C in PMFL's
 
 
 class FedAU(FedAvg):
-    """W += (eta_g / K) sum_k omega_k Delta_k, K the number of all nodes, omega_k the mean of node k's past intervals.
+    """Step W += (eta_g / K) sum_k omega_k Delta_k.
 
-    Source: Wang and Ji 2024, Algorithms 1 and 2, with the weights of the authors' code: the interval that ends with this
-    participation counts from the next one on, and a first participation weighs 1. With ``weights=samples`` omega_k is
-    multiplied by n_k over the mean of all n, so that the objective is FedAvg's weighted one.
+    K is the number of all clients. omega_k is the mean length of client k's past participation intervals.
+
+    Source: Wang and Ji 2024, Algorithms 1 and 2, with the weights of the authors' code. The interval that ends with this
+    participation counts from the next one. A first participation has weight 1.
+
+    With ``weights=samples`` omega_k is multiplied by n_k over the mean of all n. The objective is then FedAvg's weighted one.
     """
 
     family = "the server's rule"
@@ -38,11 +41,11 @@ class FedAU(FedAvg):
     idle = True
 
     def setup(self) -> None:
-        """Start every node's clock."""
+        """Start every client's interval."""
         self.intervals = Intervals(self.population.num_nodes, self.config.cutoff, True, self.state)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The weighted step; every node's clock ticks."""
+        """Advance every client's interval, and return the weighted step."""
         weights = self.intervals.tick(replies.nodes) * self.shares(replies)
         self.round.node_metrics["weight"] = (replies.nodes, weights)
         if not len(replies):
@@ -51,5 +54,5 @@ class FedAU(FedAvg):
         return {name: model[name] + change for name, change in step.items()}
 
     def node_weights(self) -> np.ndarray:
-        """omega_k of every node."""
+        """Return omega_k of every client."""
         return self.intervals.weights * self.shares_of(self.population.sizes)

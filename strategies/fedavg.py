@@ -1,4 +1,4 @@
-"""FedAvg, the server half: the mean of the participants' models."""
+"""FedAvg's strategy: the mean of the participants' models."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -15,26 +15,29 @@ from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 @dataclass(frozen=True)
 class Weights:
-    """What every rule over plain models has; a rule adds its own."""
+    """The setting that all strategies over plain models share."""
 
-    weights: Literal["samples", "uniform"]  # what a node counts in the objective: its training examples, or 1
+    weights: Literal["samples", "uniform"]  # a client's weight in the objective: its training examples, or 1
 
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
     weights: Literal["samples", "uniform", "all_nodes", "known_probability"]
 
 
 class FedAvg(FederatedStrategy):
-    """W += eta_g (sum_k weight_k w_k - W) over the participants, weights summing to 1: their mean where eta_g is 1.
+    """Step W += eta_g (sum_k weight_k w_k - W) over the participants, with weights that sum to 1.
 
-    Source: McMahan et al. 2017, Algorithm 1. With ``weights=all_nodes`` W += (eta_g / K) sum_k Delta_k, K the number of all
-    nodes: who is away counts as one that did not move. With ``known_probability`` W += (eta_g / K) sum_k Delta_k / p_k, p_k
-    the share of rounds in which the node takes part in the long run: what rules that estimate p_k are compared with. Both
-    from the comparisons of Wang and Ji 2024 (FedAU).
+    With eta_g = 1 this is the participants' mean.
+
+    Source: McMahan et al. 2017, Algorithm 1. Two further settings are from the comparisons of Wang and Ji 2024 (FedAU).
+
+    * ``weights=all_nodes``: W += (eta_g / K) sum_k Delta_k for K clients in all. An absent client counts as one that did not
+      move.
+    * ``weights=known_probability``: W += (eta_g / K) sum_k Delta_k / p_k. p_k is client k's long-term share of rounds.
     """
 
     averages = True
@@ -42,7 +45,7 @@ class FedAvg(FederatedStrategy):
 
     @classmethod
     def check(cls, config: Any, node: Choice, participation: Choice) -> None:
-        """The p_k must be known."""
+        """Raise ``UserError`` if the weights need the p_k and the participation pattern does not know them."""
         if config.weights == "known_probability" and not registry.only_subclass(participation.module, Participation).is_known():
             raise UserError(
                 f"strategy.weights=known_probability: participation={participation.name} has no known probabilities"
@@ -50,11 +53,11 @@ class FedAvg(FederatedStrategy):
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """The rule sums alone, and most that build on it do."""
+        """Return an empty reason: the strategy, like most that extend it, needs sums alone."""
         return ""
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The step."""
+        """Return the model after the step."""
         rate = self.config.server_lr
         if self.config.weights not in self.fixed_weights:
             mean = self.mean(model, replies)
@@ -68,7 +71,7 @@ class FedAvg(FederatedStrategy):
         return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}
 
     def fixed_weight(self) -> float:
-        """Return what each reply counts with one of ``fixed_weights`` where nodes have one probability."""
+        """Return each reply's weight under one of ``fixed_weights``, for clients with equal probabilities."""
         weight = float(self.config.server_lr / self.population.num_holders)
         if self.config.weights == "all_nodes":
             return weight
@@ -77,18 +80,18 @@ class FedAvg(FederatedStrategy):
         return weight / float(probabilities.max())
 
     def mean(self, model: Tensors, replies: Replies) -> Tensors:
-        """Return the participants' weighted mean; the model itself without replies."""
+        """Return the participants' weighted mean, or the model itself without replies."""
         if not len(replies):
             return model
         samples = self.config.weights == "samples"
         return replies.mean("model", replies.num_examples if samples else np.ones(len(replies)))
 
     def shares(self, replies: Replies) -> np.ndarray:
-        """Return what each participant counts in the objective, in shares of which an average node of all K has one (m,)."""
+        """Return each participant's weight in the objective (m,), relative to the mean over all K clients."""
         return self.shares_of(replies.num_examples)
 
     def shares_of(self, examples: np.ndarray) -> np.ndarray:
-        """Return the same for nodes with so many training ``examples`` (m,)."""
+        """Return the same for clients with so many training ``examples`` (m,)."""
         if self.config.weights == "uniform":
             return np.ones(len(examples))
         return examples * self.population.num_holders / self.population.sizes.sum()  # type: ignore[no-any-return]

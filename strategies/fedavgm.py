@@ -1,4 +1,4 @@
-"""FedAvgM, a server rule: momentum on the mean update."""
+"""FedAvgM's strategy: momentum on the mean update."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,16 +11,18 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
     server_momentum: Annotated[float, Range(ge=0, lt=1)]  # rho
 
 
 class FedAvgM(FedAvg):
-    """m := rho m + mean Delta;  W := W + eta_g m. Source: Hsu et al. 2019.
+    """Step m := rho m + mean Delta, and W := W + eta_g m.
 
     A round without replies changes neither.
+
+    Source: Hsu et al. 2019.
     """
 
     family = "the server's rule"

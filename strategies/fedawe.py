@@ -1,4 +1,4 @@
-"""FedAWE, a server rule: nodes go on from their own last model, and long absences count in the length of the step."""
+"""FedAWE's strategy: clients continue from their own last model, and long absences lengthen their step."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,19 +15,24 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
 
 
 class FedAWE(FedAvg):
-    """y_k = x_k + eta_g (t - tau_k) (w_k - x_k) for k in S;  x_k := mean over S of y for those in S, the others keep theirs.
+    """Set x_k to the mean over S of y, with y_k = x_k + eta_g (t - tau_k) (w_k - x_k), for all k in S.
 
-    x_k is what node k works from, tau_k the last round in which it was active, 0 before its first: a node that was away
-    neither returns to the newest model nor loses the weight of the rounds it missed. W, which is judged, is the last active
-    nodes' mean. Source: Xiang et al. 2024, Algorithm 1. So x_k is the W of round tau_k: the server keeps those models
-    that some node still goes on from, up to K, and sends it, where in the paper the node does; a node whose reply fails was
-    not active. A round without replies changes nothing but the time. With ``weights=samples`` the mean is by examples.
+    Clients outside S keep their x_k. Client k starts from x_k. tau_k is the last round of its participation, and 0 before the
+    first. An absent client neither returns to the newest model nor loses the weight of the missed rounds. W is the last
+    participants' mean, and it is evaluated. A round without replies changes only the time. With ``weights=samples`` the mean is
+    by examples.
+
+    Source: Xiang et al. 2024, Algorithm 1.
+
+    Interpretation: x_k is the W of round tau_k. A client whose reply fails did not participate.
+
+    Deviation: the server stores the up to K models that clients continue from, and sends them. In the paper clients store them.
     """
 
     family = "the server's rule"
@@ -39,19 +44,22 @@ class FedAWE(FedAvg):
     )
 
     def setup(self) -> None:
-        """No node was ever active: all go on from the initial model."""
+        """Start without participations, so that all clients continue from the initial model."""
         self.state["active"] = np.zeros(self.population.num_nodes, dtype=np.int64)  # tau_k
-        self.state["models"] = {}  # the W that active nodes left with, by round
+        self.state["models"] = {}  # by round: the W after it
 
     def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
-        """Return x_k for training; None where it is W, which everybody receives, and for a node that never trains."""
+        """Return x_k for training.
+
+        None for a client whose x_k is W, which all clients receive, and for a client that never trains.
+        """
         active = self.state["active"]
         if (judging and not self.post_train) or active[node] == active.max() or not self.population.sizes[node]:
             return None
         return named("model", self.state["models"][int(active[node])])
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The mean of the participants' stretched steps."""
+        """Return the mean of the participants' lengthened steps."""
         models, active, now = self.state["models"], self.state["active"], self.round.server_round
         travelling = {name: model[name] for name in self.travelling}
         models.setdefault(0, travelling)

@@ -1,4 +1,4 @@
-"""FedCRL and FedCoSR, the server half: the mean of the bodies, and of the prototypes by class count."""
+"""FedCRL's and FedCoSR's strategy: the mean of the bodies, and of the prototypes by class count."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,25 +9,29 @@ from contrafed.server.prototypes import Prototypes
 
 @dataclass(frozen=True)
 class Config:
-    """No hyper-parameters: everything that can be chosen is in the node half."""
+    """No hyper-parameters: all choices are the client's."""
 
 
 class FedCRL(FederatedStrategy):
-    """phi = sum_k (n_k / n) phi_k (Equation 5); Omega_c = sum_k (n_kc / n_c) omega_kc over the holders of c (Equation 6).
+    """Average the participants' bodies by examples and their prototypes by class counts.
 
-    Sums run over the participants. Source: Huang et al. 2024 (FedCRL, arXiv:2404.17916v1); FedCoSR is its journal version
-    (arXiv:2404.17916). Deviation: a class that nobody held this round keeps its prototype.
+    Bodies: phi = sum_k (n_k / n) phi_k (Equation 5). Prototypes: Omega_c = sum_k (n_kc / n_c) omega_kc over the holders of c
+    (Equation 6).
+
+    Source: Huang et al. 2024 (FedCRL, arXiv:2404.17916v1). FedCoSR is its journal version (arXiv:2404.17916).
+
+    Deviation: a class without a holder in this round keeps its prototype.
     """
 
     averages = True
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """Bodies and prototypes are summed."""
+        """Return an empty reason: bodies and prototypes are summed."""
         return ""
 
     def setup(self) -> None:
-        """Start with an empty table."""
+        """Start with an empty table of prototypes."""
         self.prototypes = Prototypes(self.state, self.down)
 
     def broadcast(self, model: Tensors) -> Tensors:
@@ -35,6 +39,6 @@ class FedCRL(FederatedStrategy):
         return super().broadcast(model) | self.prototypes.broadcast()
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Pool the prototypes and average the bodies."""
+        """Average the prototypes and the bodies."""
         self.prototypes.merge(replies, "class_count")  # Equation 6
         return replies.mean("model", replies.num_examples)  # Equation 5

@@ -1,4 +1,4 @@
-"""FedDyn, the server half: the participants' mean, corrected by what all nodes have moved so far."""
+"""FedDyn's strategy: the participants' mean, corrected by the sum of all past updates."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,26 +11,30 @@ from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the server half."""
+    """Hyper-parameters of the strategy."""
 
-    proximal_weight: Annotated[float, Range(gt=0)]  # alpha, the nodes' own
+    proximal_weight: Annotated[float, Range(gt=0)]  # alpha, equal to the clients'
 
 
 class FedDyn(FederatedStrategy):
-    """h := h - (alpha / K) sum Delta_k;  W := mean w_k - h / alpha, K the number of all nodes, the mean over participants.
+    """Update h := h - (alpha / K) sum Delta_k, and set W := mean w_k - h / alpha.
 
-    So h is the mean of all nodes' g_k, whoever takes part, as long as no reply is lost. Source: Acar et al. 2021,
-    Algorithm 1, h = 0 at first. Deviation: its code gives nodes of unequal sizes an alpha each; here all have one, and all
-    nodes count alike, as in the paper.
+    K is the number of all clients, and the mean is over the participants. h starts at 0. If no reply is lost, h is the mean of
+    all clients' g_k under any participation.
+
+    Source: Acar et al. 2021, Algorithm 1.
+
+    Deviation: the authors' code gives each client an alpha by its size. Here, as in the paper, all clients have one alpha and
+    one weight.
     """
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """h and W take a sum each."""
+        """Return why single updates are needed: h and W are two sums of them."""
         return "takes two sums of the same updates"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Renew h, and step from the mean against it."""
+        """Update h, and return the mean minus h / alpha."""
         each, alpha, gradient = np.ones(len(replies)), self.config.proximal_weight, self.state.setdefault("gradient", {})
         for name, change in replies.weighted_sum("delta", each / self.population.num_holders).items():
             gradient[name] = gradient.get(name, 0) - alpha * change  # h

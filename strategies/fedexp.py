@@ -1,4 +1,4 @@
-"""FedExP, a server rule: the more the updates disagree, the longer the server's step."""
+"""FedExP's strategy: take longer steps when the updates disagree more."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,17 +12,22 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     epsilon: Annotated[float, Range(ge=0)]
 
 
 class FedExP(FedAvg):
-    """W += eta_g D, D = sum_k p_k Delta_k, eta_g = max(1, sum_k p_k |Delta_k|^2 / (2 (|D|^2 + epsilon))), p_k summing to 1.
+    """Step W += eta_g D, with D = sum_k p_k Delta_k.
 
-    Source: Jhunjhunwala et al. 2023, Equation 6, with the authors' p_k: examples over the participants' (``weights``). What
-    is judged, and left at the end, is the mean of the last two models. Deviation: the authors' code multiplies epsilon by the
-    number of participants and lets it decay as the square of the learning rate. A round without replies changes nothing.
+    eta_g = max(1, sum_k p_k |Delta_k|^2 / (2 (|D|^2 + epsilon))), and the p_k sum to 1. The mean of the last two models is
+    evaluated, and it is the final model. A round without replies changes nothing.
+
+    Source: Jhunjhunwala et al. 2023, Equation 6. As in the authors' code, p_k is the client's share of the participants'
+    examples (``weights``).
+
+    Deviation: the authors' code multiplies epsilon by the number of participants. There epsilon also decays as the square of
+    the learning rate.
     """
 
     family = "the server's rule"
@@ -35,11 +40,11 @@ class FedExP(FedAvg):
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """The step is as long as single updates are apart."""
+        """Return why single updates are needed: the step's length depends on their distances."""
         return "measures how far single updates are apart"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Step along the mean update, farther where the updates differ; remember where from."""
+        """Step along the mean update, with a larger rate for larger differences, and keep the previous model."""
         shares, deltas = self.shares(replies), replies.deltas()
         weights = (shares / shares.sum()).tolist()
         mean = combine(deltas, weights)
@@ -51,12 +56,12 @@ class FedExP(FedAvg):
         return {name: model[name] + rate * step for name, step in mean.items()}
 
     def judged(self, model: Tensors) -> Tensors:
-        """The mean of the last two models: steps that are too long in one direction cancel out there."""
+        """Return the mean of the last two models, where steps that are too long in one direction cancel out."""
         last = self.state.get("last", {})
         return model | {name: (model[name] + value.to(model[name])) / 2 for name, value in last.items()}
 
     def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
-        """Return what is judged."""
+        """Return the model that is evaluated."""
         return self.broadcast(self.judged(model))
 
 

@@ -1,4 +1,4 @@
-"""FedGH, the server half: one head, trained on the nodes' class prototypes."""
+"""FedGH's strategy: train one head on the clients' class prototypes."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,26 +12,29 @@ from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the server half."""
+    """Hyper-parameters of the strategy."""
 
     server_lr: Annotated[float, Range(ge=0)]
-    server_batch: Annotated[int, Range(ge=1)]  # prototypes a step
+    server_batch: Annotated[int, Range(ge=1)]  # prototypes per step
 
 
 class FedGH(FederatedStrategy):
-    """One pass of SGD on cross-entropy(head(z), c) over the prototypes (z, c) received, by node and then class.
+    """Run one pass of SGD on cross-entropy(head(z), c) over the received prototypes (z, c).
 
-    Source: Yi et al. 2023, Algorithm 1. Deviation: in the released code the step never reaches the head, because the optimiser
-    does not hold it; this is what the paper says. A round without prototypes changes nothing.
+    Prototypes are ordered by client and then class. A round without prototypes changes nothing.
+
+    Source: Yi et al. 2023, Algorithm 1.
+
+    Deviation: in the released code the optimiser does not hold the head, so it never changes. This follows the paper.
     """
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """The head learns from each node's prototypes."""
+        """Return why single updates are needed: the head learns from each client's prototypes."""
         return "trains the head on single prototypes"
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Train the head on the prototypes of the classes that nodes hold."""
+        """Train the head on the prototypes of the classes that clients hold."""
         pairs = [(reply.tensors["proto/mean"].double(), reply.tensors["proto/count"] > 0) for reply in replies]
         if not any(bool(held.any()) for _, held in pairs):
             return model

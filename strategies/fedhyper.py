@@ -1,4 +1,4 @@
-"""FedHyper, a server rule: a learning rate that follows the product of successive updates."""
+"""FedHyper's strategy: a learning rate that follows the product of successive updates."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,7 +12,7 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     hyper_rate: Annotated[float, Range(ge=0)]
     bound: Annotated[float, Range(ge=1)]  # gamma
@@ -20,12 +20,16 @@ class Config(Weights):
 
 
 class FedHyper(FedAvg):
-    """alpha_t = clip(alpha_(t-1) + <D_t, D_(t-1)>, 1/gamma, gamma), D the mean update;  W += alpha_t D_t. alpha_0 = 1.
+    """Step W += alpha_t D_t along the mean update D.
 
-    Source: Wang et al. 2024, Equation 8 (schedule G). Without ``scale_step`` W += D_t. Nodes that ask for it receive alpha to
-    scale their own rate by (``strategy=fedhyper strategy.scale_rate=true``: schedule SL, or both). A round without replies
-    keeps alpha and D. ``hyper_rate`` multiplies the product, whose size goes with the model's and the learning rate's; in
-    the paper it is 1.
+    alpha_t = clip(alpha_(t-1) + <D_t, D_(t-1)>, 1/gamma, gamma), and alpha_0 = 1. Without ``scale_step`` the step is W += D_t.
+    A round without replies keeps alpha and D.
+
+    Source: Wang et al. 2024, Equation 8 (schedule G). Schedule SL, alone or with G, is ``strategy=fedhyper
+    strategy.scale_rate=true``. Its clients receive alpha to scale their rate.
+
+    Deviation: ``hyper_rate`` multiplies the product, whose size depends on the model's size and the learning rate. In the paper
+    it is 1.
     """
 
     averages = True
@@ -36,7 +40,7 @@ class FedHyper(FedAvg):
         self.state["alpha"] = 1.0
 
     def broadcast(self, model: Tensors) -> Tensors:
-        """Return the model, and alpha for nodes that ask for it."""
+        """Return the model, and alpha for clients that ask for it."""
         known = {"rate/factor": torch.tensor(self.state["alpha"])}
         return super().broadcast(model) | {name: value for name, value in known.items() if name in self.down}
 

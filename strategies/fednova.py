@@ -1,4 +1,4 @@
-"""FedNova, a server rule: updates by the step, so that nodes with more steps do not pull the model to their own optima."""
+"""FedNova's strategy: normalise updates by their steps, so that longer local training gets no more weight."""
 
 from typing import Any
 
@@ -16,12 +16,14 @@ __all__ = ["Config", "FedNova"]
 
 
 class FedNova(FedAvg):
-    """W += (sum_k p_k a_k) sum_k p_k Delta_k / a_k, p_k by ``weights`` over the participants, summing to 1.
+    """Step W += (sum_k p_k a_k) sum_k p_k Delta_k / a_k.
 
-    a_k is how far a node's solver goes on a constant gradient of 1 in units of its rate, |a_k|_1 in the paper: its number of
-    steps for plain SGD, more with momentum, less where the rate decays within the round or a pull towards W holds it back.
-    The server works it out from the recipe and from how many examples the node says it trained on. Source: Wang et al. 2020,
-    Section 4, without its server momentum. A round without replies changes nothing.
+    The weights p_k follow ``weights`` over the participants and sum to 1. The length a_k, in the paper |a_k|_1, is the distance
+    that SGD moves on a constant gradient of 1, divided by its rate. For plain SGD it is the number of steps. Momentum increases
+    it. A rate that decays within the round, or a pull towards W, decreases it. The server computes it from the training
+    settings and the number of examples in the reply. A round without replies changes nothing.
+
+    Source: Wang et al. 2020, Section 4, without its server momentum.
     """
 
     family = "the server's rule"
@@ -34,14 +36,14 @@ class FedNova(FedAvg):
 
     @classmethod
     def check(cls, config: Any, node: Choice, participation: Choice) -> None:
-        """The solver must be SGD, begun anew each round: of Adam's step no such length is known."""
+        """Raise ``UserError`` unless the optimizer is SGD without state between rounds, because Adam has no such length."""
         local = node.config.local
         if local.optimizer != "sgd" or (local.momentum and local.keep_optimizer):
             wanted = "strategy.local.optimizer=sgd and strategy.local.keep_optimizer=false"
             raise UserError(f"strategy.server=fednova divides by the length of SGD's steps; set {wanted}")
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The mean update a step, times the mean number of steps."""
+        """Return the step: the mean update per step, times the mean number of steps."""
         shares, now, local = self.shares(replies), self.round.server_round, self.client_class.solver(self.node_config)
         lengths = np.array([path_length(local, now, int(examples)) for examples in replies.num_examples])  # a_k
         total = shares @ lengths / shares.sum()
@@ -51,7 +53,11 @@ class FedNova(FedAvg):
 
 
 def path_length(work: LocalTraining, server_round: int, examples: int) -> float:
-    """Return how far SGD goes in a round on a constant gradient of 1, in units of its first rate; 0 without steps."""
+    """Return the distance that SGD moves in a round on a constant gradient of 1.
+
+    Returns:
+        The distance in units of the first learning rate, and 0 without steps.
+    """
     moved, speed, first, each = 0.0, 0.0, work.rate(server_round), work.steps_per_pass(examples)
     for step in range(work.steps(examples)):
         speed = work.momentum * speed + 1 - work.proximal_weight * first * moved

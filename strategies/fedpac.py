@@ -1,4 +1,4 @@
-"""FedPAC, the server half: the mean of bodies and prototypes, and for every node a mixture of the nodes' heads."""
+"""FedPAC's strategy: the mean of bodies and prototypes, and for every client a mixture of the heads."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,22 +16,26 @@ from contrafed.strategies.simplex import simplex_minimum
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the server half."""
+    """Hyper-parameters of the strategy."""
 
     cut: Annotated[float, Range(ge=0, lt=1)]  # shares of a mixture below this are dropped
 
 
 class FedPAC(FederatedStrategy):
-    """phi = sum_k (n_k / n) phi_k; P_c by class count; head_i = sum_j a_ij pi_j over this round's participants.
+    """Average bodies and prototypes, and mix a head for every participant.
 
-    a_i minimises a' (diag(v) + G_i) a on the simplex, G_i[j, l] = <h_i - h_j, h_i - h_l> over all classes; shares below ``cut``
-    are dropped and the rest divided by its sum, as in the authors' code. Source: Xu et al. 2023, Equation 9. Where that has no
-    solution or leaves no share the node keeps its own head, counted as ``own_head``. Nodes that are away keep the last mixture.
+    phi = sum_k (n_k / n) phi_k. P_c is the mean by class count. head_i = sum_j a_ij pi_j over this round's participants.
+
+    a_i minimises a' (diag(v) + G_i) a on the simplex, with G_i[j, l] = <h_i - h_j, h_i - h_l> over all classes. As in the
+    authors' code, shares below ``cut`` are dropped and the rest is divided by its sum. Without a solution or any share left,
+    the client keeps its own head. The metric ``own_head`` counts these clients. Absent clients keep their last mixture.
+
+    Source: Xu et al. 2023, Equation 9.
     """
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """Every node has a mixture of its own."""
+        """Return why single updates are needed: each client has its own mixture."""
         return "mixes single heads for every node"
 
     def setup(self) -> None:
@@ -40,12 +44,12 @@ class FedPAC(FederatedStrategy):
         self.state["heads"] = {}
 
     def broadcast(self, model: Tensors) -> Tensors:
-        """Return body, prototypes, and a head that does not count."""
+        """Return body, prototypes, and a head that is marked invalid."""
         nothing = {n: torch.zeros(s) for n, s in self.down.items() if n.startswith("head/")}
         return super().broadcast(model) | self.prototypes.broadcast() | nothing
 
     def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
-        """Return the node's mixed head, where there is one."""
+        """Return the client's mixed head, if there is one."""
         head = self.state["heads"].get(node)
         return None if head is None else named("head", head) | {"head/valid": torch.ones(())}
 
@@ -55,7 +59,7 @@ class FedPAC(FederatedStrategy):
         heads, shares = replies.group("head"), self.mixtures(replies)
         for node, share in zip(replies.nodes.tolist(), shares, strict=True):
             if share is None:
-                self.state["heads"].pop(node, None)  # the node's own
+                self.state["heads"].pop(node, None)  # the client's own head
             else:
                 mixed = combine(heads, share.tolist())
                 self.state["heads"][node] = {n: v.to(heads[0][n].dtype) for n, v in mixed.items()}
@@ -63,7 +67,7 @@ class FedPAC(FederatedStrategy):
         return model | replies.mean("model", replies.num_examples)
 
     def mixtures(self, replies: Replies) -> list[np.ndarray | None]:
-        """Return every participant's shares a_i (m,) of the participants' heads, None where there are none."""
+        """Return every participant's shares a_i (m,) of the participants' heads, or None without a solution."""
         h = torch.stack([reply.tensors["stat/h"].double().flatten() for reply in replies]).cpu().numpy()
         v = np.array([float(reply.tensors["stat/v"]) for reply in replies])
         shares: list[np.ndarray | None] = []

@@ -1,4 +1,4 @@
-"""FedPPO, the server half: an agent trained by proximal policy optimisation chooses who trains."""
+"""FedPPO's strategy: an agent, trained by proximal policy optimisation, selects the clients that train."""
 
 import math
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 from contrafed.strategies.ppo import Learning, draw, fresh_agent, learn, output, steps_of
 
-LEAST = 1e-5  # of a loss's fall, in the reward
+LEAST = 1e-5  # lower bound of a loss's decrease, in the reward
 
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half."""
+    """Hyper-parameters of the strategy."""
 
-    choose: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # m, or a share of the nodes with data
-    choose_from: Literal["available", "all"]  # all: blind, and only those chosen train that are available
+    choose: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # m, or a share of the clients with data
+    choose_from: Literal["available", "all"]  # all: selected clients that are not available do not train
     agent_lr: Annotated[float, Range(gt=0)]
-    discount: Annotated[float, Range(ge=0, le=1)]  # of the rounds that follow a choice
+    discount: Annotated[float, Range(ge=0, le=1)]  # of the rounds after a choice
     agent_clip: Annotated[float, Range(gt=0)]
     agent_epochs: Annotated[int, Range(ge=0)]
     update_every: Annotated[int, Range(ge=1)]  # rounds
@@ -34,14 +34,21 @@ class Config(Weights):
 
 
 class FedPPO(FedAvg):
-    """W = the mean of the chosen nodes' models; m distinct nodes are drawn one after another from the actor's softmax.
+    """Average the models of clients that an agent selects.
 
-    The state is the global accuracy and each node's last accuracy, zeros at first. The reward of node k is
-    r_k = acc_k + acc_G d_k / sum_j d_j, d_k = max(last loss - loss, 1e-5), last losses 0 at first; a failed node gives none.
-    Source: Zhang et al. 2023. Readings: acc_G is the mean accuracy of the received model on the participants' training parts,
-    one round late; a choice's return is its reward and, discounted, the mean return of the next round, where the released code
-    discounts along the simultaneous choices of one round. Left out, as in PMFL's tables: the clustering against wrong labels,
-    the symmetric loss, the round in which all nodes train beforehand. Away nodes are never chosen (``choose_from=available``).
+    W is their mean. m distinct clients are drawn one after another from the actor's softmax. The agent's state is the global
+    accuracy and each client's last accuracy, which start at zero. The reward of client k is r_k = acc_k + acc_G d_k / sum_j
+    d_j, with d_k = max(last loss - loss, 1e-5). The last losses start at 0. A client that failed gives no reward. With
+    ``choose_from=available`` absent clients are never selected.
+
+    Source: Zhang et al. 2023.
+
+    Interpretation: acc_G is the received model's mean accuracy on the participants' training parts. It is one round late. A
+    choice's return is its reward plus the discounted mean return of the next round. The released code discounts along the
+    simultaneous choices of one round.
+
+    Deviation: as in PMFL's tables, three parts are left out. They are the clustering against wrong labels, the symmetric loss
+    and the initial training round of all clients.
     """
 
     averages = True
@@ -49,25 +56,25 @@ class FedPPO(FedAvg):
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """The agent is rewarded for each node."""
+        """Return why single updates are needed: the agent is rewarded for each client."""
         return "rewards its agent for single nodes"
 
     def setup(self) -> None:
-        """Begin with an agent that draws uniformly."""
+        """Start with an agent that draws uniformly."""
         nodes = self.population.num_nodes
         self.state["agent"], self.state["adam"] = fresh_agent(nodes, self.seed), {}
         self.state["accuracy"], self.state["loss"] = np.zeros(nodes), np.zeros(nodes)
         self.state["global_accuracy"], self.state["rollout"] = 0.0, []
-        self.drawn: dict[str, Any] = {}  # of this round
+        self.drawn: dict[str, Any] = {}  # this round's draw
 
     @property
     def count(self) -> int:
-        """How many nodes are chosen a round: m."""
+        """The number of clients that are selected in a round (m)."""
         share = self.config.choose
         return max(1, math.ceil(round(share * self.population.num_holders, 9))) if isinstance(share, float) else int(share)
 
     def select(self, server_round: int) -> np.ndarray:
-        """Choose among those available, or among all with data, of whom the available train."""
+        """Select among the available clients or all with data, and return the available ones of them."""
         available = super().select(server_round)
         allowed = np.zeros(self.population.num_nodes, dtype=bool)
         allowed[available if self.config.choose_from == "available" else np.flatnonzero(self.population.sizes)] = True
@@ -77,17 +84,17 @@ class FedPPO(FedAvg):
         mask, logits = torch.from_numpy(allowed), output(on_host(group(self.state["agent"], "actor")), state)
         chosen = draw(logits, mask, self.count, torch_generator(self.seed, "ppo", server_round))
         logs, _ = steps_of(logits, mask, chosen)
-        # Not part of the state: a checkpoint is written when the round is over.
+        # Not in the state, because a checkpoint is written after the round.
         self.drawn = {"state": state, "allowed": mask, "chosen": torch.tensor(chosen), "logs": logs}
         return np.intersect1d(chosen, available).astype(np.int64)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Average, reward who trained, and every few rounds have the agent learn."""
+        """Average, reward the participants, and train the agent every few rounds."""
         if len(replies):
             self._reward(replies)
         if self.round.server_round % self.config.update_every == 0 and self.state["rollout"]:
             how = Learning(self.config.agent_lr, self.config.agent_clip, self.config.agent_epochs, self.config.entropy_weight)
-            # The agent learns where its states are: the server's tensors may have followed the replies to an accelerator.
+            # Train on the CPU, where the agent's states are. Replies may have moved other tensors to an accelerator.
             agent, adam, rollout = tree_map_only(Tensor, Tensor.cpu, [self.state[k] for k in ("agent", "adam", "rollout")])
             if how.epochs:
                 learn(agent, adam, rollout, self.config.discount, how)
@@ -95,7 +102,7 @@ class FedPPO(FedAvg):
         return self.mean(model, replies)
 
     def _reward(self, replies: Replies) -> None:
-        """Keep the draw with the rewards of those that answered, and what they reported."""
+        """Store the draw, the rewards of the clients that replied, and their reports."""
         nodes, state = replies.nodes, self.state
         accuracy = np.array([float(reply.tensors["report/accuracy"]) for reply in replies])
         received = np.array([float(reply.tensors["report/received_accuracy"]) for reply in replies])
@@ -111,6 +118,6 @@ class FedPPO(FedAvg):
 
 
 def rewards_of(accuracy: np.ndarray, global_accuracy: float, before: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """Return r_k = acc_k + acc_G d_k / sum_j d_j (m,), d_k = max(before - loss, 1e-5)."""
+    """Return r_k = acc_k + acc_G d_k / sum_j d_j (m,), with d_k = max(before - loss, 1e-5)."""
     fall = np.maximum(before - loss, LEAST)
     return np.asarray(accuracy + global_accuracy * fall / fall.sum())

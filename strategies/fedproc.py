@@ -1,4 +1,4 @@
-"""FedProc, the server half: FedAvg's mean, global prototypes, and the share of cross-entropy that grows round by round."""
+"""FedProc's strategy: FedAvg's mean, global prototypes, and a share of cross-entropy that grows over rounds."""
 
 import torch
 
@@ -11,23 +11,27 @@ __all__ = ["Config", "FedProc"]
 
 
 class FedProc(FedAvg):
-    """W = sum_k (n_k / n) w_k; P_c the pooled mean over nodes' own prototypes; a_t = (t - 1) / T in round t of T planned.
+    """Average models and prototypes, and broadcast the share a_t of cross-entropy.
 
-    As long as no class has a prototype, a_t = 1: cross-entropy alone. Source: Mu et al. 2023, Algorithm 1. Deviations: its
-    code averages over all nodes' data, which shrinks the model where some are away; here over the participants. A class that
-    nobody held keeps its prototype.
+    W = sum_k (n_k / n) w_k. P_c is the pooled mean of the clients' own prototypes. a_t = (t - 1) / T in round t of T planned
+    rounds. While no class has a prototype, a_t = 1 (cross-entropy alone).
+
+    Source: Mu et al. 2023, Algorithm 1.
+
+    Deviation: the average is over the participants. The authors' code averages over all clients' data, which shrinks the model
+    if some are absent. A class without a holder in this round keeps its prototype.
     """
 
     averages = True
 
     def setup(self) -> None:
-        """Start with an empty table."""
+        """Start with an empty table of prototypes."""
         self.prototypes = Prototypes(self.state, self.down)
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the model, the prototypes and a_t."""
         known = bool(self.state["valid"].any())
-        # Nodes that train before they are judged do the next round's work.
+        # Clients that train before their evaluation run the next round's local training.
         done = self.round.server_round if self.round.judging else self.round.server_round - 1
         mix = done / self.num_rounds if known else 1.0
         return super().broadcast(model) | self.prototypes.broadcast() | {"mix/weight": torch.tensor(mix)}

@@ -1,4 +1,4 @@
-"""FedProto, the server half: prototypes alone."""
+"""FedProto's strategy: average prototypes alone."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,34 +9,37 @@ from contrafed.server.prototypes import Prototypes
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the server half."""
+    """Hyper-parameters of the strategy."""
 
     prototype_weights: Literal["plain", "class_count"]
 
 
 class FedProto(FederatedStrategy):
-    """C_j = mean of C_j^k over the nodes k that hold class j. Source: Tan et al. 2022, Algorithm 1 and Equation 6.
+    """Average the prototypes of each class: C_j = mean of C_j^k over the clients k that hold class j.
 
-    Deviation: holders weigh equally by default, as in the common code; ``class_count`` weighs them by their examples of the
-    class, as Equation 6 does, but for its further 1/|N_j|. A class that nobody held this round keeps its prototype.
+    Source: Tan et al. 2022, Algorithm 1 and Equation 6.
+
+    Deviation: holders have equal weights by default, as in the common code. With ``class_count`` the weights are their examples
+    of the class, as in Equation 6, but without its further factor 1/|N_j|. A class without a holder in this round keeps its
+    prototype.
     """
 
     averages = True
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """Prototypes are summed."""
+        """Return an empty reason: prototypes are summed."""
         return ""
 
     def setup(self) -> None:
-        """Start with an empty table."""
+        """Start with an empty table of prototypes."""
         self.prototypes = Prototypes(self.state, self.down)
 
     def broadcast(self, model: Tensors) -> Tensors:
-        """Return the prototypes; no tensor of the model travels."""
+        """Return the prototypes, without any tensor of the model."""
         return self.prototypes.broadcast()
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Average the prototypes; the server's model stays as it began and is used by nobody."""
+        """Average the prototypes, and return the unused model unchanged."""
         self.prototypes.merge(replies, self.config.prototype_weights)
         return model

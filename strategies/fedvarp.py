@@ -1,4 +1,4 @@
-"""FedVARP, a server rule: updates corrected by each node's last one, against the variance of absence."""
+"""FedVARP's strategy: use each client's last update to reduce the variance of partial participation."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -15,16 +15,18 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
 
 
 class FedVARP(FedAvg):
-    """W += eta_g v, v = mean over S of (Delta_k - y_k) + mean over all of y;  then y_k := Delta_k for k in S.
+    """Step W += eta_g v, with v = mean over S of (Delta_k - y_k) + mean over all of y.
 
-    Source: Jhunjhunwala et al. 2022, Algorithm 1, with y = 0 at first. A round without replies changes nothing. With
-    ``weights=samples`` Delta_k is multiplied by n_k over the mean of all n.
+    Then y_k := Delta_k for k in S. y starts at 0. A round without replies changes nothing. With ``weights=samples`` Delta_k is
+    multiplied by n_k over the mean of all n.
+
+    Source: Jhunjhunwala et al. 2022, Algorithm 1.
     """
 
     family = "the server's rule"
@@ -37,15 +39,15 @@ class FedVARP(FedAvg):
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """The table has every node's own update."""
+        """Return why single updates are needed: the table has every client's own update."""
         return "keeps every node's last update"
 
     def setup(self) -> None:
-        """Start with no update known."""
+        """Start with an empty table of updates."""
         self.table = Table(self.state, self.population.num_holders)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The corrected step; the participants' updates are remembered."""
+        """Return the corrected step, and store the participants' updates."""
         before, changes = self.table.mean, list[Tensors]()
         for node, delta, share in zip(replies.nodes.tolist(), replies.deltas(), self.shares(replies), strict=True):
             changes.append(self.table.replace(node, {name: value * share for name, value in delta.items()}))

@@ -1,4 +1,4 @@
-"""Local (also SOLO), the server half: counts rounds and averages nothing."""
+"""Local's (also SOLO's) strategy: count rounds and average nothing."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class Config:
 
 
 class Local(FederatedStrategy):
-    """The server's model stays as it began; nobody uses it."""
+    """Leave the server's model unchanged and unused."""
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the model as it is."""

@@ -1,4 +1,4 @@
-"""MIFA, a server rule: the mean of every node's last update, whoever is away."""
+"""MIFA's strategy: the mean of every client's last update, of absent clients too."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,17 +12,20 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
 
 
 class MIFA(FedAvg):
-    """G_k := Delta_k / eta_t for k in S;  W += eta_g eta_t (1/K) sum over all of G, eta_t the nodes' rate in this round.
+    """Set G_k := Delta_k / eta_t for k in S, and step W += eta_g eta_t (1/K) sum over all of G.
 
-    Source: Gu et al. 2021, Algorithm 1 (there G points uphill). A round without replies moves W as well. Deviation: G = 0 at
-    first, where the paper waits until every node has taken part once. With ``weights=samples`` Delta_k is multiplied by n_k
-    over the mean of all n.
+    eta_t is the clients' learning rate in this round. A round without replies moves W as well. With ``weights=samples`` Delta_k
+    is multiplied by n_k over the mean of all n.
+
+    Source: Gu et al. 2021, Algorithm 1, where G points uphill.
+
+    Deviation: G starts at 0, while the paper waits until every client has participated once.
     """
 
     family = "the server's rule"
@@ -36,15 +39,15 @@ class MIFA(FedAvg):
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """The table has every node's own update."""
+        """Return why single updates are needed: the table has every client's own update."""
         return "keeps every node's last update"
 
     def setup(self) -> None:
-        """Start with no update known."""
+        """Start with an empty table of updates."""
         self.table = Table(self.state, self.population.num_holders)
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Remember the participants' updates, and step along the mean of all."""
+        """Store the participants' updates, and step along the mean of all."""
         rate = self.rate(self.round.server_round)
         for node, delta, share in zip(replies.nodes.tolist(), replies.deltas(), self.shares(replies), strict=True):
             self.table.replace(node, {name: value * (share / rate) for name, value in delta.items()})

@@ -1,4 +1,4 @@
-"""MpFedcon, the server half: the mean of the base encoders, and of the class centres."""
+"""MpFedcon's strategy: the mean of the base encoders, and of the class centres."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,30 +11,36 @@ from contrafed.server.prototypes import Prototypes
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the server half."""
+    """Hyper-parameters of the strategy."""
 
     centre_weights: Literal["class_count", "plain", "data"]
     centre_memory: Literal["round", "bank"]
 
 
 class MpFedcon(FederatedStrategy):
-    """theta = sum_k (n_k / n) theta_k (Algorithm 1, line 29); centres per class over their holders (line 30).
+    """Average the base encoders by examples, and the centres of each class over its holders.
 
-    ``class_count`` (default) is the exact pooled mean, ``plain`` Equation 4, ``data`` line 30 without its extra 1/n, which
-    would shrink every centre. Source: Li et al. 2022 (doi:10.1051/wujns/2022276508). Deviation: a class nobody held this round
-    keeps its centre. ``centre_memory: bank`` pools the latest centres of every node that ever took part, as section 4.2's
-    memory bank and Equation 4's sum over all parties.
+    Encoders: theta = sum_k (n_k / n) theta_k (Algorithm 1, line 29). Centres: line 30.
+
+    Source: Li et al. 2022 (doi:10.1051/wujns/2022276508).
+
+    Interpretation: the key ``centre_weights`` selects the mean of centres. By default (``class_count``) it is the exact pooled
+    mean. Equation 4 is ``plain``. Line 30 is ``data``, without its extra factor 1/n, which would shrink every centre. With
+    ``centre_memory: bank`` the latest centres of all past participants are averaged. This is section 4.2's memory bank and
+    Equation 4's sum over all parties.
+
+    Deviation: a class without a holder in this round keeps its centre.
     """
 
     averages = True
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """Encoders and centres are summed, but for a bank of single ones."""
+        """Return why single updates are needed: a bank stores them. Otherwise encoders and centres are summed."""
         return "keeps every node's latest centres" if config.centre_memory == "bank" else ""
 
     def setup(self) -> None:
-        """Start with an empty table; a class centre is a prototype."""
+        """Start with an empty table. A class centre is a prototype."""
         self.centres = Prototypes(self.state, self.down)
         if self.config.centre_memory == "bank":
             self.state["bank"] = {}
@@ -49,12 +55,12 @@ class MpFedcon(FederatedStrategy):
         return replies.mean("model", replies.num_examples)
 
     def _known(self, replies: Replies) -> Replies:
-        """Return the replies whose centres count: this round's, or each node's latest."""
+        """Return the replies whose centres are averaged: this round's, or each client's latest."""
         if self.config.centre_memory == "round":
             return replies
         bank: dict[int, Tensors] = self.state["bank"]
         for reply in replies:
-            # Copies: a reply may be a view of memory that holds many of them.
+            # Copy, since a reply may be a view of a buffer of many replies.
             centres = {n: v.clone() for n, v in reply.tensors.items() if n.startswith("proto/")}
             bank[reply.node] = centres | {"examples": torch.tensor(reply.num_examples)}
         known = (Reply(node, latest, int(latest["examples"]), {}) for node, latest in bank.items())

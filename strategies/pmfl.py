@@ -1,4 +1,4 @@
-"""PMFL, a server rule: weights by participation interval, and a share of the historical global models."""
+"""PMFL's strategy: weights by participation interval, and a share of the historical global models."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,37 +14,42 @@ from contrafed.strategies.fedavg import FedAvg, Weights
 
 @dataclass(frozen=True)
 class Config(Weights):
-    """Hyper-parameters of the server half; the paper's symbol beside each."""
+    """Hyper-parameters of the strategy, each with the paper's symbol."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
-    adaptive_weights: bool  # AWC; false is the ablation w/o AWC
+    adaptive_weights: bool  # AWC. false: the ablation w/o AWC
     cutoff: Annotated[int, Range(ge=1)]  # C
     interval_lag: bool  # FedAU's weights: the interval that ends now counts from the next participation on
-    normalize: Literal["all_nodes", "participants", "weights", "none"]  # what the weighted sum is divided by
-    history_size: Annotated[int, Range(ge=0)]  # H, the current model included; 0 (or 1) is the ablation w/o HGM
-    history_warmup: Literal["available", "wait", "pad"]  # before H - 1 older models exist
+    normalize: Literal["all_nodes", "participants", "weights", "none"]  # divisor of the weighted sum
+    history_size: Annotated[int, Range(ge=0)]  # H, with the current model. 0 or 1: the ablation w/o HGM
+    history_warmup: Literal["available", "wait", "pad"]  # while fewer than H - 1 older models exist
     sign: Literal["descend", "paper"]  # paper: the minus that Equations 9 and 10 print
 
 
 class PMFL(FedAvg):
-    """U = W + (eta_g / K) sum_k x_k Delta_k;  W' = (1 - psi_t) U + psi_t mean(the last H - 1 older global models).
+    """Take a step U, weighted by participation intervals, and mix it with the older global models.
 
-    x_k is the mean participation interval of node k (AWC), K the number of all nodes, psi_t = 1/2 - t / (2 (T - 1)) for
-    t = 0 .. T-1. Source: Zhang et al. 2026 (arXiv:2602.11945), Equations 8-11 and Algorithm 2. Deviations: plus where
-    Equation 9 prints a minus, since Delta points downhill, and 1/K, without which the printed step is about K times too long.
-    Without AWC every x_k is 1 and the sum is divided by the number of participants, which is FedAvg's step. With
+    U = W + (eta_g / K) sum_k x_k Delta_k. W' = (1 - psi_t) U + psi_t mean(the last H - 1 older global models). x_k is the mean
+    participation interval of client k (AWC). K is the number of all clients. psi_t = 1/2 - t / (2 (T - 1)) for t = 0 .. T-1.
+
+    Without AWC every x_k is 1 and the sum is divided by the number of participants. This is FedAvg's step. With
     ``weights=samples`` x_k is multiplied by n_k over the mean of all n.
+
+    Source: Zhang et al. 2026 (arXiv:2602.11945), Equations 8-11 and Algorithm 2.
+
+    Deviation: the sign is plus, since Delta points downhill. Equation 9 prints a minus. The sum has a factor 1/K. Without it
+    the printed step is about K times too long.
     """
 
     idle = True
 
     def setup(self) -> None:
-        """Start every node's clock with an empty history."""
+        """Start every client's interval, with an empty history."""
         self.intervals = Intervals(self.population.num_nodes, self.config.cutoff, self.config.interval_lag, self.state)
         self.state["history"] = []  # older global models, newest first
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """The weighted step mixed with the history; time passes for both."""
+        """Mix the weighted step with the history, and advance both."""
         lengths, shares = self.intervals.tick(replies.nodes), self.shares(replies)
         weights = lengths * shares if self.config.adaptive_weights else shares  # x_k
         self.round.node_metrics["weight"] = (replies.nodes, weights)
@@ -61,12 +66,12 @@ class PMFL(FedAvg):
         return combine(models, factors)
 
     def node_weights(self) -> np.ndarray:
-        """x_k of every node."""
+        """Return x_k of every client."""
         shares = self.shares_of(self.population.sizes)
         return self.intervals.weights * shares if self.config.adaptive_weights else shares
 
     def _divisor(self, weights: np.ndarray, shares: np.ndarray) -> float:
-        """Return what the weighted sum is divided by; without AWC by the participants."""
+        """Return the divisor of the weighted sum, which is the number of participants without AWC."""
         return {
             "all_nodes": float(self.population.num_holders),
             "participants": float(shares.sum()),
@@ -75,7 +80,7 @@ class PMFL(FedAvg):
         }[self.config.normalize if self.config.adaptive_weights else "participants"]
 
     def _history(self, model: Tensors) -> tuple[float, list[Tensors]]:
-        """Return psi_t and the older global models, newest first; then remember ``model`` as the newest."""
+        """Return psi_t and the older global models, newest first, and store ``model`` as the newest."""
         older, wanted = self.state["history"], self.config.history_size - 1
         if wanted < 1:
             return 0.0, []

@@ -1,6 +1,6 @@
-"""The agent of FedPPO: an actor that ranks nodes, a critic that judges states, and proximal policy optimisation.
+"""Provide FedPPO's agent: an actor that ranks clients, a critic that values states, and proximal policy optimisation.
 
-Source: Schulman et al. 2017 (arXiv:1707.06347), Equations 7 and 9; what it serves is FedPPO's (strategies/fedppo.py).
+Source: Schulman et al. 2017 (arXiv:1707.06347), Equations 7 and 9. The method FedPPO is in strategies/fedppo.py.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from torch import Tensor
 from contrafed.core.randomness import torch_generator
 from contrafed.core.tensors import Tensors, group, named
 
-HIDDEN = 64  # two layers of so many, with tanh
-VALUE_WEIGHT = 0.5  # of the critic's squared error in the loss
+HIDDEN = 64  # units in each of two layers, with tanh
+VALUE_WEIGHT = 0.5  # weight of the critic's squared error in the loss
 
 
 class Learning(NamedTuple):
-    """How the agent learns; the usual constants of PPO."""
+    """The agent's training settings, the usual constants of PPO."""
 
     rate: float
     clip: float
@@ -27,9 +27,9 @@ class Learning(NamedTuple):
 
 
 def fresh_agent(num_nodes: int, seed: int) -> Tensors:
-    """Return an actor over K nodes and a critic, both of a state (K + 1,), drawn from the seed.
+    """Return an actor over K clients and a critic, both of a state (K + 1,), drawn from the seed.
 
-    The actor's last layer is zero: before it learns it draws uniformly.
+    The actor's last layer is zero, so that an untrained actor draws uniformly.
     """
     generator = torch_generator(seed, "ppo init")
     agent: Tensors = {}
@@ -45,15 +45,22 @@ def fresh_agent(num_nodes: int, seed: int) -> Tensors:
 
 
 def output(network: Tensors, state: Tensor) -> Tensor:
-    """Return what a network makes of a state (K + 1,): logits (K,) of an actor, a value (1,) of a critic."""
+    """Return a network's output for a state (K + 1,): logits (K,) of an actor, or a value (1,) of a critic."""
     for layer in (0, 1):
         state = torch.tanh(network[f"{layer}.weight"] @ state + network[f"{layer}.bias"])
     return network["2.weight"] @ state + network["2.bias"]
 
 
 def draw(logits: Tensor, allowed: Tensor, count: int, generator: torch.Generator) -> list[int]:
-    """Draw up to ``count`` nodes, one after another, from the softmax of ``logits`` (K,) over the ``allowed`` (K,) left."""
-    # The largest of logits plus Gumbel noise are such a draw.
+    """Draw up to ``count`` clients, one after another, from the softmax of ``logits`` over the clients left.
+
+    Args:
+        logits: Scores of the clients (K,).
+        allowed: Mask of the clients that may be drawn (K,).
+        count: Number of clients to draw.
+        generator: Source of randomness.
+    """
+    # The largest values of logits plus Gumbel noise are such a draw.
     noise = -torch.log(-torch.log(torch.rand(len(logits), generator=generator, dtype=torch.float64)))
     scores = (logits.double() + noise).masked_fill(~allowed, -torch.inf)
     chosen: list[int] = scores.argsort(descending=True)[: min(count, int(allowed.sum()))].tolist()
@@ -61,19 +68,19 @@ def draw(logits: Tensor, allowed: Tensor, count: int, generator: torch.Generator
 
 
 def steps_of(logits: Tensor, allowed: Tensor, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return, for each choice of a draw, its log-probability among what was left, and the entropy of what was left (m,)."""
+    """Return the log-probability of each choice of a draw among the clients left, and their entropy, (m,) each."""
     left, found, entropies = allowed, [], []
     for node in chosen:
         logs = torch.log_softmax(logits[left], dim=0)
         found.append(logs[int(left[:node].sum())])
         entropies.append(-(logs.exp() * logs).sum())
-        left = left.clone()  # the one before is part of the graph
+        left = left.clone()  # the previous mask is part of the graph
         left[node] = False
     return torch.stack(found), torch.stack(entropies)
 
 
 def returns_of(rollout: Sequence[dict[str, Any]], discount: float) -> list[Tensor]:
-    """Return each round's returns (m,): a choice's own reward and, discounted, the mean return of the rounds that followed."""
+    """Return each round's returns (m,): a choice's own reward plus the discounted mean return of later rounds."""
     after, found = 0.0, list[Tensor]()
     for past in reversed(rollout):
         returns = past["rewards"] + discount * after
@@ -83,10 +90,16 @@ def returns_of(rollout: Sequence[dict[str, Any]], discount: float) -> list[Tenso
 
 
 def learn(agent: Tensors, adam: Tensors, rollout: Sequence[dict[str, Any]], discount: float, how: Learning) -> None:
-    """Improve the agent and Adam's state in place by a few epochs on the rounds of ``rollout``.
+    """Train the agent for a few epochs on a rollout, and update it and Adam's state in place.
 
-    A round has ``state`` (K + 1,), ``allowed`` (K,), ``chosen`` (m,), ``logs`` (m,) when drawn, ``rewarded`` (r,) places among
-    the chosen, and their ``rewards`` (r,). Returns are standardised where two or more differ.
+    Args:
+        agent: The tensors of actor and critic.
+        adam: Adam's state.
+        rollout: One dictionary for each round.
+            From the draw it has ``state`` (K + 1,), ``allowed`` (K,), ``chosen`` (m,) and ``logs`` (m,).
+            From the replies it has ``rewarded`` (r,), indices of chosen clients, and their ``rewards`` (r,).
+        discount: Factor of later rounds' returns.
+        how: Training settings. Returns are standardised if at least two differ.
     """
     returns = returns_of(rollout, discount)
     every = torch.cat(returns)

@@ -1,4 +1,4 @@
-"""SCAFFOLD, the server half: the mean step and the mean control variate."""
+"""SCAFFOLD's strategy: the mean step and the mean control variate."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,20 +13,22 @@ from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of the server half."""
+    """Hyper-parameters of the strategy."""
 
     server_lr: Annotated[float, Range(gt=0)]  # eta_g
 
 
 class Scaffold(FederatedStrategy):
-    """W += eta_g mean Delta over the participants;  c += (1/K) sum of c_k's changes, K the number of all nodes.
+    """Step W += eta_g mean Delta over the participants, and c += (1/K) sum of the changes of c_k.
 
-    Source: Karimireddy et al. 2020, Algorithm 1, with its plain mean. So c is the mean of all nodes' c_k, whoever takes
-    part, as long as no reply is lost: then it lacks what the nodes themselves have added.
+    K is the number of all clients. If no reply is lost, c is the mean of all clients' c_k under any participation. A lost reply
+    leaves out the client's own change of c_k.
+
+    Source: Karimireddy et al. 2020, Algorithm 1, with its plain mean.
     """
 
     def setup(self) -> None:
-        """c = 0."""
+        """Start with c = 0."""
         self.state["control"] = {name: torch.zeros(self.down[f"control/{name}"]) for name in self.travelling}
 
     def broadcast(self, model: Tensors) -> Tensors:
@@ -34,7 +36,7 @@ class Scaffold(FederatedStrategy):
         return super().broadcast(model) | named("control", self.state["control"])
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
-        """Step, and renew c."""
+        """Step, and update c."""
         each = np.ones(len(replies))
         change, step = replies.weighted_sum("control", each / self.population.num_holders), replies.mean("delta", each)
         self.state["control"] = {n: (c + change[n]).to(model[n].dtype) for n, c in self.state["control"].items()}

@@ -1,18 +1,23 @@
-"""The quadratic program over mixtures that FedPAC solves for every node."""
+"""Solve the quadratic program over mixtures that FedPAC has for every client."""
 
 import numpy as np
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 from scipy.optimize import nnls
 
-# Added to the diagonal, relative to its mean: two nodes alike make the matrix singular.
+# Added to the diagonal, relative to its mean, because two equal clients make the matrix singular.
 RIDGE = 1e-9
 
 
 def simplex_minimum(matrix: np.ndarray) -> np.ndarray | None:
-    """Return the a (m,) that minimises a' P a with a >= 0 and sum a = 1, for a symmetric ``matrix`` P (m, m).
+    """Minimise a' P a over a >= 0 with sum a = 1.
 
-    With P = R'R it is, up to its length, the non-negative least-squares solution of R x = R^-T 1. None where P is not finite or
-    not positive definite, and where the solver gives up.
+    With P = R'R the solution is, up to scale, the non-negative least-squares solution of R x = R^-T 1.
+
+    Args:
+        matrix: P, symmetric (m, m).
+
+    Returns:
+        a (m,), or None if P is not finite or not positive definite, or if the solver fails.
     """
     size = len(matrix)
     if not np.isfinite(matrix).all():

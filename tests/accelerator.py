@@ -22,7 +22,7 @@ INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, a
 
 
 class There(torch.Tensor):
-    """A tensor on the stand-in; ``values`` is the one that is computed with."""
+    """A tensor on the simulated accelerator. Computations use ``values``."""
 
     @staticmethod
     def __new__(cls, values):

@@ -33,7 +33,7 @@ def _no_ray_left_over():
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_arrives():
-    """Tests send Ctrl-C to themselves and to their children. A shell has background jobs ignore it; children inherit that."""
+    """Let Ctrl-C reach the tests and their children. A shell lets background jobs ignore it, and children inherit that."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,11 +51,11 @@ def _no_figures(request, monkeypatch):
 
 @pytest.fixture
 def called(monkeypatch, capsys):
-    """Run the command in this process, which saves it five seconds of imports; answers as a process of its own would."""
+    """Run the command in this process, which saves five seconds of imports, with the results of a separate process."""
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", [str(ROOT / "main.py"), *arguments])
-        if (ray := sys.modules.get("contrafed.engines.ray")) is not None:  # the one that other tests go on with
+        if (ray := sys.modules.get("contrafed.engines.ray")) is not None:  # the instance that later tests use
             monkeypatch.setattr(ray, "stop_ray", lambda: None)
         capsys.readouterr()
         status = command.main()

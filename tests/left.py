@@ -1,4 +1,4 @@
-"""What nodes are left with after a run: their memories, and the models by which they are judged."""
+"""The state of clients after a run: their client state, and the models by which they are evaluated."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from contrafed.engines.worker import FIRST_NODE_ID
 FULL = [[0, 1, 2]] * 5
 PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
 ABSENCES = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5], [0, 2, 3, 7]]
-SHORT = {"epochs": 1, "iterations": None, "batch_size": 8, "lr": 0.05}  # nodes of unequal data: unequal numbers of steps
+SHORT = {"epochs": 1, "iterations": None, "batch_size": 8, "lr": 0.05}  # unequal data: unequal numbers of steps
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Left:
     """A finished run."""
 
     models: list  # the global model before and after every round
-    memory: dict  # node -> what it remembers
+    memory: dict  # client -> client state
     strategy: object
     workspace: object = None
 
@@ -29,16 +29,16 @@ class Left:
         return [float(model["classifier.w"]) for model in self.models[1:]]
 
     def kept(self, name):
-        """A number that each node of the scalar problem remembers, by name."""
+        """Return a number of each client's state in the scalar problem, by name."""
         return [float(self.memory[node][name]) for node in sorted(self.memory)]
 
     def own(self, node, name="own"):
-        """A model that a node remembers."""
+        """Return a model of a client's state."""
         prefix = f"{name}/"
         return {key.removeprefix(prefix): value for key, value in self.memory[node].items() if key.startswith(prefix)}
 
     def judged(self, node, final=True):
-        """The model by which a node of the scalar problem is judged after the last round."""
+        """Return the model by which a client of the scalar problem is evaluated after the last round."""
         client = self.workspace.client_class(self.workspace, [node], [self.memory.get(node, {})])
         model, rule = self.models[-1], self.strategy
         received = rule.broadcast_for_evaluation(model) | (rule.download(model, node, True) or {})
@@ -60,7 +60,7 @@ def scalar_left(name, rounds, *, start=2.0, targets=(0, 6, 3), stack_size=1, **c
 
 
 def scalar_node(name, target, start=0.0, **changes):
-    """A client for the one node of a scalar problem; ``start`` is the initial model."""
+    """Return the only client of a scalar problem. ``start`` is the initial model."""
     local = {"iterations": 1, "epochs": None, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0} | changes.pop("local", {})
     settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, local=local, **changes)}
     workspace = scalar_workspace(settings, Scalar(start), (target,))
@@ -68,7 +68,7 @@ def scalar_node(name, target, start=0.0, **changes):
 
 
 def received(**groups):
-    """What a node of the scalar problem receives, a number for each group."""
+    """Return what a client of the scalar problem receives, a number for each group."""
     return {f"{name}/classifier.w": torch.tensor([value], dtype=torch.float64) for name, value in groups.items()}
 
 
@@ -81,7 +81,7 @@ def digits_left(name, rounds=ABSENCES, *, stack_size=1, **changes):
 
 
 def stacked_equals_alone(name, tolerance=1e-9, **changes):
-    """Assert that nodes in a stack end as they do alone, with absences; returns the run alone."""
+    """Assert that clients in a stack end as they do alone, with absences. Return the run alone."""
     alone, stacked = digits_left(name, **changes), digits_left(name, stack_size=4, **changes)
     for one, other in zip(alone.models, stacked.models, strict=True):
         close(one, other, tolerance)

@@ -1,4 +1,4 @@
-"""Partitions of made-up images: as many of each class, in an order of their own."""
+"""Partitions of generated images, with equal classes in random order."""
 
 import numpy as np
 from rig import config_of, with_images

@@ -22,7 +22,7 @@ def config_of(**changes):
 
 
 def method(name, **changes):
-    """A configuration's changes for another method, whose server rule is FedAvg's."""
+    """Return a configuration's changes for another method with FedAvg's strategy."""
     return {"strategy": {"name": name, "server": "fedavg", "local": {"lr": 0.1}}, **changes}
 
 
@@ -30,10 +30,10 @@ def write_run(
     folder, accuracies=(0.1, 0.5, 0.8, 0.7), *, scope=("global", "test"), spread=None, nodes=(), more=(), summary=None,
     replies=None, system=None, **changes
 ):  # fmt: skip
-    """A run whose accuracies are of rounds 0, 10, 20, ...; two nodes take part and send 1 MiB each, every tenth round.
+    """Write a run with accuracies of rounds 0, 10, 20, ... and two participants that upload 1 MiB each in these rounds.
 
-    ``nodes`` and ``more`` are further rows of ``nodes.csv`` and ``metrics.csv``; ``replies``: how many of the two count in each
-    of these rounds; ``system``: further metrics of the system's.
+    Further rows of ``nodes.csv`` and ``metrics.csv`` are ``nodes`` and ``more``. In each round ``replies`` of the two replies
+    are accepted. Further system metrics are ``system``.
     """
     folder.mkdir(parents=True)
     config = config_of(**changes)

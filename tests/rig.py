@@ -44,12 +44,12 @@ def checked_jobs(*overrides, folder=None):
 
 
 def config_of(*overrides):
-    """The composed configuration as plain containers, a copy; composed once, which takes a quarter of a second."""
+    """Return a copy of the composed configuration as plain containers. It is composed once, in a quarter of a second."""
     return deepcopy(_composed(*overrides))
 
 
 def resolve_and_try(config):
-    """The run that a configuration describes; its method is tried without data, as a sweep does before its first job."""
+    """Return the run of a configuration, after a try of its method without data, as before a sweep's first job."""
     run = resolve(config)
     try_method(run)
     return run
@@ -61,7 +61,7 @@ def workspace_of(config, **options):
 
 
 def strategy_settings(name, **changes):
-    """One strategy's YAML with changes; ``local`` is merged. A ``server`` among them brings its own defaults."""
+    """Return one strategy's YAML with changes. ``local`` is merged, and a ``server`` among them brings its own defaults."""
     server = changes.pop("server", None)
     settings = config_of(f"strategy={name}", *([f"strategy.server={server}"] if server else []))["strategy"]
     settings["local"] |= changes.pop("local", {})
@@ -79,7 +79,7 @@ def work_of(**changes):
 
 
 class Schedule:
-    """A participation pattern written down: one list of nodes per round, and the lost replies, (round, node)."""
+    """A given participation pattern: a list of clients per round, and the lost replies (round, client)."""
 
     def __init__(self, rounds, lost=()):
         self.lost = set(lost)
@@ -93,7 +93,7 @@ class Schedule:
 
 
 class Scalar(SplitModel):
-    """One parameter w; the logits of an image are w."""
+    """A model with one parameter w. The logits of an image are w."""
 
     dropout, embedding_size, num_classes = 0.0, 1, 2
 
@@ -111,7 +111,7 @@ class Scalar(SplitModel):
 
 
 class Vector(Scalar):
-    """A parameter per value; representation and logits of every image are w, so that losses can be computed by hand."""
+    """A model with a parameter per value. Representation and logits of every image are w, for losses by hand."""
 
     def __init__(self, value):
         nn.Module.__init__(self)
@@ -125,7 +125,7 @@ class Vector(Scalar):
 
 
 def scalar_workspace(settings, model, targets=(0, 6, 3)):
-    """A Workspace in which node k holds one 'image', its target a_k, and minimises (w - a_k)^2 / 2."""
+    """Return a Workspace whose client k has one "image", its target a_k, and minimises (w - a_k)^2 / 2."""
     x = torch.tensor(targets, dtype=torch.uint8).view(-1, 1, 1, 1)
     y = torch.zeros(len(targets), dtype=torch.int64)
     data = ImageData(x, y, torch.zeros(len(targets), dtype=torch.bool), (0.0,), (1 / 255,), 2, None)
@@ -142,7 +142,7 @@ def scalar_workspace(settings, model, targets=(0, 6, 3)):
 
 
 def sized_workspace(name, sizes, *, tests=None, **changes):
-    """A Workspace in float64 in which node k has ``sizes[k]`` of the digits to train on and ``tests[k]``, or 3, to test."""
+    """Return a Workspace in float64 with ``sizes[k]`` digits to train on and ``tests[k]``, or 3, to test on for client k."""
     tests = tests or [3] * len(sizes)
     config = config_of(f"num_nodes={len(sizes)}", "model=mlp", "model.hidden=[6]", "model.projection=[5]")
     config["strategy"] = strategy_settings(name, **changes)
@@ -155,7 +155,7 @@ def sized_workspace(name, sizes, *, tests=None, **changes):
 
 
 def given(workspace):
-    """What a node receives: the initial model, and tables of numbers where a method has tables."""
+    """Return what a client receives: the initial model, and tables of numbers if the method has tables."""
     down, _ = workspace.client_class.messages(workspace.model, workspace.config)
     tables = {name: torch.linspace(0.1, 1, int(np.prod(shape))).reshape(shape).double() for name, shape in down.items()}
     return tables | {f"model/{n}": v for n, v in workspace.initial.items() if f"model/{n}" in down}
@@ -187,10 +187,10 @@ def run_strategy(
     after_round=None,
     aggregation=None,
 ):
-    """Run a method's two halves on a grid; returns the global model before and after each round, and the strategy.
+    """Run a method's client and strategy on a grid, and return the global model before and after each round, and the strategy.
 
-    ``rule``: a class for the server half instead of the method's own. ``judged``: the nodes that are scored every round.
-    ``after_round`` is called with each finished ``Round``.
+    ``rule``: another class for the strategy. ``judged``: the clients that are evaluated every round. ``after_round`` is called
+    with each finished ``Round``.
     """
     identity, server = node_run(settings).to_json(), server_of(settings["strategy"])
     install(identity, workspace)
@@ -211,7 +211,7 @@ def run_strategy(
         models = []
 
         def on_round(done, arrays):
-            assert may_fail or not done.failures  # what a hook asserts fails its node, which a run would survive
+            assert may_fail or not done.failures  # a failed assertion in a hook fails its client, which does not fail a run
             models.append({n: t.clone() for n, t in codec.from_record(arrays).items()})
             if after_round:
                 after_round(done)
@@ -247,7 +247,7 @@ def digits_run(
     aggregation=None,
     **changes,
 ):
-    """Run a method on digits with unequal nodes; every node takes part in every round unless ``schedule`` says else."""
+    """Run a method on digits with unequal clients. Without a ``schedule`` every client participates in every round."""
     config = config_of(f"strategy={name}", f"num_nodes={nodes}", f"model={model}", "partition.min_node_size=5")
     if model == "mlp":
         config["model"]["hidden"] = [16]

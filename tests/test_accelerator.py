@@ -29,7 +29,7 @@ from contrafed.training import local_round
 from contrafed.training.errors import LocalError
 from contrafed.training.workspace import uninstall
 
-# Budgets so small that nodes' memories lie on all three tiers.
+# Small budgets, so that client states use all three tiers.
 ON = (f"engine.device={NAME}", "engine.memory_device_bytes=100000", "engine.memory_host_bytes=100000")
 STACKED = ("engine=local", "engine.stack_size=4", "num_rounds=3")
 
@@ -46,7 +46,7 @@ def _alike(monkeypatch):
 
 
 def both(folder, *overrides):
-    """Run on the CPU and on the stand-in; returns what ``run_tiny`` does, of each."""
+    """Return the results of ``run_tiny`` on the CPU and on the simulated accelerator."""
     here = run_tiny(folder / "here", *overrides)
     with accelerator():
         there = run_tiny(folder / "there", *overrides, *ON)
@@ -74,7 +74,7 @@ def test_the_stand_in_computes_and_refuses_what_a_gpu_refuses():
 
 @pytest.mark.parametrize("method", ["pmfl", "fedrcl"])
 def test_no_step_waits_for_the_accelerator(method):
-    """A round of two epochs crosses between the two as often as one of one, also with convolutions and dropout."""
+    """A round of two epochs has as many transfers as one of one epoch, also with convolutions and dropout."""
     counts = []
     for epochs in (1, 2):
         local = ("strategy.local.iterations=null", f"strategy.local.epochs={epochs}", "strategy.local.batch_size=16")
@@ -132,7 +132,7 @@ def test_a_stack_asks_each_frozen_model_once_a_round():
             calls.clear()
             updates = Counted(workspace, range(3), memories).update([received] * 3, server_round)
             memories = [update.memory for update in updates]
-    # What all nodes received sees all their images as one batch.
+    # The model that all clients received processes all their images as one batch.
     assert calls == [3 * 40, 40, 40, 32, 24, 16, 8, 24, 16, 8]
 
 
@@ -175,7 +175,7 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
 )
 @pytest.mark.parametrize(("place", "where"), [(local_round, "_opened"), (PMFLClient, "_compared"), (PMFLClient, "sent")])
 def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, where, error):
-    """Memory for three nodes: eight are halved twice, in the first round only, and no result changes."""
+    """With memory for three clients, a stack of eight is halved twice, in the first round only, with equal results."""
     alone, _ = digits_run("pmfl", 3, nodes=8)
     tried, method = [], getattr(place, where)
 
@@ -221,7 +221,7 @@ def test_what_nodes_remember_leaves_the_accelerator_stack_by_stack(monkeypatch):
 
 
 def test_what_nodes_remember_comes_from_the_host_as_a_stack():
-    """A round crosses between the two as often for five nodes as for three."""
+    """A round has as many transfers for five clients as for three."""
     counts = []
     for nodes in (3, 5):
         with accelerator():
@@ -319,7 +319,7 @@ LOST = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel error
 
 
 def test_a_gpu_that_is_lost_is_no_nodes_fault(monkeypatch):
-    """Every node after it would fail for ever."""
+    """Otherwise every later client would fail."""
 
     def broken(*_):
         raise LOST
@@ -395,6 +395,6 @@ def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, me
 
 
 def test_a_rule_of_what_nodes_worked_from_has_it_where_the_replies_are(tmp_path):
-    """A run's first model is the CPU's, of which nodes receive what they then change on the accelerator."""
+    """A run's first model is on the CPU. Clients receive it, and then train on the accelerator."""
     here, there = both(tmp_path, *STACKED, "strategy=fedawe")
     assert same(here[1], there[1])

@@ -64,10 +64,7 @@ def test_a_run_is_looked_at_where_the_folders_that_it_wrote_in_are_not(tmp_path)
 
 
 def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
-    """Two nodes that trained alone, at 0 and at 2 from the global model in one of two parameters; and what runs leave.
-
-    A third was held out.
-    """
+    """Two clients that trained alone are at 0 and at 2 from the global model in one of two parameters. A third was held out."""
     (tmp_path / "config.yaml").write_text("num_nodes: 3\nheld_out_nodes: 1\n")
     for name, value in (("model", 1.0), ("personal/0", 1.0), ("personal/1", 3.0), ("personal/2", 9.0)):
         prefix = "" if name == "model" else "model/"
@@ -207,7 +204,7 @@ def test_colours_of_classes_are_apart_for_the_colour_blind(eye):
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """PMFL with everything logged, nodes that come and go, and the same run without."""
+    """Run PMFL with all logs and varying participation, and the same run without logs."""
     folder = tmp_path_factory.mktemp("logged")
     tiny = (*TINY, "strategy=pmfl", "engine=local", "participation=bernoulli", "participation.beta=null", "eval_nodes=true")
     tiny += ("participation.mean_probability=0.5", "num_rounds=4", "eval_every=2")

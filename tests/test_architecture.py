@@ -28,7 +28,7 @@ def module_of(path):
 
 
 def room_of(module):
-    """The room, or folder of choices, of a module; None for those that may import everything, and for others' modules."""
+    """Return the room, or folder of choices, of a module, or None for other modules and those that may import all."""
     parts = module.split(".")
     return parts[1] if parts[0] == "contrafed" and len(parts) > 1 and parts[1] in (*ROOMS, *LEAVES) else None
 

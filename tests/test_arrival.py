@@ -1,4 +1,4 @@
-"""Nodes that join late, that leave for good, and replies that are lost though their nodes have trained."""
+"""Clients that join late or leave permanently, and lost replies of clients that have trained."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_shares_are_drawn_by_the_seed_from_those_that_can():
     here = np.array([pattern.available(r) for r in range(1, 41)])
     assert here.sum(1)[[0, 4, 9, 14, 19, 29]].tolist() == [9, 10, 18, 12, 14, 4]
     assert (np.abs(np.diff(here.astype(int), axis=0)).sum(0) <= 2).all()
-    assert here.any(0).all()  # whoever leaves was there
+    assert here.any(0).all()  # clients that leave were available
     assert not here[:4, 7].any()
     assert here[4, 7]
     assert not np.array_equal(here[0], make(num_nodes=20, seed=1, joins=[[10, 0.4], [20, 0.1], [5, [7]]]).available(1))
@@ -80,7 +80,7 @@ def test_how_often_they_take_part_is_not_known_so_that_nothing_is_divided_by_it(
 
 
 def there(folder, name, present):
-    """A trace of who is there, (node, round)."""
+    """Return a trace of the available (client, round)."""
     path = folder / f"{name}.csv"
     path.write_text("node,round,available\n" + "\n".join(f"{k},{r},1" for k, r in sorted(present)) + "\n")
     return "participation=trace", f"participation.path={path}"
@@ -111,7 +111,10 @@ def lost_of(rate, rounds, nodes=6, seed=0):
 
 
 def test_lost_replies_are_a_function_of_seed_round_and_node_at_the_rate_asked_for():
-    """20,000 draws at 0.3: within four standard deviations; no two rounds, nodes or seeds alike, nor as a selection draws."""
+    """20,000 draws at 0.3 are within four standard deviations.
+
+    No two rounds, clients or seeds are equal, nor equal to a selection's draw.
+    """
     lost = lost_of(0.3, 1000, 20)
     assert len(lost) / 20_000 == pytest.approx(0.3, abs=4 * (0.21 / 20_000) ** 0.5)
     by_round = np.array([[(k, r) in lost for k in range(20)] for r in range(1, 1001)])
@@ -144,7 +147,7 @@ def test_when_every_reply_is_lost_the_model_stays_and_the_run_goes_on(tmp_path, 
 
 
 def test_memory_stays_with_a_node_whose_reply_is_lost(tmp_path):
-    """PMFL's nodes count the rounds they trained in: node 1's reply of round 2 is lost, and it counts that round."""
+    """PMFL's clients count their rounds of training. Client 1's reply of round 2 is lost, and it counts that round."""
     config = config_of(*TINY, "strategy=pmfl")
     counted, rounds = [], [[0, 1, 2, 3, 4, 5]] * 3
     for schedule in (Schedule(rounds), Schedule(rounds, {(2, 1)}), Schedule([rounds[0], [0, 2, 3, 4, 5], rounds[0]])):
@@ -157,7 +160,7 @@ def test_memory_stays_with_a_node_whose_reply_is_lost(tmp_path):
 
 @pytest.mark.parametrize(("name", "state"), [("scaffold", "control"), ("feddyn", "gradient")])
 def test_what_server_and_nodes_both_keep_is_apart_by_what_was_lost(name, state):
-    """SCAFFOLD's c and FedDyn's h are the mean of the nodes' own without losses; node 1's share is missing with one."""
+    """Without losses SCAFFOLD's c and FedDyn's h are the mean of the clients' own. With one, client 1's share is missing."""
     settings = config_of("num_nodes=3") | {"strategy": strategy_settings(name)}
     settings["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
     for lost in ((), {(1, 1)}):

@@ -1,4 +1,4 @@
-"""Nodes that attack, in simulation: what they send by hand, who they are, and that nothing else changes."""
+"""Clients that attack, in simulation: what they send by hand, who they are, and that nothing else changes."""
 
 import sys
 
@@ -46,7 +46,7 @@ def test_attackers_are_drawn_by_the_seed_and_more_of_them_have_the_fewer_among_t
     assert (len(few), len(more)) == (5, 15)
     assert set(few) < set(more)
     assert list(more) == sorted(more)
-    assert chosen("scale", fraction=0.3).config.among(50, 0) == more  # whatever they do
+    assert chosen("scale", fraction=0.3).config.among(50, 0) == more  # for any attack
     assert chosen("ipm", fraction=0.3).config.among(50, 1) != more
     assert chosen("ipm", fraction=0.0).config.among(50, 0) == ()
     assert chosen("ipm", nodes=[7, 3, 7]).config.among(8, 0) == (3, 7)
@@ -123,7 +123,7 @@ def test_without_an_attack_there_is_nothing_in_between():
     ],
 )
 def test_a_round_by_hand(name, changes, model):
-    """Two exact steps of 0.1 from W = 2 towards a = (0, 6, 3): changes (-0.38, 0.76, 0.19), of which node 1 sends another."""
+    """Two exact steps of 0.1 from W = 2 towards a = (0, 6, 3) give updates (-0.38, 0.76, 0.19). Client 1 uploads another."""
     settings = config_of("num_nodes=3") | {"strategy": strategy_settings("fedavg", weights="uniform")}
     settings["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
     workspace = scalar_workspace(settings, Scalar(2.0))
@@ -135,7 +135,7 @@ def test_a_round_by_hand(name, changes, model):
 
     models, _ = run_strategy(workspace, settings, Schedule([[0, 1, 2], [0, 2]]), 2, wrap=wrap)
     assert float(models[1]["classifier.w"]) == pytest.approx(model, abs=1e-6)
-    assert float(models[2]["classifier.w"]) == pytest.approx(1.5 + 0.81 * (model - 1.5), abs=1e-6)  # nobody attacks
+    assert float(models[2]["classifier.w"]) == pytest.approx(1.5 + 0.81 * (model - 1.5), abs=1e-6)  # no client attacks
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def made(folder, *overrides):
 
 
 def test_prototypes_are_attacked_where_a_method_sends_them(tmp_path):
-    """FedProto's replies are prototypes alone: where all nodes turn theirs round, so is the server's table."""
+    """FedProto's replies are prototypes alone. If all clients reverse theirs, so is the server's table."""
     found = {}
     for fraction in (0.0, 1.0):
         flip = ("attack=sign_flip", f"attack.fraction={fraction}", "num_rounds=1", "checkpoint_every=1")
@@ -253,7 +253,7 @@ def test_an_attacked_run_goes_on_bit_for_bit(tmp_path):
 
 
 def test_nodes_that_are_asked_say_their_true_classes():
-    """Flower's nodes are asked what they hold, and who takes part must not depend on who attacks."""
+    """Flower's clients are asked for their classes, and the cohort must not depend on the attackers."""
     identify()
     settings = resolve(config_of(*TINY, "attack=label_flip", "attack.nodes=[1]")).node.to_json()
     query = Message(RecordDict({"config": ConfigRecord({"settings": settings})}), 10, MessageType.QUERY)
@@ -278,7 +278,10 @@ def test_engines_attack_alike(tmp_path, engine, name):
 
 
 def test_wrong_labels_by_hand():
-    """Nodes 0 and 1 share example 1; only node 1 attacks: its copies of 1 and 2 are of classes 3 - 1 - 0 and 3 - 1 - 2."""
+    """Clients 0 and 1 share example 1, and only client 1 attacks.
+
+    Its copies of 1 and 2 are of classes 3 - 1 - 0 and 3 - 1 - 2.
+    """
     x, y = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1), torch.tensor([0, 0, 2, 1, 2])
     test = torch.tensor([False, False, False, False, True])
     data = ImageData(x, y, test, (0.5,), (0.5,), 3, np.array([0, 0, 1, 1, 1]))
@@ -286,7 +289,7 @@ def test_wrong_labels_by_hand():
     more, partition = flipped(data, true, (1,))
     assert partition.train(0).tolist() == [0, 1]
     assert partition.train(1).tolist() == [5, 6]
-    assert partition.true_train(1).tolist() == [1, 2]  # by which models are judged
+    assert partition.true_train(1).tolist() == [1, 2]  # the labels for evaluation
     assert more.y.tolist() == [0, 0, 2, 1, 2, 2, 0]
     assert more.x.flatten().tolist() == [0, 1, 2, 3, 4, 1, 2]
     assert more.test.tolist() == [*test.tolist(), False, False]

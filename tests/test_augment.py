@@ -43,7 +43,7 @@ def test_flip_and_crop_are_exact():
 
 
 def test_rotation_matches_torchvision():
-    """By right angles exactly; by 10 degrees as torchvision's nearest-pixel rotation, but for rounding at pixel edges."""
+    """Right angles are exact. 10 degrees equals torchvision's nearest-pixel rotation, except for rounding at pixel edges."""
     from torchvision.transforms.v2 import InterpolationMode
     from torchvision.transforms.v2.functional import rotate
 

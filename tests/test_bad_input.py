@@ -27,7 +27,7 @@ from contrafed.runs.run import run
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("engine=local", "num_nodes=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "partition=iid")
 PROBED = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-# Where a group of keys stands in every configuration; the files of each choice hold its own.
+# Groups of keys in every configuration. The files of each choice hold the others.
 CHOSEN = [f"{group}={name}" for group in ("partition", "participation", "model", "engine", "privacy", "strategy") for name in
           registry.choices(group)]  # fmt: skip
 WRONG = st.one_of(
@@ -41,7 +41,7 @@ WRONG = st.one_of(
 
 
 def one_line(call):
-    """Whether a call is refused; anything but a ``UserError`` of one line fails the test."""
+    """Return whether a call is refused. Anything but a ``UserError`` of one line fails the test."""
     refused = None
     try:
         call()
@@ -60,7 +60,7 @@ def places(config, above=()):
 
 
 def changed(config, place, action, value):
-    """A copy with one value replaced, one key taken out, or one put beside it."""
+    """Return a copy with one value replaced, one key removed, or one added."""
     config = copy.deepcopy(config)
     group = config
     for key in place[:-1]:

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if it had not been: same model, same logs, bit for bit."""
+"""A stopped run resumes to the same model and the same logs as an uninterrupted one, bit for bit."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ SMALL = (
     "partition.test_fraction=0.2", "participation=markovian", "participation.mean_probability=0.5", "participation.p01=0.5",
 )  # fmt: skip
 LOGGED = "log=[deviation,weights,features,nodes_train]"
-# Every method as it is goes on from its middle in test_every.py.
+# test_every.py resumes every unchanged method from its middle.
 EACH = [
     ("pmfl", ()),
     ("fedrcl", ("strategy.server=fedagm", "strategy.local.epochs=1")),
@@ -123,7 +123,7 @@ def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stopped,
 
 
 def test_a_table_by_node_goes_on_bit_for_bit(tmp_path, stopped, monkeypatch):
-    """Every node works from what it sent last, which the server keeps under its partition id."""
+    """Every client continues from its last upload, which the server stores under its partition id."""
 
     def aggregate(self, model, replies):
         self.state.setdefault("own", {}).update({reply.node: reply.group("model") for reply in replies})
@@ -154,7 +154,7 @@ def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stoppe
     )
     assert equal(outcome(tmp_path / "b"), whole)
     assert equal(outcome(folder), before)
-    shutil.rmtree(folder)  # what went on elsewhere stands on its own
+    shutil.rmtree(folder)  # the resumed folder does not need the first one
     overrides = ("engine=ray", "engine.workers=2")
     overrides += (f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1", f"output_dir={tmp_path}/c")
     run(config_of("strategy=pmfl", *SMALL, *overrides))
@@ -191,11 +191,11 @@ def test_only_the_last_few_are_kept_and_files_of_unchanged_nodes_are_shared(tmp_
     used = {file for t in (5, 6, 7) for file in checkpoint.find(folder / f"{t:06d}").nodes.values()}
     assert {p.name for p in (folder / "nodes").iterdir()} == used
     rounds = {int(file.split("-")[1].split(".")[0]) for file in checkpoint.find(folder / "000007").nodes.values()}
-    assert len(rounds) > 1  # a node that was away since has the file of its own last round
+    assert len(rounds) > 1  # an absent client has the file of its last round
 
 
 def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
-    """Files are used again, and a loaded safetensors file is mapped: what a node remembers must not change under it."""
+    """Files are reused, and a loaded safetensors file is mapped. A later write must not change the client state in use."""
 
     def value(t):
         return {0: {"a": torch.full((5000,), float(t))}}
@@ -265,7 +265,7 @@ def test_personal_models_of_a_finished_run_can_still_be_saved(tmp_path, capsys):
 
 
 def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_after_it(tmp_path):
-    """FedProc mixes by the round: nodes that train before they are judged leave the models of the last evaluation."""
+    """FedProc's mix depends on the round. Clients that train before evaluation save the models of the last evaluation."""
     proc = ("strategy=fedproc", "judge=post_train", *SMALL)
     run(config_of(*proc, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
     run(config_of(*proc, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
@@ -329,7 +329,7 @@ def killed_until_done(folder, overrides, kills, rng):
             command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         ends = time.monotonic() + 120
-        # Past what the last sitting left, so that the kill falls among rounds and not into the start.
+        # Past the last attempt's rounds, so that the kill is during rounds and not at the start.
         while process.poll() is None and time.monotonic() < ends and rows_of(log) <= before:
             time.sleep(0.005)
         time.sleep(rng.random() * 0.1)

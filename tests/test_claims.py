@@ -1,4 +1,4 @@
-"""What nodes say of themselves, held against what is known of them; and nodes that stall, return and stand in for others."""
+"""Checks of what clients report against known values, and clients that stall, return and replace others."""
 
 import time
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_devices")
 
 
 def claims(kind, k, when="2", **numbers):
-    """A node whose answers of a kind say other numbers."""
+    """A client whose replies of one kind report other numbers."""
 
     def change(node, message, reply):
         about = message.metadata
@@ -54,7 +54,7 @@ def test_a_score_that_cannot_be_does_not_count(tmp_path, numbers):
 
 
 def test_a_class_weighs_no_more_than_the_node_holds():
-    """Counts of 1e30 and -10 beside 5 of 5: the first is taken for its node's 10 examples, the second for none."""
+    """Counts of 1e30 and -10 compete with 5 of 5. The first is bounded by its client's 10 examples, the second by 0."""
     rows = [(5, 5.0, 1.0), (10, 1e30, 4.0), (10, -10.0, 9.0)]
     replies = Replies(
         Reply(k, {"proto/count": torch.tensor([count]), "proto/mean": torch.tensor([[mean]])}, examples, {})
@@ -92,7 +92,7 @@ def test_an_odd_answer_before_round_1_is_one_line(tmp_path, odd):
 
 
 def joins(wire, how):
-    """Registers another device once round 1 was answered, of which ``how`` changes the answers."""
+    """Register another device after the replies of round 1. ``how`` changes its replies."""
 
     def change(k, message, reply):
         if message.metadata.group_id == "1" and message.metadata.message_type == MessageType.TRAIN:
@@ -128,7 +128,7 @@ def test_a_newcomer_that_is_silent_is_asked_ever_less_and_not_waited_for_long(tm
 
 
 class Answering:
-    """Nodes that answer queries as a device of their partition does; whose list is who is online."""
+    """Clients that reply to queries as a device of their partition does. The list has the clients that are online."""
 
     def __init__(self, federation, partitions):
         self.federation, self.partitions, self.online = federation, partitions, set(partitions)

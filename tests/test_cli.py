@@ -27,7 +27,7 @@ QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=m
 
 
 def command(*arguments, timeout=900):
-    """Run the command as a process of its own."""
+    """Run the command in its own process."""
     return subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
@@ -107,7 +107,7 @@ def test_a_mistake_ends_the_command_with_a_line_and_a_status():
     assert done.stderr == f"error: unknown strategy 'pfml', did you mean 'pmfl'? choices: {choices}\n"
 
 
-# What the YAMLs and the top-level keys alone can tell. A wrong type or value within a group is for the dataclass beside the
+# Mistakes in YAMLs and top-level keys alone. A wrong type or value within a group is left to the dataclass with the
 # choice's code to say, and a missing data set for the data set: these import it.
 KNOWN_BEFORE_ANY_IMPORT = [
     ["strategy=pfml"],
@@ -191,7 +191,7 @@ def test_sweeps_expand_to_every_combination():
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_composes_and_has_a_description_and_all_its_defaults_in_yaml(group):
-    """No dataclass of a choice has a default of its own."""
+    """No dataclass of a choice has a default value."""
     for name, text in registry.choices(group).items():
         assert len(text) > 10, name
         values = config_of(f"{group}={name}")[group]

@@ -1,4 +1,4 @@
-"""A checkpoint that is not what was written counts as none: the run goes on from the one before, or is refused."""
+"""A damaged checkpoint is ignored: the run resumes from the one before, or is refused."""
 
 import os
 
@@ -27,7 +27,7 @@ def damage_node(folder):
 
 
 def damage_numbers(folder):
-    """Zeros in place of the last numbers: the file is as long as it was, and its header says so."""
+    """Replace the last numbers by zeros, with the file's length and header unchanged."""
     file = folder / "checkpoints" / "000004" / "server.safetensors"
     file.write_bytes(file.read_bytes()[:-200] + bytes(200))
 

@@ -1,4 +1,4 @@
-"""A report of folders in which something is wrong: what cannot be read is left out with a line, what is small says so."""
+"""A report of damaged folders: unreadable runs are left out with a line, and small runs are marked."""
 
 import json
 
@@ -20,7 +20,7 @@ def rewrite(path, change):
 
 @pytest.fixture
 def pair(tmp_path):
-    """A whole run beside one that the tests damage."""
+    """Return an intact run and one that the tests damage."""
     write_run(tmp_path / "whole", **method("fedavg"), summary={"rounds": 30})
     write_run(tmp_path / "other", **method("pmfl"), summary={"rounds": 30})
     return tmp_path

@@ -52,7 +52,7 @@ def test_merged_splits_leave_no_central_test_set():
 
 
 def test_the_papers_deviation_is_the_mean_of_single_images(tmp_path):
-    """Of training images (0, 102) and (0, 204), deviations 0.2 and 0.4; of all pixels together it is 0.33."""
+    """Training images (0, 102) and (0, 204) have standard deviations 0.2 and 0.4. All pixels together have 0.33."""
     assert image_deviations(images(102, 204)) == pytest.approx((0.3,), rel=1e-12)
     every, own = (load_images(settings_of("digits", normalize=way)) for way in ("moments", "image_deviations"))
     assert own.mean == every.mean
@@ -269,7 +269,7 @@ def test_writers_own_their_characters():
 
 
 def test_only_some_of_the_published_classes_are_read():
-    """Numbered anew in the order given; writers who wrote none of them are no nodes."""
+    """Classes are numbered anew in the given order. Writers of none of them are not clients."""
     import datasets
 
     rows = {

@@ -52,7 +52,7 @@ GRIDS = {
 
 
 def run_on(grid, wire, folder, *overrides):
-    """Run on ``grid`` before ``wire``; returns (model, metrics.csv, summary)."""
+    """Run on ``grid`` over ``wire``, and return (model, metrics.csv, summary)."""
     config = deployed(" ".join([*SMALL, "strategy=fedavg", *overrides, f"output_dir={folder}"]))
     serve(GRIDS[grid](wire, config.wait_for_nodes), config)
     summary = json.loads((folder / "summary.json").read_text())

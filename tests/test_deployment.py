@@ -72,7 +72,7 @@ def listens(port):
 
 
 class Federation:
-    """A SuperLink with TLS and node authentication and three SuperNodes, each with a key of its own, as processes."""
+    """A SuperLink with TLS and node authentication, and three SuperNodes with separate keys, as processes."""
 
     def __init__(self, folder):
         self.folder, self.processes = folder, {}
@@ -122,7 +122,7 @@ class Federation:
         )  # fmt: skip
 
     def kill(self, name):
-        """Pull the plug: the SuperNode and whatever it had started."""
+        """Kill the SuperNode and all processes that it started."""
         os.killpg(self.processes[name].pid, signal.SIGKILL)
         self.processes.pop(name).wait()
 
@@ -130,7 +130,7 @@ class Federation:
         return (self.folder / f"{name}.log").read_text()
 
     def memory(self, k):
-        """The run id and the tensors that node k has on its disk now, and None while it has none."""
+        """Return the run id and the tensors of client k's state on its disk now, or None without any."""
         for path in (self.folder / f"state{k}" / "memory").glob("*.safetensors"):
             with contextlib.suppress(FileNotFoundError, SafetensorError):  # replaced or removed this moment
                 return path.name.partition("-")[0], load_file(path)
@@ -138,7 +138,7 @@ class Federation:
 
     @contextlib.contextmanager
     def running(self, overrides):
-        """``flwr run`` with Hydra overrides; waiting for it is the body's business."""
+        """Run ``flwr run`` with Hydra overrides. The body of the block waits for it."""
         arguments = [command("flwr"), "run", str(self.folder / "app"), "mine", "--stream"]
         with open(self.folder / "run.log", "w") as log:
             process = subprocess.Popen(
@@ -202,7 +202,7 @@ def test_devices_equal_the_local_engine_bit_for_bit(tmp_path, federation, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
 def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, federation, name):
-    """Node 1 loses power in round 2, while it trains, and is started again once the failure is counted."""
+    """Client 1 loses power in round 2, while it trains, and is started again once the failure is counted."""
     out, before = tmp_path / "devices", len(federation.log("node1"))
     rounds = []
 
@@ -221,12 +221,12 @@ def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, 
     summary = finished(out)
     failed = failures_by_round(out)
     assert summary["status"] == "finished"
-    assert failed[2] == (2 if name == "fedcrl" else 1)  # FedCRL's nodes are also asked to evaluate
+    assert failed[2] == (2 if name == "fedcrl" else 1)  # FedCRL's clients are also asked to evaluate
     away = sum(count > 0 for count in failed.values())
     assert sorted(failed) == list(range(1, ROUNDS + 1))
     assert all(failed[t] == 0 for t in range(2 + away, ROUNDS + 1))  # away in a row, and back for good
     assert away < ROUNDS - 2  # at least two rounds after its return
-    # It remembers its first round, and that alone when it is back: every later one adds to it.
+    # Its state is of its first round alone when it returns. Every later round adds to it.
     trained = [count for count in rounds if count is not None]
     assert int(kept[1]["rounds"]) == 1
     assert trained[0] == 1

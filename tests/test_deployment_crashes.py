@@ -1,4 +1,4 @@
-"""Processes of a deployment that are killed: SuperLink, ServerApp, SuperNodes, on loopback, and the run that goes on."""
+"""Killed processes of a deployment on loopback (SuperLink, ServerApp, SuperNodes), and the run that resumes."""
 
 import contextlib
 import csv
@@ -123,7 +123,7 @@ def test_a_run_whose_server_is_killed_goes_on_to_the_bytes_of_local(tmp_path, fe
 
 @pytest.mark.slow
 def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
-    """Whatever is killed, no round is missing or there twice, and no node forgets anything."""
+    """Under any kills, no round is missing or doubled, and no client loses its state."""
     out, rng, kills = tmp_path / "run", random.Random(0), dict.fromkeys(("node0", "node1", "server", "ServerApp"), 0)
     overrides = f"{' '.join(SMALL)} num_rounds={SOAK} checkpoint_every=2 resume=latest output_dir={out}"
     while not (out / "summary.json").exists():
@@ -184,7 +184,7 @@ ARRAYS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_two_gigabytes_cost_that_reply_alone(tmp_path, federation, kind):
-    """Node 1 puts 2 GiB into its reply of round 2, or says so: that reply alone is lost, and no ServerApp grows by them."""
+    """Client 1 puts 2 GiB into its reply of round 2, or reports so. Only that reply is lost, and no ServerApp grows by them."""
     path, out, highest = federation.folder / "app" / "contrafed" / "client_app" / "app.py", tmp_path / "run", {}
     array, failed, rejected = ARRAYS[kind]
     text = path.read_text()

@@ -1,4 +1,4 @@
-"""A run of devices that was stopped goes on: the server from its checkpoint, nodes from what they kept on their own disks."""
+"""A stopped run of devices resumes: the server from its checkpoint, clients from the files on their disks."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from contrafed.runs.run import run
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
 LONG = ("num_rounds=5", "checkpoint_every=2")
-AGAIN = RUN + 1  # Flower's id of the second sitting
+AGAIN = RUN + 1  # Flower's id of the second attempt
 
 
 class Stopped(BaseException):
@@ -30,7 +30,7 @@ def nodes(folder, run_id, change=None, **more):
 
 
 def stop_in(server_round, kind="train", node=1):
-    """Have the server end while it waits for a node's reply; nodes that were asked before have trained."""
+    """End the server while it waits for a client's reply. Clients that were asked before have trained."""
 
     def change(k, message, reply):
         if k == node and message.metadata.group_id == str(server_round) and message.metadata.message_type == kind:
@@ -41,7 +41,7 @@ def stop_in(server_round, kind="train", node=1):
 
 
 def stopped(folder, *overrides, run_id=RUN, change=None):
-    """A sitting that ends in round 4, after the checkpoint of round 2, which all nodes have gone beyond."""
+    """Run an attempt that ends in round 4, after the checkpoint of round 2. All clients have trained since that checkpoint."""
     with pytest.raises(Stopped):
         run_devices(folder / "run", nodes(folder, run_id, change or stop_in(4)), *LONG, *overrides)
 
@@ -74,7 +74,10 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
 def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, name):
-    """Nodes 0 and 1 had trained in round 4 and go back to round 2; everything is as if the first sitting had ended there."""
+    """Clients 0 and 1 had trained in round 4 and return to round 2.
+
+    The result is that of a first attempt stopped at round 2.
+    """
     stopped(tmp_path, f"strategy={name}")
     assert checkpoint.find(tmp_path / "run").server_round == 2
     *found, summary = run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, f"strategy={name}", "resume=latest")
@@ -83,12 +86,12 @@ def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, 
     assert (found[1], found[2]) == (metrics, by_node)
     assert summary["resumed_from"].endswith("000002")
     files = sorted(path.name for path in (tmp_path / "state0" / "memory").iterdir())
-    assert files == [f"{RUN}-0.kept", f"{RUN}-0.safetensors"]  # filed under the first sitting
+    assert files == [f"{RUN}-0.kept", f"{RUN}-0.safetensors"]  # stored under the first attempt's id
 
 
 @pytest.mark.parametrize("where", [(3, "train"), (3, "evaluate"), (5, "evaluate")])
 def test_wherever_it_stops_and_however_often(tmp_path, whole, where):
-    """A second sitting stops before it has a checkpoint, or after the last evaluation, which ends what nodes remember."""
+    """A second attempt stops before it has a checkpoint, or after the last evaluation, which ends the client states."""
     stopped(tmp_path, "strategy=fedcrl")
     with pytest.raises(Stopped):
         second = nodes(tmp_path, AGAIN, stop_in(*where))
@@ -124,7 +127,7 @@ def damaged_kept(state):
 
 
 def of_another_run(state):
-    """The node took part in another run between the two sittings, which ended what it remembered of this one."""
+    """Let the client join another run between the two attempts, which ended its state of this one."""
     StateDir(state, "77", 1, "pmfl").open()
 
 
@@ -158,7 +161,7 @@ def test_a_node_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, da
 
 
 def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, capsys):
-    """Nodes 1 and 2 are away when the run goes on; 1 is back after round 3 under another id, 2 never."""
+    """Clients 1 and 2 are absent when the run resumes. Client 1 returns after round 3 with another id, and 2 never."""
     stopped(tmp_path, "strategy=pmfl")
     wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}), run_id=AGAIN)
     wire.contexts.append(Context(AGAIN, 13, dict(wire.contexts[1].node_config), RecordDict(), {}))
@@ -178,13 +181,13 @@ def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, caps
     assert not any(rows_of(metrics, "memory_lost").values())
     assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(2)] == [5, 4]
     assert (summary["status"], summary["rounds"]) == ("finished", 5)
-    # Nor is it for ever where nobody is there at all.
+    # Nor does it wait for ever if no client is available.
     with pytest.raises(UserError, match=r"after 0.2 s 0 of 3 nodes are here; missing: partition 0, 1, 2. Start them, or"):
         run_devices(tmp_path / "run", Wire(run_id=AGAIN + 1), *how, "wait_for_nodes=0.2")
 
 
 def test_two_runs_that_go_on_from_the_same_checkpoint_do_not_mix(tmp_path, capsys):
-    """The nodes' disks hold what the last sitting did; the other branch finds nothing of its own and says so."""
+    """The clients' disks hold the last attempt's state. The other branch finds nothing and reports so."""
     stopped(tmp_path, "strategy=pmfl")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, "strategy=pmfl", "resume=latest")
@@ -225,7 +228,7 @@ def test_checkpoints_of_devices_and_of_simulations_are_told_apart(tmp_path):
         run_devices(tmp_path / "b", again, *LONG, "strategy=pmfl", f"resume={tmp_path}/local")
 
 
-# ------------------------------------------------------------------------------------------------------ one node's files, alone
+# ----------------------------------------------------------------------------------------------------- one client's files alone
 
 
 def moment(sitting, server_round, checkpoint=None, known=0, **past):
@@ -247,11 +250,11 @@ def test_what_a_node_keeps_is_what_it_remembered_at_the_last_checkpoint(tmp_path
         MemoryFileError, match="of round 4 is not there"
     ):  # told of a newer checkpoint, it forgot that of round 5
         state.read(moment("2", 6, 5, 4, s1=5))
-    # The second sitting goes on from round 10, is stopped before a checkpoint, and so is the third.
+    # The second attempt resumes from round 10 and stops before a checkpoint. So does the third.
     for sitting in ("2", "3"):
         state.write(tensors(int(sitting) * 100), moment(sitting, 11, 10, s1=10))
         assert same(state.read(moment("4", 11, 10, s1=10)), tensors(9))
-    # What a sitting did that was left behind is never kept for another.
+    # The work of an abandoned attempt is never kept for another.
     state.write(tensors(5), moment("5", 12, 10, s1=10))
     assert same(state.read(moment("6", 12, 10, s1=10)), tensors(9))
 

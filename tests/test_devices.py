@@ -1,4 +1,4 @@
-"""What devices do that simulated nodes need not: remember on disk, come and go, and answer badly. One process."""
+"""Behaviour of devices in one process: client state on disk, absences, and invalid replies."""
 
 import csv
 import functools
@@ -32,7 +32,7 @@ NOW = Moment(str(RUN), 2)
 
 @pytest.mark.parametrize("name", ["pmfl", "fedcrl", "moon", "fedper"])
 def test_a_node_that_is_another_process_at_every_message_equals_local(tmp_path, name):
-    """Nothing in Context.state survives here, so that what a node remembers is what its state-dir holds."""
+    """Nothing in Context.state persists here, so the client state is that of the state-dir."""
     wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}))
 
     def forget(k, message, reply):
@@ -54,7 +54,7 @@ def test_memory_ends_with_the_run_and_another_runs_is_never_used(tmp_path):
     run_devices(tmp_path / "a", Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"})), "strategy=fedcrl")
     assert list(state.iterdir()) == []  # the last evaluation said that it is the last
     run_devices(tmp_path / "b", Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"})), "strategy=pmfl")
-    assert [p.name for p in state.iterdir()] == [f"{RUN}-0.safetensors"]  # PMFL's nodes are not asked to evaluate
+    assert [p.name for p in state.iterdir()] == [f"{RUN}-0.safetensors"]  # PMFL's clients are not asked to evaluate
     rounds = load_file(state / f"{RUN}-0.safetensors")["rounds"]
     assert rounds == 3
     (state / f"{RUN}-0.safetensors").rename(state / "77-0.safetensors")
@@ -135,7 +135,7 @@ def test_a_crash_while_memory_is_written_leaves_the_old_one(tmp_path, monkeypatc
 
 
 def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
-    """The server names a run, never a place; what it saved is found again by that name."""
+    """The server names a run, never a path. A saved model is found again by that name."""
     state = {"state-dir": f"{tmp_path}/state{{k}}"}
     *_, summary = run_devices(tmp_path / "run", Wire(*plain(**state)), "strategy=fedcrl", "save_personal=true")
     assert (summary["engine"], summary["run_id"]) == ("devices", str(RUN))
@@ -148,7 +148,7 @@ def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
     assert again["personal_accuracy_mean"] == summary["personal_accuracy_mean"]
     with pytest.raises(UserError, match="node 10 cannot take part: --node-config needs state-dir"):
         run_devices(tmp_path / "none", Wire(*plain()), "strategy=fedcrl", "save_personal=true")
-    # A path in a message, whoever wrote it, is not where a device writes.
+    # A device never writes to a path from a message.
     identify()
     context = Context(RUN, 10, plain(**state)[0], RecordDict(), {})
     places = contrafed.client_app.app._places({"save": "/etc"}, context, StateDir(tmp_path / "state0", str(RUN), 0, "fedcrl"))
@@ -159,7 +159,7 @@ def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
 
 
 def answers_but(k, when, what):
-    """A node whose replies to round ``when``'s training are ``what(reply)``."""
+    """A client whose replies to round ``when``'s training are ``what(reply)``."""
 
     def change(node, message, reply):
         hit = node == k and message.metadata.group_id == when and message.metadata.message_type == "train"
@@ -170,7 +170,10 @@ def answers_but(k, when, what):
 
 @functools.cache
 def expected_without(*rounds):
-    """The same run in which node 1 is away in ``rounds``: FedAvg remembers nothing, so an absent node equals a rejected."""
+    """Return the same run with client 1 absent in ``rounds``.
+
+    FedAvg has no client state, so an absent client equals a rejected one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         return _without(Path(folder), rounds)
 
@@ -295,7 +298,7 @@ def test_fewer_than_min_replies_leave_the_model_as_it_is(tmp_path, capsys, engin
         one = run_devices(tmp_path / "one", Wire(*plain()), "strategy=pmfl", "min_replies=3", "num_rounds=2")
         assert rows_of(metrics, "replies_rejected") == {1: 0, 2: 3}
         assert not same(model, one[0])
-    else:  # node 2 is away in round 2
+    else:  # client 2 is absent in round 2
         trace = tmp_path / "trace.csv"
         trace.write_text("node,round,available\n0,1,1\n1,1,1\n2,1,1\n0,2,1\n1,2,1\n")
         small = [o for o in SMALL if not o.startswith("participation")]
@@ -339,13 +342,13 @@ def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, 
     assert rows_of(metrics, "replies_rejected") == {1: 0, 2: 2, 3: 0}
     assert rows_of(metrics, "failures") == {1: 0, 2: 0, 3: 1}
     spread = rows_of(metrics, "accuracy_std")
-    assert spread[2] == 0 < spread[1]  # one node is left
+    assert spread[2] == 0 < spread[1]  # one client is left
     assert "node 1, evaluation: a score that is not finite (loss)" in (said := capsys.readouterr().out)
     assert "round 3: 1 reply did not count; the first: node 0, evaluation: " in said
 
 
 def test_a_node_that_comes_back_under_another_id_is_found_again(tmp_path):
-    """Without a key Flower gives a restarted node a new id; the old one is gone for good."""
+    """Without a key Flower gives a restarted client a new id, and the old one does not return."""
     wire = Wire(*plain(), {"partition-id": 1}, offline={3})
 
     def swap(k, message, reply):

@@ -29,7 +29,7 @@ from contrafed.runs.run import run
 
 @contextlib.contextmanager
 def small_disk(folder, kilobytes):
-    """Mount a disk of so many kilobytes at ``folder``, in memory; skips where this process may not."""
+    """Mount an in-memory disk of so many kilobytes at ``folder``. Skip the test if this process may not."""
     folder.mkdir()
     wanted = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
     if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(wanted, capture_output=True).returncode:
@@ -48,13 +48,13 @@ def fill(folder):
 
 
 def command(*overrides):
-    """The command line on a small run, in a process of its own."""
+    """Run the command line on a small run, in its own process."""
     words = [sys.executable, "main.py", "strategy=pmfl", *SMALL, "partition.min_node_size=5", *overrides]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 
 def one_line(found, says):
-    """Assert that a command failed with one line that says so, and with nothing else."""
+    """Assert that a command failed with one line that names the cause, and with nothing else."""
     assert found.returncode == 1, found.stderr
     assert re.fullmatch(rf"error: cannot write to .*{says}.*\n", found.stderr), found.stderr
 
@@ -119,7 +119,7 @@ def test_wherever_the_disk_fails_the_last_checkpoint_is_whole(tmp_path, monkeypa
 
         def after_round_4(self, done):
             if done.server_round == 5:
-                while not (tmp_path / "run" / "checkpoints" / "000004").exists():  # which is written beside the rounds
+                while not (tmp_path / "run" / "checkpoints" / "000004").exists():  # written while rounds run
                     time.sleep(0.01)
                 patch.setattr(module, name, fault)
             write(self, done)
@@ -160,7 +160,7 @@ def test_a_slow_disk_only_takes_time(tmp_path, monkeypatch, whole):
 
 @pytest.mark.usefixtures("quick_devices")
 def test_a_node_whose_disk_is_full_is_absent_and_keeps_what_it_remembered(tmp_path):
-    """Node 1 has no room in round 2 and has again in round 3."""
+    """Client 1 has no room in round 2 and has again in round 3."""
     seen = {}
 
     def memory():

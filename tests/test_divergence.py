@@ -1,4 +1,4 @@
-"""A node whose loss or weights are not finite: its reply does not count, it is named, and the run goes on or stops."""
+"""Non-finite losses or weights of a client: its reply is rejected, the client is named, and the run continues or stops."""
 
 import json
 import math
@@ -22,7 +22,7 @@ WILD = (*TINY, "engine=local", "strategy=fedavg", "participation=full", "strateg
 
 
 class Diverging(FedPerClient):
-    """Node 2 diverges in round 2: in its loss at step 1, or in its weights alone."""
+    """Client 2 diverges in round 2: in its loss at step 1, or in its weights alone."""
 
     in_loss = True
 
@@ -80,7 +80,7 @@ def test_a_node_that_diverges_is_named_and_keeps_what_it_remembered(client_class
     assert rounds[2].rejected == {"not finite": 1}
     assert rounds[2].diverged == [said]
     assert not any(done.diverged for number, done in enumerate(rounds) if number != 2)
-    # It goes on from what it remembered before, and counts again.
+    # It continues from its earlier state, and its replies are accepted again.
     assert same(memories[2][2], memories[1][2])
     assert not same(memories[2][1], memories[1][1])
     assert not same(memories[3][2], memories[2][2])
@@ -106,7 +106,7 @@ def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, called):
 
 
 def test_a_run_that_stopped_never_goes_on_behind_it(tmp_path):
-    """Its last checkpoint is of the round before; a sweep that is run again would take it for a finished run else."""
+    """Its last checkpoint is of the round before. Otherwise a repeated sweep would take it for a finished run."""
     wanted = (*WILD, "on_divergence=stop", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     for _ in range(2):
         with pytest.raises(RunStopped, match=r"node 0, round 1, "):
@@ -130,7 +130,7 @@ def test_a_run_whose_last_rounds_all_fail_is_finished_whether_it_was_stopped_or_
 
 
 class LastFirst:
-    """A grid whose replies come in the other order; Flower's come as they are ready."""
+    """A grid whose replies arrive in reverse order. Flower's arrive when they are ready."""
 
     def __init__(self, grid):
         self.grid = grid
@@ -172,7 +172,7 @@ def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, called, mo
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_engines_stop_alike(tmp_path, engine):
-    """As processes of their own, which must end: one line, exit status 1, all that there was written."""
+    """In separate processes that must end: one line, exit status 1, and all results written."""
     command = [sys.executable, "main.py", *WILD, "on_divergence=stop"]
     said = {}
     for name in ("local", engine):

@@ -42,7 +42,7 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 class Reader:
-    """Somebody who does what a page says, from its top, in a folder of their own that has main.py as a clone has."""
+    """A reader who follows a page from its top, in a separate folder with main.py as in a clone."""
 
     def __init__(self, folder, monkeypatch):
         self.cwd, self.monkeypatch, self.state = folder / "clone", monkeypatch, folder / "state"
@@ -89,9 +89,9 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """A reader in a fresh folder; what is imported from there is forgotten again."""
+    """Return a reader in a fresh folder. Modules imported from there are unloaded afterwards."""
     before, known = signal.getsignal(signal.SIGTERM), set(sys.modules)
-    if (ray := sys.modules.get("contrafed.engines.ray")) is not None:  # the one that other tests go on with
+    if (ray := sys.modules.get("contrafed.engines.ray")) is not None:  # the instance that later tests use
         monkeypatch.setattr(ray, "stop_ray", lambda: None)
     yield Reader(tmp_path, monkeypatch)
     signal.signal(signal.SIGTERM, before)
@@ -130,7 +130,7 @@ def composed(command):
         check_arguments(asked)
         return
     every, seen = [job.overrides for job in expand_jobs(asked.overrides)] if asked.multirun else [asked.overrides], set()
-    for job in every if len(every) <= 20 else (every[0], every[-1]):  # a paper's whole grid has tests of its own
+    for job in every if len(every) <= 20 else (every[0], every[-1]):  # other tests cover a paper's whole grid
         if seen.issuperset(job):  # every value of a sweep once, not every combination
             continue
         seen.update(job)
@@ -212,7 +212,7 @@ def test_every_method_has_a_page_with_paper_symbols_and_readings():
     text = catalogue.page("pmfl")
     assert "| `strategy.contrast_weight` | `0.5` | lambda; 0: w/o MCT |" in text
     assert "| `strategy.local.lr` | `0.1` | eta\\_l |" in text
-    assert "`threshold=literal\\|current\\|node\\|constant`" in text  # its readings
+    assert "`threshold=literal\\|current\\|node\\|constant`" in text  # its interpretations
     assert "and the global one" in catalogue.page("ditto")
     assert "and the global one" not in catalogue.page("fedamp")
     assert "two readings" not in catalogue.page("fedavg")

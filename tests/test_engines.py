@@ -18,7 +18,7 @@ from contrafed.engines import flower, shared_memory
 from contrafed.runs.run import run
 
 
-# FedAvg keeps nothing, PMFL sends changes and remembers models, FedCRL has personal parts and tables; every shape of message
+# FedAvg has no client state, PMFL uploads updates and stores models, FedCRL has personal parts and tables
 # goes through every engine in test_every.py.
 @pytest.mark.parametrize(("method", "workers"), [("fedavg", 2), ("pmfl", 2), ("fedcrl", 2), ("pmfl", 1)])
 def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method, workers):
@@ -72,7 +72,7 @@ def test_a_local_run_imports_no_ray():
 
 
 def test_evaluation_in_parallel_shards_equals_one_pass():
-    """Shards run in threads: each must see the model that is judged, and the sums must not depend on the cores."""
+    """Shards run in threads. Each must use the evaluated model, and the sums must not depend on the cores."""
     from contrafed.runs.evaluation import score
 
     config, workspace, _ = tiny_workspace("model=cnn_pmfl")
@@ -108,7 +108,7 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
 
 
 def test_flower_ends_before_ctrl_c_is_raised(monkeypatch):
-    """Not under its threads, which would end the process; a second one is, and so is what takes too long."""
+    """It is not raised during Flower's threads, which would end the process. A second one is, or after a timeout."""
 
     def interrupted(again=False, seconds=60.0, error=None):
         stop, seen = threading.Event(), []

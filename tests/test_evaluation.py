@@ -1,4 +1,4 @@
-"""Evaluation on nodes: in stacks, within the time limit, opening what it looks at and nothing else; it names what fails."""
+"""Evaluation on clients: in stacks, within the time limit, without other data, and with the names of failed clients."""
 
 import itertools
 import math
@@ -21,12 +21,15 @@ from contrafed.training import client_stack as stack_module
 from contrafed.training.base import DeadlineError
 from contrafed.training.workspace import install, uninstall
 
-SIZES, TESTS = (20, 11, 1, 14), (7, 3, 0, 12)  # a node without anything to test
+SIZES, TESTS = (20, 11, 1, 14), (7, 3, 0, 12)  # a client without a test part
 LOCAL = {"iterations": None, "epochs": 1, "batch_size": 8, "keep_optimizer": True, "momentum": 0.5, "optimizer": "sgd"}
 
 
 def trained(name):
-    """A workspace, what its nodes receive, and what they remember after a round; evaluation takes 8 examples at a time."""
+    """Return a workspace, the clients' received tensors, and their states after a round.
+
+    Evaluation takes 8 examples at a time.
+    """
     workspace = sized_workspace(name, SIZES, tests=TESTS, local=LOCAL)
     workspace.evaluation_batch = 8
     received = [given(workspace)] * len(SIZES)
@@ -70,7 +73,7 @@ def test_a_stack_is_scored_as_its_nodes_alone(name):
     ],
 )
 def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
-    """Nodes' other memories could not even be stacked: their shapes differ here."""
+    """Clients' other memories could not even be stacked: their shapes differ here."""
     workspace, received, memories = trained(name)
     others = [n for n in memories[0] if not n.startswith(looked_at or "-")]
     assert any(n.startswith("optimizer/") for n in others)
@@ -101,7 +104,7 @@ def counting(monkeypatch):
 
 
 def test_a_deadline_is_looked_at_before_every_batch(monkeypatch):
-    """Twelve examples, two of a node's at a time: six batches."""
+    """Twelve examples, two of a client's at a time, are six batches."""
     workspace, received, memories = trained("fedavg")
     client = workspace.client_class(workspace, range(len(SIZES)), memories)
     counting(monkeypatch)
@@ -112,7 +115,7 @@ def test_a_deadline_is_looked_at_before_every_batch(monkeypatch):
 
 
 def test_a_deadline_is_looked_at_in_training_before_an_evaluation(monkeypatch):
-    """FedRep's last evaluation also fits a head, in epochs of 3 steps, and scores both models on the node's 7 examples."""
+    """FedRep's last evaluation also fits a head in epochs of 3 steps. It evaluates both models on the client's 7 examples."""
     workspace, received, memories = trained("fedrep")
     client = workspace.client_class(workspace, [0], memories[:1])
     clock = counting(monkeypatch)
@@ -125,7 +128,7 @@ def test_a_deadline_is_looked_at_in_training_before_an_evaluation(monkeypatch):
 
 @pytest.fixture
 def ask():
-    """Ask the nodes of a workspace for their scores through a grid; returns the replies."""
+    """Ask the clients of a workspace for their scores through a grid, and return the replies."""
 
     def replies(workspace, received, stack_size, timeout=None):
         settings, grid = workspace.run.to_json(), LocalGrid(len(received), stack_size)
@@ -148,7 +151,7 @@ def test_nodes_that_are_out_of_time_are_not_scored(monkeypatch, ask):
     assert len(ask(workspace, received, 1, timeout=600.0)) == len(SIZES)
     clock = itertools.count()
     monkeypatch.setattr(stack_module, "time", SimpleNamespace(monotonic=lambda: math.inf if next(clock) > 1 else 0.0))
-    found = ask(workspace, received, 1, timeout=600.0)  # nodes 0 and 1 take a batch each, node 2 has none
+    found = ask(workspace, received, 1, timeout=600.0)  # clients 0 and 1 take a batch each, client 2 has none
     assert [reply.metadata.src_node_id - FIRST_NODE_ID for reply in found] == [0, 1, 2]
 
 
@@ -172,7 +175,7 @@ def test_a_stack_that_fails_is_halved_until_the_faulty_node_is_alone(ask):
 
 
 def test_a_stack_that_no_node_fails_in_alone_is_told_of_once(ask):
-    """``.item()`` is fine for a lone node, and on a GPU would make every round slow without a word."""
+    """``.item()`` works for a single client. On a GPU it would silently make every round slow."""
     workspace, received, _ = trained("fedavg")
 
     class Branching(workspace.client_class):

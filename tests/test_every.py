@@ -1,4 +1,4 @@
-"""What every method of conf/strategy must do, whatever it is: a new one is asked all of this by having a YAML."""
+"""Requirements on every method of conf/strategy. A new method is tested as soon as it has a YAML."""
 
 import dataclasses
 import math
@@ -43,12 +43,12 @@ def config(method, problem):
 
 @pytest.fixture(scope="module")
 def alone(config):
-    """The method's run with every node by itself, which most of what follows looks at."""
+    """Return the method's run with every client alone, which most of the tests below use."""
     return watch(config)
 
 
 def compare(a, b, equal):
-    """Compare the global models and the nodes' memories of two runs after every round."""
+    """Compare the global models and the client states of two runs after every round."""
     for one, other in zip(a.models, b.models, strict=True):
         equal(one, other)
     for one, other in zip(a.memories, b.memories, strict=True):
@@ -61,11 +61,11 @@ def identical(a, b):
     assert same(a, b)
 
 
-# ------------------------------------------------------------------------------------------------------------ the node half
+# --------------------------------------------------------------------------------------------------------------- the client
 
 
 def test_a_stack_equals_its_nodes_alone(config, alone):
-    """Nodes of all sizes: they take different numbers of steps, and last batches are short."""
+    """Clients of all sizes: they take different numbers of steps, and last batches are short."""
     stacked = watch(config, stack_size=STACK)
     compare(stacked, alone, close)
     for one, other in zip(stacked.rounds, alone.rounds, strict=True):
@@ -76,7 +76,7 @@ def test_a_stack_equals_its_nodes_alone(config, alone):
     "local", [{"epochs": None, "iterations": 3, "batch_size": 0.3}, {"epochs": 1, "batch_size": 1}], ids=["widths", "ones"]
 )
 def test_a_stack_equals_its_nodes_alone_in_other_batches(config, local):
-    """Batches of different widths in one step; batches of one."""
+    """Batches of different widths in one step, and batches of one."""
     work = config["strategy"]["local"] | local
     config = config | {"strategy": config["strategy"] | {"local": work}}
     runs = [watch(config, [(1, 2, 3), (1, 2, 4)], stack_size=size, judge=False) for size in (1, 3)]
@@ -161,7 +161,7 @@ def test_no_step_waits_for_the_accelerator(method, problem):
 
 
 def test_a_faulty_node_is_absent_and_keeps_the_memory_it_had(config, alone):
-    """In a stack a node raises in round 2 when its work is done, one that was there before; in round 4 one sends a NaN."""
+    """In round 2 a client in a stack raises after its training, in its second participation. In round 4 one uploads a NaN."""
     before, here = (set(alone.rounds[t].participants.tolist()) for t in (1, 2))
     broken_one, bad = min(before & here or here), []
 
@@ -222,7 +222,7 @@ FILES = ("model.safetensors", "metrics.csv", "nodes.csv", "participants.csv")
 
 
 def outcome(folder):
-    """What a run left: files by name, and what nodes remember where there is a last checkpoint."""
+    """Return a run's files by name, and the client states if there is a last checkpoint."""
     last = checkpoint.find(folder)
     memories = {} if last is None else dict(last.memories())
     return {name: (Path(folder) / name).read_bytes() for name in FILES}, memories
@@ -245,7 +245,10 @@ def test_a_run_goes_on_from_its_middle_bit_for_bit(config, tmp_path):
 
 @cache
 def shape_of(method, problem):
-    """What a method's messages are made of: groups of tensors, the parts of a model in them, and whether nodes' differ."""
+    """Return the structure of a method's messages.
+
+    It has the groups of tensors, the parts of a model in them, and whether clients receive different ones.
+    """
     settings = settings_of(method, problem)
     workspace = workspace_of(settings)
     declared = workspace.client_class.messages(workspace.model, workspace.config)

@@ -1,4 +1,4 @@
-"""``flwr run`` in Flower's simulation: the app as it is, its SuperLink on ports of its own."""
+"""``flwr run`` in Flower's simulation, with the unchanged app and a SuperLink on separate ports."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def processes_of(home):
 
 @pytest.fixture
 def flwr(tmp_path):
-    """``flwr run`` with Hydra overrides; what it says."""
+    """Run ``flwr run`` with Hydra overrides, and return its output."""
     app, home, ports = app_folder(tmp_path / "app"), tmp_path / "home", free_ports(2)
     home.mkdir()
     for name in APPS:  # each notes where it was imported from

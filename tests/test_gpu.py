@@ -21,7 +21,7 @@ CNN = ("num_nodes=8", "model=cnn", "model.hidden=8", "strategy.local.iterations=
 
 
 def rounds(device, *overrides, dtype=torch.float64, nodes=4):
-    """Two rounds of one stack; returns what its nodes send in the second, and their metrics."""
+    """Run two rounds of one stack, and return the clients' uploads of the second, and their metrics."""
     workspace = workspace_of(config_of(*CNN, *overrides), device=device, dtype=dtype)
     received = {name: value.to(dtype) for name, value in on_host(given(workspace)).items()}
     memories = [{}] * nodes
@@ -94,7 +94,7 @@ def single_precision():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_alone_and_stacked_equals_the_cpu(method, tmp_path):
-    """Whole runs in double precision: the server's rule and what nodes remember, too."""
+    """Complete runs in double precision, including the strategy and the client states."""
     config = settings_of(method, write_problem(tmp_path))
     expected = watch(config)
     for stack_size in (1, STACK):

@@ -1,4 +1,4 @@
-"""The Grid of virtual nodes, what crosses it, the NumPyClient, and replies that do not count."""
+"""The Grid of virtual clients, its messages, the NumPyClient, and rejected replies."""
 
 import pickle
 import re
@@ -70,7 +70,7 @@ def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, m
 
 
 def test_a_faulty_node_fails_alone_and_keeps_its_memory(monkeypatch):
-    """In a stack of four, node 2 raises in round 2: the other three count, node 2 keeps the memory of round 1."""
+    """In a stack of four, client 2 raises in round 2. The others are accepted, and client 2 keeps the state of round 1."""
     config, workspace, settings = tiny_workspace("strategy=moon")
     grid = LocalGrid(6, 4)
     original = workspace.client_class.local_work
@@ -154,7 +154,7 @@ def test_tensor_arrays_pickle_and_serialise_like_flowers():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_plain_numpy_client(method):
-    """get_parameters, fit and evaluate for one node, and again as a legacy ``client_fn``."""
+    """get_parameters, fit and evaluate for one client, and again as a legacy ``client_fn``."""
     config, workspace, settings = tiny_workspace(f"strategy={method}", "partition.test_fraction=0.3")
     client = workspace.client_class(workspace, [1])
     start = client.get_parameters({})
@@ -195,7 +195,7 @@ def test_legacy_client_fn():
 
 
 def poisoned(kind):
-    """A grid whose node 1 answers with something it should not."""
+    """Return a grid whose client 1 sends an invalid reply."""
 
     class Poison:
         def __init__(self, grid):

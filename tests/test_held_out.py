@@ -1,4 +1,4 @@
-"""Nodes that never train: judged, reported apart, and in no number of the others."""
+"""Clients that never train are evaluated and reported separately, and do not enter the others' numbers."""
 
 import csv
 
@@ -56,7 +56,7 @@ def test_they_are_judged_but_never_train(method, place, tmp_path):
 
 
 def test_after_local_work_they_are_judged_too(tmp_path):
-    """A rule that keeps a model for each node has none for those that never train: they begin at W."""
+    """A strategy with a model for each client has none for those that never train, so they start at W."""
     after = ("dataset.merge_splits=true", "judge=post_train")
     for method in ("fedawe", "fedamp"):
         summary = run(config_of(*FULL, *after, f"strategy={method}", f"output_dir={tmp_path / method}"))
@@ -81,7 +81,7 @@ def test_the_others_train_as_if_they_were_alone(tmp_path):
 
 
 def test_a_rule_counts_only_those_that_may_train(tmp_path):
-    """FedAU's first round divides by K, the number of all nodes: with everyone there it is the participants' mean."""
+    """FedAU's first round divides by K, the number of all clients. Under full participation it is the participants' mean."""
     models = []
     for method in ("fedau", "fedavg"):
         once = (*FULL, f"strategy={method}", "strategy.weights=uniform", "num_rounds=1", f"output_dir={tmp_path / method}")

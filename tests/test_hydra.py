@@ -1,4 +1,4 @@
-"""main.py is a Hydra program: its options, launchers, sweepers and folders, beside our own sweeper."""
+"""main.py is a Hydra program: its options, launchers, sweepers and folders, and this project's sweeper."""
 
 import json
 import os
@@ -22,7 +22,7 @@ FILES = ("metrics.csv", "model.safetensors", "participants.csv", "nodes.csv")
 
 
 def main(folder, *arguments, **environment):
-    """Run the command in a process of its own, as a shell does."""
+    """Run the command in its own process, as a shell does."""
     asked = [sys.executable, str(ROOT / "main.py"), *arguments]
     env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
     return subprocess.run(asked, cwd=folder, capture_output=True, text=True, timeout=300, env=env)

@@ -35,7 +35,7 @@ def pip(*arguments):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A copy of the checkout, in which setuptools may leave what it makes."""
+    """Return a copy of the checkout, for setuptools to write to."""
     return app_folder(tmp_path_factory.mktemp("source") / "contrafed")
 
 
@@ -48,7 +48,7 @@ def built(source):
 
 
 def environment_with(folder, *arguments):
-    """A new virtual environment with Contrafed, beside the packages that it needs and that are installed here; its programs."""
+    """Create a virtual environment with Contrafed and the packages installed here, and return its programs."""
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/*/site-packages")
     # Only the names on the path: what is installed here in editable form, Contrafed say, is not looked up there.

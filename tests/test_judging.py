@@ -1,4 +1,4 @@
-"""What nodes are judged by: what they received, or what the next round's local work makes of it (judge=post_train)."""
+"""The evaluated models: those that clients received, or those after the next round's local training (judge=post_train)."""
 
 import csv
 

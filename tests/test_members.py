@@ -1,4 +1,4 @@
-"""Who takes part: what nodes are asked before round 1, who is refused, and data that only a node has."""
+"""Registration of clients: queries before round 1, refused clients, and data that only a client has."""
 
 import json
 import shutil
@@ -82,7 +82,7 @@ ON_NO_DEVICE = (*PACKAGES, *(f"contrafed.{room}" for room in ROOMS))
 
 
 def test_a_node_imports_none_of_what_only_servers_and_simulations_need():
-    """As Flower does it: the ClientApp by its name, here with the query that makes a node's Workspace."""
+    """As Flower does it: the ClientApp by its name, here with the query that makes a client's Workspace."""
     settings = {**config_of(*SMALL), "images": {"shape": [1, 8, 8], "num_classes": 10, "mean": [0.5], "std": [0.5]}}
     code = f"""
 import json, sys
@@ -103,7 +103,7 @@ print([name for name in {ON_NO_DEVICE} if name in sys.modules and name != "panda
 
 
 def test_the_partition_itself_says_its_proportions_unless_nodes_bring_their_own_data():
-    """A sampled partition's are what nodes draw from, not what they happened to draw."""
+    """A sampled partition reports the distributions that clients draw from, not those of their draws."""
     federation = load_federation(node_run(config_of("partition=sampled", "partition.alpha=0.1", "num_nodes=4")))
     counts = federation.partition.class_counts()
     dealt = Members(np.arange(4), federation, counts, "").class_proportions()
@@ -117,7 +117,7 @@ def test_the_partition_itself_says_its_proportions_unless_nodes_bring_their_own_
 
 
 def images(path, sizes, side=8, seed=0, split=True):
-    """An npz of noise around each class's mean, ``sizes`` examples of each label; every fourth is for testing."""
+    """Write an npz of noise around each class's mean, with ``sizes`` examples of each label. Every fourth is for testing."""
     rng = np.random.default_rng(seed)
     y = np.repeat(list(sizes), list(sizes.values()))
     x = np.clip(rng.normal(40 * y[:, None, None] + 20, 8, (len(y), side, side)), 0, 255).astype(np.uint8)
@@ -136,7 +136,7 @@ def run_own(folder, wire, *overrides):
 
 
 def test_nodes_with_data_of_their_own_equal_a_partition_file_of_the_same(tmp_path):
-    """Three files of different sizes and labels, none on the server: the sizes that weigh come from the nodes."""
+    """Three files of different sizes and labels, none on the server. The sizes for weights come from the clients."""
     sizes = [{0: 8, 1: 16}, {2: 12}, {0: 4, 3: 20, 4: 8}]
     x, y = zip(*(images(tmp_path / f"{k}.npz", held, seed=k) for k, held in enumerate(sizes)), strict=True)
     wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"))

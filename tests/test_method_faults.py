@@ -1,4 +1,7 @@
-"""Slips of a method's own code that would train, remember or judge something else: each is one line that names its function."""
+"""Mistakes in a method's code that would silently train, store or evaluate something else.
+
+Each gives one line that names its function.
+"""
 
 import inspect
 import sys
@@ -18,19 +21,19 @@ from contrafed.training.base import LocalError
 from contrafed.training.client_stack import Memory
 from contrafed.training.losses import cosine
 
-NODES = [[0], [0, 1, 2]]  # alone, and as a stack whose nodes take different numbers of steps
+NODES = [[0], [0, 1, 2]]  # alone, and as a stack whose clients take different numbers of steps
 SHORT = {"epochs": 1, "iterations": None, "batch_size": 10}
 
 
 def node_half(nodes, strategy="fedavg", **functions):
-    """A client of ``nodes`` whose method has these ``functions``, and what they receive."""
+    """Return a client of ``nodes`` whose method has these ``functions``, and its received tensors."""
     workspace = sized_workspace(strategy, [20, 12, 24], local=SHORT)
     kind = type("Mine", (workspace.client_class,), functions)
     return kind(workspace, nodes), [given(workspace)] * len(nodes)
 
 
 def refused(nodes, message, at, ask="update", **functions):
-    """Assert that a client of ``nodes`` with these ``functions`` says ``message``, and line ``at`` of the calling file."""
+    """Assert that a client of ``nodes`` with these ``functions`` reports ``message``, and line ``at`` of the calling file."""
     file = Path(sys._getframe(1).f_code.co_filename).name
     client, received = node_half(nodes, **functions)
     with pytest.raises(LocalError) as found:
@@ -121,7 +124,7 @@ def test_gradients_of_a_loss_that_is_none_are_refused_alike(nodes, loss, wanted)
 
 
 def remembering(value):
-    """A method that remembers ``value(stack)`` where it began with two zeros."""
+    """Return a method that stores ``value(stack)`` in a state that starts as two zeros."""
 
     def local_work(self, stack):
         stack.memory["mine"] = value(stack)
@@ -135,7 +138,7 @@ def remembering(value):
 @pytest.mark.parametrize(
     ("value", "found"),
     [
-        (lambda stack: torch.ones(2), "shape (2,)"),  # one node's, without the node axis
+        (lambda stack: torch.ones(2), "shape (2,)"),  # one client's, without the client axis
         (lambda stack: torch.ones(len(stack), 2, 1), "shape ({n}, 2, 1)"),
         (lambda stack: torch.ones(len(stack), 2 + stack.server_round), "shape ({n}, 3)"),  # another one every round
         (lambda stack: torch.tensor(1.0), "shape ()"),
@@ -276,7 +279,7 @@ def twice(self, features, received):
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize(("scores", "found"), [(representations, "shape (3, 5)"), (likeliest, "shape (3,)"), (twice, "tuple")])
 def test_scores_are_one_a_class(nodes, scores, found):
-    """Of others the largest is no label, and a wrong accuracy of few nodes would stand for all."""
+    """With other shapes the largest score is not a label, and a few clients' wrong accuracy would replace all."""
     message = f"ReturnError: {scores.__name__} must return scores of shape (3, 10), by example and class, not {found}"
     refused(nodes, message, line_of(scores), "judge", scores=scores)
 
@@ -323,7 +326,7 @@ def test_a_mistake_in_no_methods_own_code_is_placed_in_the_tool(monkeypatch):
 
 @pytest.mark.parametrize("nodes", NODES)
 def test_what_the_server_sent_is_not_trained(nodes):
-    """Other nodes receive the same tensors."""
+    """Other clients receive the same tensors."""
 
     def local_work(self, stack):
         self.train(stack, params=stack.global_model, purpose="teacher")

@@ -1,4 +1,4 @@
-"""Scores beside accuracy: of the global model, of every node, of personal models."""
+"""Further metrics than accuracy: of the global model, of every client, and of personal models."""
 
 import csv
 

@@ -145,7 +145,7 @@ def test_narrow_shortcuts_of_the_resnet_avoid_onednns_strided_convolution(width,
     ],
 )
 def test_backbones_of_fedrcls_table_6(name, parameters, levels):
-    """Sizes with 100 classes; FedRCL compares the first five levels, which are after the activation where there is one."""
+    """Sizes with 100 classes. FedRCL compares the first five levels, which follow the activation if there is one."""
     model = make(name, classes=100)
     with torch.no_grad():
         out = model(torch.randn(2, 3, 32, 32), with_levels=True)
@@ -246,7 +246,7 @@ def pmfl_client(nodes=1):
 
 
 def test_dropout_before_each_hidden_layer_and_the_classifier():
-    """FedAU's network: the loss and its gradient change at each place, and each has draws of its own."""
+    """FedAU's network: the loss and its gradient change at each place, and each has separate draws."""
     client = pmfl_client()
     workspace, params = client.workspace, client.workspace.initial
     assert workspace.model.dropped == ("classifier", "projector.0", "projector.2")
@@ -309,7 +309,7 @@ def test_faults_are_one_line():
 
 
 def test_group_norm_computes_in_full_precision_whatever_comes_in():
-    """Autocast on CUDA sees to it for a lone node, but not for a stack."""
+    """Autocast on CUDA ensures it for a single client, but not for a stack."""
     norm, x = group_norm(8, 2), torch.randn(3, 8, 4, 4).bfloat16()
     assert torch.equal(norm(x), norm(x.float()))
     assert norm(x).dtype == torch.float32

@@ -1,6 +1,6 @@
-"""Replies that are empty, doubled, late or of another round, nodes that all fail, and long silence: what a round makes of them.
+"""Replies that are empty, doubled, late or of another round, clients that all fail, and long silence.
 
-What else may be wrong with a reply is in test_grid.py and test_devices.py. Two exact steps of 0.1 from w towards a = (0, 6, 3).
+Other invalid replies are in test_grid.py and test_devices.py. Two exact steps of 0.1 from w towards a = (0, 6, 3).
 """
 
 import pytest
@@ -84,7 +84,7 @@ def test_a_doubled_reply_counts_once():
 
 
 def test_a_late_reply_counts_in_no_round():
-    """Node 1's reply to round 1 comes with those to round 2."""
+    """Client 1's reply to round 1 comes with those to round 2."""
     late = []
 
     def change(server_round, replies):

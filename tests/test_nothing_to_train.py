@@ -1,4 +1,4 @@
-"""Phases without a step and nodes without an example: nothing happens, alone as in a stack."""
+"""Phases without a step and clients without an example: nothing happens, alone as in a stack."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Slips in code of one's own that would pass without a word, or end in a traceback: each is one line."""
+"""Mistakes in a user's code that would pass silently or end in a traceback: each gives one line."""
 
 from dataclasses import make_dataclass, replace
 
@@ -28,14 +28,14 @@ from contrafed.strategies.fedavg import FedAvg
 
 
 def resolved_fault(*overrides):
-    """What is said of a configuration before anything is loaded."""
+    """Return the error of a configuration before anything is loaded."""
     with pytest.raises(UserError) as found:
         resolve_and_try(config_of("strategy=fedavg", *overrides))
     assert "\n" not in str(found.value)
     return str(found.value)
 
 
-# --------------------------------------------------------------------------------------------------------------- server rules
+# ----------------------------------------------------------------------------------------------------------------- strategies
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_check_that_goes_wrong_itself_is_one_line(monkeypatch, check, said):
     assert resolved_fault().startswith(said)
 
 
-# ----------------------------------------------------------------------------------------------------------------- node halves
+# --------------------------------------------------------------------------------------------------------------------- clients
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_how_long_a_node_works_is_a_number_of_steps(monkeypatch, tmp_path, steps
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize(("value", "got"), [(torch.tensor(1.0), "shape ()"), (torch.ones(7), "shape (7,)"), (1.0, "float")])
 def test_what_a_loss_takes_as_constant_is_nodes_first(nodes, value, got):
-    """Of another one a lone node would take the first number, and a stack of seven each its own."""
+    """With another shape a single client would take the first number, and each of seven in a stack another."""
 
     def local_work(self, stack):
         self.train(stack, constants={"a": value})

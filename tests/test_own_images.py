@@ -177,7 +177,7 @@ def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, parts):
             (tmp_path / part / name).mkdir(parents=True)
             for k in range(2):
                 Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(tmp_path / part / name / f"{k}.png")
-    if {"train", "test"} <= set(parts):  # what else lies beside them is left alone
+    if {"train", "test"} <= set(parts):  # other folders are ignored
         assert load_images(settings_of("folder", path=str(tmp_path))).num_classes == 2
     else:
         with pytest.raises(UserError, match="there must be train and test, or the classes themselves"):

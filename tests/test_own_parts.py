@@ -1,6 +1,6 @@
-"""Mistakes in a model, data set, partition, pattern or method of one's own: each is one line that says what is wanted.
+"""Mistakes in a user's model, data set, partition, pattern or method: each gives one line with the expected form.
 
-The right modules are those of docs/own-parts.md, which tests/test_docs.py runs as they stand; here each has one mistake.
+The right modules are those of docs/own-parts.md, which tests/test_docs.py runs unchanged. Here each has one mistake.
 """
 
 import os
@@ -321,7 +321,7 @@ def test_a_backbone_is_one_stage_and_dropout_a_rate(home):
         "    return nn.Sequential(nn.Conv2d(channels, 128, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n\n\n"
     )
     changed(home, "model", r"def build.*", backbone + piece("build"))
-    model = Workspace(resolved(home, "model", "model.width=32").node).model  # a width of its own: outlines are kept by settings
+    model = Workspace(resolved(home, "model", "model.width=32").node).model  # a new width, as outlines are cached
     assert (model.embedding_size, model.dropout, model.dropped) == (128, 0.2, ("classifier",))
 
 
@@ -353,7 +353,7 @@ def test_the_command_says_it_in_one_line_too(home, group):
 
 
 def client_of(home, body):
-    """A client of two nodes whose method has this body, and what they receive."""
+    """Return the client of two partitions whose method has this body, and its received tensors."""
     write(home / "my_package" / "__init__.py", "")
     write(home / "my_package" / "my_method.py", NODE.split("    def loss")[0] + body)
     yaml = METHOD.replace("_local@local,", "_local@local, server: fedavg,").replace("server: my_package.my_rule\n", "")

@@ -1,4 +1,4 @@
-"""A folder of YAMLs of one's own: what is misspelt, misplaced or without its code is one line that names it."""
+"""A user's folder of YAMLs: each misspelt or misplaced file, or one without code, gives one line with its name."""
 
 import importlib.util
 import time

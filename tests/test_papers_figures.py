@@ -1,4 +1,4 @@
-"""The papers' figures: what their experiments' own ``plot`` shows of runs, and what is of one run beside another."""
+"""The papers' figures: what an experiment's ``plot`` draws from runs, and comparisons of two runs."""
 
 import math
 
@@ -24,7 +24,7 @@ def is_drawn(experiment):
 
 
 def sampled(experiment):
-    """Jobs of a grid in which every method occurs, and the first and last value of every other axis."""
+    """Return jobs of a grid with every method, and the first and last value of every other axis."""
     asked = []
     for name, axis in read_grid(experiment).items():
         values = list(map(str, axis))
@@ -85,7 +85,7 @@ def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment, monkeypatc
 
 
 def runs_of(tmp_path, plot, *many):
-    """Runs of a figure that is described by ``plot``; of each its changes."""
+    """Return the runs of a figure that ``plot`` describes, from the changes of each."""
     published = {
         "paper": "pmfl",
         "figure": "9",
@@ -137,7 +137,7 @@ def test_nodes_are_those_of_one_seed_which_is_said(tmp_path):
 
 
 def test_weights_are_shown_of_all_nodes_and_of_those_nearest_to_a_probability(tmp_path):
-    """p = 0.5 is nearest to 0.402 of the nodes with a weight, and tends to (1 - 0.5^2) / 0.5 = 1.5 with a cutoff of 2."""
+    """p = 0.5 is nearest to 0.402 of the clients with a weight. It tends to (1 - 0.5^2) / 0.5 = 1.5 with a cutoff of 2."""
     rows = [(t, node, "weight_all", t * (node + 1)) for t in (1, 2) for node in range(2)]
     rows += [(2, node, "probability", p) for node, p in enumerate((0.5, 0.02, 0.4))]
     plot = {"kind": "curves", "metric": "weight_all", "line": None, "probabilities": [0.402, 0.02]}
@@ -154,7 +154,7 @@ def test_weights_are_shown_of_all_nodes_and_of_those_nearest_to_a_probability(tm
 
 
 def test_several_metrics_are_a_figure_each_and_accuracies_alone_are_smoothed(tmp_path):
-    """Also beside a run of an earlier version, which names one."""
+    """Also with a run of an earlier version, which names one metric."""
     plot = {"kind": "curves", "metric": ["global/test/accuracy", "global/test/loss"], "x": "round", "window": 50}
     more = [(t, "global", "test", name, t % 2) for t in range(1, 101) for name in ("accuracy", "loss")]
     published = {"paper": "pmfl", "figure": "9", "table": None, "plot": {**plot, "metric": "global/test/accuracy"}}

@@ -1,4 +1,4 @@
-"""Who shows up: probabilities, the chain's frequencies, cycles, traces, and the server's selection."""
+"""Availability: probabilities, the chain's frequencies, cycles, traces, and the server's selection."""
 
 import functools
 import tracemalloc
@@ -67,7 +67,7 @@ def test_markov_frequency_is_the_stationary_probability(chain, stationary):
 
 @pytest.mark.parametrize("chain", ["fedau", "paper"])
 def test_markov_moves_with_its_probabilities_and_once_before_the_first_round(chain):
-    """With p_k = 0.4 and p01 = 0.3: counts of 100,000 nodes, within five standard deviations."""
+    """With p_k = 0.4 and p01 = 0.3: counts of 100,000 clients, within five standard deviations."""
     p, p01, nodes = 0.4, 0.3, 100_000
     pattern = make("markovian", num_nodes=nodes, beta=None, mean_probability=p, p01=p01, chain=chain)
     p10 = {"fedau": 0.45, "paper": 0.18}[chain]
@@ -79,7 +79,7 @@ def test_markov_moves_with_its_probabilities_and_once_before_the_first_round(cha
 
 
 def test_markov_moves_one_round_at_a_time(monkeypatch):
-    """Asking for the next round draws once; only going back replays."""
+    """The next round needs one draw, and only an earlier round replays."""
     pattern = make("markovian")
     drawn = []
     monkeypatch.setattr(markovian, "generator", lambda *key: drawn.append(key) or generator(*key))
@@ -140,7 +140,10 @@ def test_cyclic_by_hand():
 
 
 def test_fedaus_cycles_begin_so_that_each_first_window_is_whole():
-    """Period 5, p = 0.4: a node waits 0, 1 or 2 rounds, equally often, then has two active and three idle rounds for ever."""
+    """Period 5 and p = 0.4: a client waits 0, 1 or 2 rounds, equally often.
+
+    Then it has two active and three inactive rounds in turn.
+    """
     pattern = make("cyclic", num_nodes=3000, beta=None, mean_probability=0.4, period=5, variant="fedau")
     here = np.array([pattern.available(r) for r in range(1, 13)]).T
     windows, counts = np.unique(here, axis=0, return_counts=True)
@@ -173,16 +176,16 @@ def test_probabilities_are_floored_capped_and_scaled():
     means = [probabilities(config, lambda: proportions, 5000, seed).mean() for seed in range(300)]
     assert np.mean(means) == pytest.approx(0.1, rel=0.05)
     raised = probabilities(heterogeneous(0.1, 1.0, 0.0, "analytic"), lambda: proportions, 5000, 0)
-    assert raised.max() == 1.0  # 10 <Z, D> exceeds 1 for many nodes
+    assert raised.max() == 1.0  # 10 <Z, D> exceeds 1 for many clients
 
 
 def test_empirical_means_by_hand():
-    """One class per node: <Z, D_k> = Z_k, so r = mean(Z)/E[p] = 1/(3 E[p]) and p_k = 3 E[p] Z_k, here below 1."""
+    """One class per client: <Z, D_k> = Z_k, so r = mean(Z)/E[p] = 1/(3 E[p]) and p_k = 3 E[p] Z_k, here below 1."""
     z = generator(4, "participation probabilities").dirichlet(np.full(3, 0.5))
     p = probabilities(heterogeneous(0.5, 0.1, 0.0, "empirical"), lambda: np.eye(3), 3, 4)
     assert p == pytest.approx(0.3 * z)
     assert p.mean() == pytest.approx(0.1)
-    # Without a node of the second class this run's mean is still E[p]; the analytic one is not.
+    # Without a client of the second class this run's mean is still E[p], but the analytic one is not.
     some = np.eye(3)[[0, 2]]
     assert probabilities(heterogeneous(0.5, 0.1, 0.0, "empirical"), lambda: some, 2, 4).mean() == pytest.approx(0.1)
     assert probabilities(heterogeneous(0.5, 0.1, 0.0, "analytic"), lambda: some, 2, 4).mean() != pytest.approx(0.1)
@@ -191,7 +194,7 @@ def test_empirical_means_by_hand():
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("mean", [0.03, 0.5, 0.9, 1.0])
 def test_floored_mean_is_reached_however_unequal_the_nodes(mean, seed):
-    """At beta = 0.05 the shares of single-class nodes span more than twelve powers of ten, and none is 0."""
+    """At beta = 0.05 the shares of single-class clients span more than twelve powers of ten, and none is 0."""
     p = probabilities(heterogeneous(0.05, mean, 0.02, "empirical_floor"), lambda: np.eye(20), 20, seed)
     assert p.mean() == pytest.approx(mean, rel=1e-9)
     assert p.min() >= 0.02
@@ -235,7 +238,7 @@ def test_patterns_of_one_seed_share_their_probabilities():
 
 
 def test_by_hand_probabilities():
-    """One class per node and Z from the seed: p_k = Z_c * E[p] * C."""
+    """One class per client and Z from the seed: p_k = Z_c * E[p] * C."""
     z = generator(4, "participation probabilities").dirichlet(np.full(3, 0.5))
     p = probabilities(heterogeneous(0.5, 0.1, 0.0, "analytic"), lambda: np.eye(3), 3, 4)
     assert p == pytest.approx(np.minimum(z * 0.3, 1))
@@ -271,7 +274,7 @@ def test_selecting_from_a_million_nodes_builds_no_array_of_them(monkeypatch, nam
     finally:
         tracemalloc.stop()
     assert len(np.unique(ids)) == 100
-    assert peak < 200_000  # bytes; a mask of the nodes alone would be 1,000,000
+    assert peak < 200_000  # in bytes, while a mask of the clients alone has 1,000,000
 
 
 def test_trace(tmp_path):

@@ -41,7 +41,7 @@ def test_dirichlet_per_class_sizes_are_roughly_balanced():
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_dirichlet_per_class_gives_a_node_that_has_its_mean_share_no_further_class(alpha):
-    """2,000 examples over 20 nodes, one class after another: who holds 100 before a class gets none of it."""
+    """2,000 examples over 20 clients, one class after another. A client with 100 before a class gets none of it."""
     counts = make("dirichlet", scheme="per_class", alpha=alpha, min_node_size=0).class_counts()
     full = counts.cumsum(1)[:, :-1] >= 2000 / 20
     assert full.any()
@@ -49,7 +49,7 @@ def test_dirichlet_per_class_gives_a_node_that_has_its_mean_share_no_further_cla
 
 
 def test_balanced_dirichlet_sizes_are_exactly_equal():
-    """FedRCL: 100 clients of 500 on 50,000 images; here 100 of 50 on 5,000, more skewed for a smaller alpha."""
+    """FedRCL has 100 clients of 500 on 50,000 images. Here it is 100 of 50 on 5,000, more skewed for a smaller alpha."""
     data = data_of(5000)
     for alpha in (0.05, 0.6):
         assert (make("balanced_dirichlet", nodes=100, data=data, alpha=alpha).sizes == 50).all()
@@ -61,7 +61,7 @@ def test_balanced_dirichlet_sizes_are_exactly_equal():
 
 
 def test_balanced_dirichlet_draws_by_the_weights_of_the_classes():
-    """The first node of many with q known: its class counts are a weighted draw, here against its expectation."""
+    """The first of many clients with a known q: its class counts are a weighted draw, compared with its expectation."""
     y = np.repeat(np.arange(4), 10_000)
     rng = generator(0, "x")
     q = generator(0, "x").dirichlet(np.full(4, 1.0))
@@ -85,7 +85,7 @@ def test_pathological_class_limits(nodes, each, changes):
 
 @pytest.mark.parametrize("pieces", ["equal", "random"])
 def test_pieces_of_a_class_are_equal_or_random(pieces):
-    """20 nodes of 2 classes: four holders of each class, of 200 examples."""
+    """20 clients of 2 classes: four holders of each class, of 200 examples."""
     counts = make("pathological", pieces=pieces).class_counts()
     assert (counts > 0).sum(0).tolist() == [4] * 10
     found = np.array([sorted(column[column > 0]) for column in counts.T])
@@ -97,13 +97,16 @@ def test_pieces_of_a_class_are_equal_or_random(pieces):
 
 
 def test_pathological_by_hand():
-    """4 nodes, S = 2, C = 4: ceil(4 * 2 / 4) = 2 nodes per class in id order: classes 0, 1 to nodes 0, 1; 2, 3 to 2, 3."""
+    """4 clients, S = 2 and C = 4 give ceil(4 * 2 / 4) = 2 clients per class in id order.
+
+    Classes 0, 1 go to clients 0, 1, and classes 2, 3 to clients 2, 3.
+    """
     part = make("pathological", nodes=4, data=data_of(80, 4), classes_per_node=2)
     assert part.class_counts().tolist() == [[10, 10, 0, 0], [10, 10, 0, 0], [0, 0, 10, 10], [0, 0, 10, 10]]
 
 
 def test_shards_by_hand():
-    """MpFedcon: 10 nodes, S = 2, C = 10 give 2 shards of 100 per class, 200 examples a node."""
+    """MpFedcon: 10 clients, S = 2 and C = 10 give 2 shards of 100 per class, 200 examples a client."""
     for distinct in (False, True):
         part = make("pathological", nodes=10, scheme="shards", distinct=distinct)
         assert (part.sizes == 200).all()
@@ -122,7 +125,10 @@ def test_lognormal_sizes():
 
 
 def test_lognormal_nodes_that_want_more_of_a_class_than_there_is_all_get_proportionally_less():
-    """Twenty nodes of 1,000 examples in three classes want 600 of each of the ten, which has 200: shares by their sizes."""
+    """Twenty clients of 1,000 examples in three classes need 600 of each of the ten, which has 200.
+
+    Each gets a share by its size.
+    """
     sizes = generator(0, "partition lognormal", 0).lognormal(np.log(1000) - 0.5**2 / 2, 0.5, 20)
     counts = make("lognormal", mean_size=1000, sigma=0.5, min_node_size=0).class_counts()
     wanted = np.where(counts > 0, sizes[:, None] / 3, 0)

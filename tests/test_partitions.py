@@ -59,7 +59,7 @@ def test_own_test_parts():
     assert not set(part.test(3)) & set(part.train(3))
     assert make("iid").test(0).tolist() == []
     assert len(make("iid", test_fraction=0.1).test(0)) == 10
-    # The last example is for training: a node with a test part alone could not take part.
+    # The last example is for training, because a client with a test part alone cannot participate.
     assert make("iid", nodes=2000, merged=True, min_node_size=1, test_fraction=0.9).sizes.tolist() == [1] * 2000
 
 
@@ -107,7 +107,7 @@ def test_scarcity_keeps_the_label_distribution():
 
 
 def test_all_nodes_are_thinned_and_the_scarce_ones_further():
-    """Of every class max(1, round(0.5 n)) examples, on the last five nodes max(1, round(0.5 * 0.1 n))."""
+    """Of every class max(1, round(0.5 n)) examples, on the last five clients max(1, round(0.5 * 0.1 n))."""
     whole, kept = make("dirichlet").class_counts(), make("dirichlet", keep_fraction=0.5, scarce_nodes=5).class_counts()
     fractions = np.where(np.arange(20) < 15, 0.5, 0.05)[:, None]
     expected = np.where(whole > 0, np.maximum(1, np.round(fractions * whole)), 0)

@@ -1,4 +1,4 @@
-"""Personal models: judged also by heads fitted at the end, saved, and scored again for good."""
+"""Personal models: evaluated also by heads fitted at the end, saved, and evaluated again from the files."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ SAVED = (
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A method's run whose nodes saved their models, made once: its folder and its summary."""
+    """Return the folder and summary of a method's run whose clients saved their models, made once."""
 
     @cache
     def made(name):
@@ -32,7 +32,7 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["mpfedcon", "fedrep"])
 def test_the_last_evaluation_refits_every_head_and_reports_it_by_itself(tmp_path, finished, name):
-    """A node that never took part has a trained head only there; no other number knows of it."""
+    """A client that never participated has a trained head only there, which no other number includes."""
     folder, refitted = finished(name)
     changes = ("strategy.head_epochs=3", "strategy.eval_head_refresh=false", f"output_dir={tmp_path}/run")
     plain = run(config_of(f"strategy={name}", *SAVED, *changes))
@@ -62,7 +62,7 @@ def test_saved_personal_models_score_what_they_scored(tmp_path, finished, name, 
 
 
 def test_saving_changes_no_number_even_for_a_node_without_training_data(tmp_path):
-    """Node 2 has a test part alone: it is judged and saved like the others, and its head is never fitted."""
+    """Client 2 has a test part alone. It is evaluated and saved like the others, and its head is never fitted."""
     file = tmp_path / "nodes.json"
     file.write_text(json.dumps({"train": [list(range(60)), list(range(60, 90)), []], "test": [[100, 101], [102], [103, 104]]}))
     part = ("num_nodes=3", "partition=file", f"partition.path={file}", "participation=full")

@@ -23,7 +23,7 @@ TINY = (
 
 
 def ran(folder, experiment, **many):
-    """Run jobs of an experiment, each into a folder of its name; returns the folder."""
+    """Run jobs of an experiment, each into a folder of its name, and return the folder."""
     for name, choices in many.items():
         run(config_of(f"experiment={experiment}", "dataset=digits", *TINY, *choices, f"output_dir={folder / name}"))
     return folder
@@ -141,7 +141,7 @@ def test_who_is_there_is_who_took_part(tmp_path, capsys):
 
 
 def assert_shows(axes, took):
-    """That the two axes of a picture show who took part: nodes x rounds (K, T)."""
+    """Assert that the two axes of a picture show the participants: clients x rounds (K, T)."""
     top, raster = axes
     assert top.patches[0].get_data().values.tolist() == took.sum(0).tolist()
     assert raster.images[0].get_array().tolist() == took.tolist()

@@ -19,11 +19,15 @@ KEEP = {"checkpoint_keep": 1}
 
 
 class Disk:
-    """What would be on a disk that loses power now, of the files below a folder.
+    """The possible contents of a disk that loses power now, of the files below a folder.
 
-    What a file holds is there once the file was synced, the names in a folder once the folder was. A disk may have written more
-    than that, so that there are four pictures: all of it; what was synced alone; every name, with what was synced of the files;
-    what was synced of the names, with all that files hold.
+    A file's content is there after the file was synced, and its name after the folder was. A disk may have written more than
+    that. Hence there are four pictures.
+
+    * All of it.
+    * What was synced alone.
+    * Every name, with the synced content of the files.
+    * The synced names, with all content of the files.
     """
 
     def __init__(self, folder):
@@ -40,7 +44,7 @@ class Disk:
             self.contents[number] = path.read_bytes()
 
     def pictures(self, target):
-        """Write the four pictures below ``target``; returns their folders."""
+        """Write the four pictures below ``target``, and return their folders."""
         now = {path.stat().st_ino: path for path in self.folder.rglob("*")}
         contents = {number: path.read_bytes() for number, path in now.items() if path.is_file()}
         names = {n: {e.name: (e.inode(), e.is_dir()) for e in os.scandir(path)} for n, path in now.items() if path.is_dir()}
@@ -62,7 +66,7 @@ class Disk:
 
 @contextlib.contextmanager
 def watched(monkeypatch, disk, look):
-    """Call ``look`` behind every file operation in a block, but for those of ``look`` itself."""
+    """Call ``look`` after every file operation in a block, except those of ``look`` itself."""
     busy = []
 
     def after():
@@ -120,7 +124,7 @@ def watched(monkeypatch, disk, look):
 
 
 def value(t):
-    """What two of three nodes remember after round ``t``, of one size always."""
+    """Return the states of two of three clients after round ``t``, always of one size."""
     return {node: {"a": torch.full((40,), float(10 * t + node))} for node in ((0, 1), (1, 2), (0, 2))[t % 3]}
 
 
@@ -169,7 +173,7 @@ def test_after_every_operation_of_saving_the_last_good_checkpoint_is_found(tmp_p
 
 
 def test_after_every_operation_of_a_node_its_memory_is_the_old_or_the_new_one(tmp_path, monkeypatch):
-    """And what it remembered at the checkpoint of round 2 can be gone back to at every moment."""
+    """At every moment it can also return to its state at the checkpoint of round 2."""
     state, seen = StateDir(tmp_path / "disk", "1", 0, "pmfl"), set()
     (tmp_path / "disk" / "memory").mkdir(parents=True)
     write = lambda t, last: state.write({"a": torch.full((9,), float(t))}, Moment("1", t, {}, last))  # noqa: E731

@@ -1,4 +1,4 @@
-"""How often nodes take part in the long run, as participation patterns say it, is how often they do."""
+"""The long-run participation rates that patterns report equal the measured ones."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from contrafed.data.participation import make_participation
 
 
 def make(name, num_nodes, **changes):
-    """A pattern over nodes of very unequal classes."""
+    """Return a pattern over clients of very unequal classes."""
     classes = np.random.default_rng(0).dirichlet(np.full(10, 0.1), num_nodes)
     chosen = choose("participation", config_of(f"participation={name}")["participation"] | changes)
     return make_participation(chosen, lambda: classes, num_nodes, 0)
@@ -23,10 +23,10 @@ def make(name, num_nodes, **changes):
      ("cyclic", {"variant": "fedau", "period": 20})],
 )  # fmt: skip
 def test_how_often_nodes_take_part_is_what_the_pattern_says(name, changes, select):
-    """Over 2,000 rounds, each node to four standard deviations; whole cycles exactly.
+    """Over 2,000 rounds, each client is within four standard deviations, and complete cycles are exact.
 
-    Where presence lasts 2,000 rounds say less: r = 1 - p01 - p10 is a chain's correlation from a round to the next, which makes
-    the variance of its mean (1 + r) / (1 - r) times as large. Where it starts moves that by less than 0.005.
+    A chain's correlation from one round to the next is r = 1 - p01 - p10. It makes the variance of its mean (1 + r) / (1 - r)
+    times as large. Its start changes the mean by less than 0.005.
     """
     often = {} if name in ("full", "uniform") else {"mean_probability": 0.5}
     share = 0.5 if name == "uniform" else select

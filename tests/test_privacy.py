@@ -1,4 +1,4 @@
-"""Differential privacy of nodes: clip and noise by hand, what is refused, and epsilon as the accountant has it."""
+"""Differential privacy of clients: clip and noise by hand, refused settings, and epsilon of the accountant."""
 
 import importlib.util
 import math
@@ -53,7 +53,10 @@ def drawn(purpose, *shape, node=0):
 
 
 def replies_of(*sent, received=(1.0, 1.0)):
-    """Replies of nodes 0, 1, ... with a model of two numbers, and two prototypes (C, D) = (2, 1) of one example each."""
+    """Return replies of clients 0, 1, ... with a model of two numbers and two prototypes (C, D) = (2, 1).
+
+    Each prototype is of one example.
+    """
     base = {"model/w": torch.tensor(received)}
     table = {"proto/mean": torch.tensor([[3.0], [4.0]]), "proto/count": torch.tensor([1.0, 1.0])}
     return Replies(
@@ -81,7 +84,7 @@ def test_a_sum_is_of_clipped_changes_with_noise_by_the_largest_weight():
 
 
 def test_prototypes_are_clipped_over_all_classes_and_noised_class_by_class():
-    # Each table (3, 4) has norm 5 and is scaled by 2/5; class 0 is node 0's alone, class 1 both nodes'.
+    # Each table (3, 4) has norm 5 and is scaled by 2/5. Only client 0 has class 0, and both have class 1.
     weights = torch.tensor([[1.0, 1.0], [0.0, 3.0]], dtype=torch.float64)
     noise = drawn("prototype noise", 2, 1)
     expected = torch.tensor([[1.2], [1.6]], dtype=torch.float64) + 0.5 * 2.0 * torch.tensor([[1.0], [0.75]]) * noise
@@ -219,7 +222,7 @@ def test_with_amplification_a_round_that_nobody_came_to_has_noise_too(tmp_path):
     few = (*SAMPLED, "num_rounds=1", "seed=1", "participation.mean_probability=0.000001", "engine=local")
     spent, moved, *_ = run_tiny(tmp_path / "a", *few)
     begun = run_tiny(tmp_path / "b", *few, "privacy.amplification=false")[1]
-    # The weight is 1/6; the sample's deviation is within a few percent of the noise's.
+    # The weight is 1/6. The sample's std is within a few percent of the noise's.
     change = torch.cat([(moved[name] - begun[name]).flatten() for name in moved])
     assert float(change.std()) == pytest.approx(1 / 6, rel=0.1)
     assert spent["privacy_rounds"] == 1

@@ -1,4 +1,4 @@
-"""Our runs beside the papers' tables: which cell a run fills, differences, ranks, correlations, what is missing."""
+"""Our runs and the papers' tables: the cell of a run, differences, ranks, correlations, and missing cells."""
 
 import math
 
@@ -57,7 +57,7 @@ def test_a_column_by_hand(tmp_path):
     places = [order.index(name) for name in ("fedau", "pmfl", "mifa")]
     assert count == 3
     assert rho == pytest.approx(1 - 6 * sum((place - i) ** 2 for i, place in enumerate(places)) / (3 * 8))
-    # fedvarp is empty and named; so is every other data set, as a whole. No run scored training images.
+    # fedvarp is empty and named, and so is every other data set. No run evaluated training images.
     assert math.isnan(cells.loc["fedvarp", "ours"])
     missing = tables.missing_line(comparison)
     no_run, silent = missing.split("3 have a run without this number: ")
@@ -162,9 +162,9 @@ def test_rounds_speedup_and_traffic_to_fedavgs_last_accuracy(tmp_path):
     assert ours["rounds", "fedavg"] == 40
     assert ours["speedup", "fedavg"] == 1
     assert (ours["rounds", "mpfedcon"], ours["speedup", "mpfedcon"]) == (20, 2)
-    # Two nodes send 2 MiB a round together, one of them 1 MiB.
+    # Two clients upload 2 MiB a round together, one of them 1 MiB.
     assert ours["traffic_mb", "mpfedcon"] == pytest.approx(20)
-    for metric in ("rounds", "speedup", "traffic_mb"):  # fewer are better, of speed-ups more; who never gets there is last
+    for metric in ("rounds", "speedup", "traffic_mb"):  # fewer are better, except speed-ups. None is last
         ranks = comparison.cells.query(f"metric == '{metric}' and dataset == 'CIFAR-10'").set_index("method")["rank"]
         assert ranks[["mpfedcon", "fedavg", "fedrep"]].tolist() == [1, 2, 3]
 
@@ -211,7 +211,7 @@ def test_what_no_run_measures_is_no_missing_run(tmp_path):
 
 
 def test_where_columns_have_one_method_settings_are_ranked(tmp_path, monkeypatch):
-    """PMFL's Table IV varies C and beta: three settings whose order is the paper's but for the last two."""
+    """PMFL's Table IV varies C and beta. The order of three settings is the paper's, except for the last two."""
     ours = {"bernoulli C=50 beta=0.4": 0.8, "bernoulli C=50 beta=0.1": 0.6, "cyclic C=20 beta=0.1": 0.7}  # 88.37, 87.47, 87.02
     for number, (setting, accuracy) in enumerate(ours.items()):
         cell = {"metric": "test_accuracy", "setting": setting, "value": "accuracy_final", "std": None}

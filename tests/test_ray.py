@@ -80,7 +80,7 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
 
 @pytest.mark.parametrize("least", [contrafed.engines.ray.LEAST, 0])
 def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs, monkeypatch, least):
-    """Each of two workers dies before a round: its messages run again, and PMFL's nodes still have their memory."""
+    """Each of two workers dies before a round. Its messages run again, and PMFL's clients keep their state."""
     import ray
 
     monkeypatch.setattr(contrafed.engines.ray, "LEAST", least)  # 0: every batch is cut as far as it goes
@@ -105,7 +105,7 @@ def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, loc
 
 
 class Fragile(contrafed.engines.ray.Worker):
-    """A worker that dies whenever it meets node 2."""
+    """A worker that dies whenever it gets client 2."""
 
     def _results(self, records, batch, *states):
         if any(metadata.dst_node_id == FIRST_NODE_ID + 2 for metadata, _, _ in batch.messages):

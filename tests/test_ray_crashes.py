@@ -1,4 +1,4 @@
-"""Ray workers that are killed while they train, while they judge, between rounds, or for want of memory: the numbers stay."""
+"""Killed Ray workers in training, in evaluation, between rounds, or for lack of memory: the numbers stay."""
 
 import os
 import signal
@@ -92,7 +92,7 @@ def test_sigkill_of_a_worker_between_rounds(tmp_path, local_runs, monkeypatch, d
 
 @pytest.mark.slow
 def test_a_worker_that_ray_ends_for_want_of_memory(tmp_path, local_runs, monkeypatch):
-    """The kernel's own killer is SIGKILL, above; Ray's monitor kills and says so by an error of its own."""
+    """The kernel's killer is SIGKILL, above. Ray's monitor kills and reports it with a separate error."""
     import ray
 
     told, get = [], ray.get

@@ -39,7 +39,7 @@ def test_an_experiments_jobs_compose_as_before(project, experiment):
     "group", [pytest.param(group, marks=[pytest.mark.slow] if group in SLOW_GROUPS else []) for group in GROUPS]
 )
 def test_every_choice_of_a_group_composes_as_before(project, group):
-    """Each choice alone; a server strategy beside every method that takes one."""
+    """Each choice alone, and each strategy with every method that accepts one."""
     chosen = [each for each in compositions.list_choices(project) if each[0].startswith(f"{group}=")]
     rows = [compositions.compose_choice(project, overrides) for overrides in chosen]
     known = {name: digest for name, digest in DIGESTS["choices"].items() if name.startswith(f"{group}=")}
@@ -70,7 +70,7 @@ def write_record(folder, jobs, is_renamed=False, metrics="round\n1\n", golden=1)
 
 @pytest.fixture
 def compare(tmp_path, monkeypatch):
-    """Compare a record of one job with another; return the exit status."""
+    """Compare a record of one job with another, and return the exit status."""
     old = write_record(tmp_path / "old", [{"config": CONFIG}])
 
     def call(jobs=({"config": CONFIG},), **others):

@@ -1,4 +1,4 @@
-"""A rule that writes into a reply would change what its node remembers: the same tensors, where nodes are in this process."""
+"""A strategy that writes into a reply would change the client's state, which has the same tensors in this process."""
 
 from test_rule_faults import rule, stopped
 

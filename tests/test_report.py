@@ -210,7 +210,7 @@ def test_what_is_left_out_is_named(tmp_path):
 
 
 def test_a_run_that_did_not_end_says_how_far_it_came(tmp_path):
-    """Of one configuration and seed the furthest counts; another seed that came less far is no mean with it."""
+    """The longest run of one configuration and seed is used. A shorter run of another seed does not enter its mean."""
     write_run(tmp_path / "long", (0.1, 0.5, 0.8), summary=False)
     write_run(tmp_path / "short", (0.1, 0.4), summary=False)
     write_run(tmp_path / "other", (0.1, 0.3), summary=False, seed=1)

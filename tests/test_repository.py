@@ -14,7 +14,7 @@ from test_deployment import ROOT, Federation, app_folder, command, finished, lis
 from contrafed.runs.output import versions
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-# Pages whose sections have no numbers, and such a number before or after the name; also across lines of a comment.
+# Pages whose sections have no numbers, and such a number next to the name, also across lines of a comment.
 PAGE, NUMBER = r"\b(?:METHODS|BASELINES)(?:\.md)?\b", r"(?:[Ss]ections?|[Ss]ec\.|§)[\s#]*\d"
 BEFORE, AFTER = rf"{NUMBER}[\d., and]*[\s#]*(?:of|in)\s+(?:docs/)?{PAGE}", rf"{PAGE}[\s:,(#]*{NUMBER}"
 NUMBERED = re.compile(rf"{BEFORE}|{AFTER}|\b(?:METHODS|BASELINES)\s+[A-Z]?\d")
@@ -93,7 +93,7 @@ def test_contributing_names_what_is_there():
         assert (ROOT / path).is_dir(), path
 
 
-# A file or folder of ours, as pages write it; core/ and simulation/ were such folders.
+# A file or folder of this repository, as pages write it. core/ and simulation/ were such folders.
 PLACE = re.compile(
     r"(?<![\w./-])(?:contrafed|clients|strategies|models|partitions|hydra_plugins|tests|benchmarks|docs|core|simulation|\.ci)/"
     r"[\w/]*(?:\.\w+)?(?![\w{*.<-])"
@@ -180,7 +180,7 @@ def test_the_containers_are_a_superlink_and_three_supernodes():
 
 @pytest.mark.slow
 def test_the_commands_of_the_containers_make_a_federation(tmp_path):
-    """As processes on loopback; the containers themselves are not built here."""
+    """Processes on loopback run the commands. The containers themselves are not built here."""
     one = Federation(tmp_path)
     try:
         app_folder(tmp_path / "app")

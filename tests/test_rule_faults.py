@@ -1,4 +1,4 @@
-"""Mistakes in a server rule of one's own: each is one line that names the rule, before its work is lost or used."""
+"""Mistakes in a user's strategy: each gives one line with the strategy's name, before its work is lost or used."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def rule(**functions):
 
 
 def stopped(made):
-    """How a round of two nodes with a rule ends: its line, of which there is one, and its status."""
+    """Return the single line and the status with which a round of two clients ends under a strategy."""
     with pytest.raises(RunStopped) as found:
         digits_run("fedavg", 1, nodes=2, rule=made)
     assert "\n" not in str(found.value)
@@ -37,7 +37,7 @@ def stopped(made):
 
 
 def unsent(**functions):
-    """What is said of tensors that nodes cannot use: before the first round's work, and in the round after it."""
+    """Return the error about tensors that clients cannot use: before the first round's training, and in the next round."""
     with pytest.raises(UserError) as first:
         digits_run("fedavg", 1, nodes=2, rule=rule(**functions))
     ((name, function),) = functions.items()
@@ -91,7 +91,7 @@ def test_a_model_that_is_not_finite_ends_the_run_as_the_rules_fault(value):
 
 
 def test_what_would_last_beside_the_state_is_refused():
-    """A run that goes on from a checkpoint would begin it anew, to other numbers."""
+    """A resumed run would start it anew, with other numbers."""
 
     def aggregate(self, model, replies):
         self.ema = self.mean(model, replies)
@@ -134,7 +134,7 @@ def test_a_run_that_its_rule_ends_is_one_line_and_keeps_its_checkpoints(tmp_path
     assert run(config_of(*wanted))["status"] == "finished"
 
 
-# --------------------------------------------------------------------------------------------------- what nodes did not send
+# ------------------------------------------------------------------------------------------------ what clients did not send
 
 
 @pytest.mark.parametrize("sums", ["mean", "weighted_sum", "terms"])
@@ -316,7 +316,7 @@ def test_what_the_broadcast_lacks_may_come_with_what_each_node_alone_receives():
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch):
-    """What is said of a method of one's own with one mistake in its node half or its rule."""
+    """Return the error about a user's method with one mistake in its client or its strategy."""
     write(tmp_path / "my_package" / "__init__.py", "")
     write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -371,7 +371,7 @@ def test_what_can_be_told_before_a_run_is(refused, half, more, said):
     assert re.fullmatch(said, refused(half, more))
 
 
-# ------------------------------------------------------------------------------------------- how often nodes are there
+# ---------------------------------------------------------------------------------------- participation rates
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a run says of itself beside its numbers, and attacks that would do nothing."""
+"""Notices that a run prints with its numbers, and attacks that would do nothing."""
 
 import pytest
 from rig import config_of

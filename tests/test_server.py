@@ -1,4 +1,4 @@
-"""What every server rule stands on: replies either way, a download of a node's own, scores by model, who is asked."""
+"""Common parts of strategies: both kinds of replies, a broadcast per client, scores by model, and the queried clients."""
 
 import csv
 from itertools import pairwise
@@ -43,7 +43,7 @@ def test_a_change_of_nothing_received_is_no_change():
     assert reply.group("model")["a"] is reply.tensors["model/a"]
     with pytest.raises(ValueError, match="delta/a is not known: the node sends model/a but received no model"):
         reply.group("delta")
-    assert Reply(0, {"proto/mean": torch.ones(1)}, 1, {}).group("model") == {}  # a method of which no model travels
+    assert Reply(0, {"proto/mean": torch.ones(1)}, 1, {}).group("model") == {}  # a method that sends no model
 
 
 class SendsChanges(FedAvgClient):
@@ -69,11 +69,11 @@ def test_deltas_are_bit_for_bit_what_nodes_would_have_sent(dtype):
     assert {value.dtype for value in made[0].values()} == {dtype}
 
 
-# ----------------------------------------------------------------------------------------------- a download of a node's own
+# ----------------------------------------------------------------------------------------------- a broadcast per client
 
 
 def stub(settings, sizes):
-    """A server half for a model of one number w, with no nodes behind it."""
+    """Return a strategy for a model of one number w, without clients."""
     rule = server_of(settings)
     client = SimpleNamespace(messages=lambda model, config: ({"model/w": (1,)}, {}), is_personal=lambda config: False)
     population = Population(np.array(sizes), np.arange(1000, 1000 + len(sizes)))
@@ -95,7 +95,7 @@ class Watching:
 
 
 class Shifted(FedAvg):
-    """Node k works from W + k + 1, and is judged by W + 10 k + 1; node 0 receives what all do."""
+    """Client k starts from W + k + 1, and W + 10 k + 1 is evaluated. Client 0 receives the common model."""
 
     def setup(self):
         self.models, self.deltas = [], []  # of the last round
@@ -168,7 +168,10 @@ def test_rules_over_changes_are_fedavg_where_all_take_part_and_nodes_are_unequal
     ("rule", "before"), [("pmfl", {"waited": (3, 0), "ended": (0, 3), "mean": (1, 1)}), ("fedau", {"mean": (4, 1)})]
 )
 def test_weights_by_absence_and_by_samples_multiply(rule, before, weights, expected):
-    """n = (1, 3), intervals (4, 1), D = (1, -2): uniform 10 + (4 - 2)/2; by samples, shares 1/2 and 3/2, 10 + (2 - 3)/2."""
+    """n = (1, 3), intervals (4, 1), D = (1, -2). Uniform weights give 10 + (4 - 2)/2.
+
+    Weights by samples have shares 1/2 and 3/2 and give 10 + (2 - 3)/2.
+    """
     sizes = [1, 3]
     own = {"history_size": 0} if rule == "pmfl" else {}
     server = stub(strategy_settings("moon", server=rule, weights=weights, **own), sizes)
@@ -243,7 +246,7 @@ def test_a_rules_own_metrics_are_logged_beside_the_nodes():
         ("fedper", {}, True, False),
         ("fedproto", {}, True, False),
         ("fedcrl", {}, True, False),
-        ("fedcrl", {"separate": False}, True, True),  # all parts travel, and every node blends a model of its own
+        ("fedcrl", {"separate": False}, True, True),  # all parts are shared, and every client blends its own model
     ],
 )
 def test_whether_there_are_personal_models_and_a_global_one(name, changes, personal, whole):
@@ -255,7 +258,7 @@ def test_whether_there_are_personal_models_and_a_global_one(name, changes, perso
 
 
 def scored(rows, last=1):
-    """What the server makes of evaluation replies: one dict of metrics a node, or a text for a node that fails."""
+    """Return the server's summary of evaluation replies: one dict of metrics per client, or a text for a client that fails."""
     identify()
     rule = stub(strategy_settings("fedavg"), [1] * len(rows))
     asked = rule.configure_evaluate(
@@ -270,7 +273,7 @@ def scored(rows, last=1):
 
 
 def test_other_judged_models_are_reported_under_their_names():
-    """Accuracies 1/2 and 1 of 1 and 3 examples: 0.875 by examples; the tuned ones 0 and 1: 0.75."""
+    """Accuracies 1/2 and 1 of 1 and 3 examples are 0.875 by examples. The tuned ones, 0 and 1, are 0.75."""
     done = scored(
         [
             {"accuracy": 0.5, "loss": 2.0, "num-examples": 1, "tuned/accuracy": 0.0, "tuned/loss": 8.0},

@@ -124,7 +124,7 @@ def test_a_run_that_ends_while_its_engine_starts_leaves_no_claim(tmp_path, monke
 
 
 def test_a_folder_in_which_another_process_writes_is_left_alone(tmp_path):
-    """Also by a notebook and ``flwr run``, which go on in a run's folder without the command line."""
+    """Also by a notebook and ``flwr run``, which resume in a run's folder without the command line."""
     resumed = config_of(*QUICK, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     run(resumed)
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.csv")}

@@ -1,4 +1,4 @@
-"""Nodes that draw fewer than min_node_size examples: refused, filled up or dropped, and reported."""
+"""Clients that draw fewer than min_node_size examples: refused, filled up or dropped, and reported."""
 
 import numpy as np
 import pytest

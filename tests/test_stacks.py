@@ -1,4 +1,4 @@
-"""A stack of nodes computes what each of its nodes computes alone."""
+"""A stack of clients computes the same as each of its clients alone."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from rig import METHODS, Schedule, close, config_of, digits_run, given, run_stra
 @pytest.mark.parametrize("local", [{}, {"iterations": None, "epochs": 2, "batch_size": 7}], ids=["own", "epochs"])
 @pytest.mark.parametrize("name", METHODS)
 def test_stacked_equals_one_by_one(name, local):
-    """Nodes of unequal size: with epochs they leave the stack at different steps and have short batches."""
+    """Clients of unequal size: with epochs they leave the stack at different steps and have short batches."""
     schedule = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
     alone, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local)
     for size in (2, 4):
@@ -31,7 +31,7 @@ def test_stacked_equals_one_by_one_with_every_optimiser(changes):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcrl", "fedrep"])
 def test_kept_optimisers_stack(name):
-    """Nodes that come for the first time share a stack with others that have state; their numbers of steps differ."""
+    """Clients in their first round share a stack with others that have state, and their numbers of steps differ."""
     local = {"iterations": None, "epochs": 1, "batch_size": 7, "optimizer": "adam", "lr": 0.01, "keep_optimizer": True}
     schedule = [[0, 1, 2], [1, 3, 4, 5], [0, 1, 6, 5]]
     alone, _ = digits_run(name, 3, nodes=40, schedule=schedule, local=local)
@@ -58,7 +58,7 @@ def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
 
 
 def together_and_alone(workspace, kind, rounds=2):
-    """Compare what a stack of all nodes sends, remembers and reports with what each does alone; no stack is tried again."""
+    """Compare the uploads, states and reports of a stack of all clients with those of each alone. No stack is retried."""
     nodes = range(len(workspace.federation.partition.sizes))
     received = given(workspace)
     stack, lone = kind(workspace, nodes), [kind(workspace, [node]) for node in nodes]
@@ -77,7 +77,7 @@ def together_and_alone(workspace, kind, rounds=2):
 @pytest.mark.parametrize("keep", [False, True], ids=["anew", "kept"])
 @pytest.mark.parametrize("turned", [False, True], ids=["unlike-first", "unlike-last"])
 def test_a_phase_whose_steps_are_in_another_order_than_the_stacks(turned, keep):
-    """Nodes of 20 and 11 examples: by six hundredths 10 and 11 steps, by fours 5 and 3, and 15 and 14 in all."""
+    """Clients of 20 and 11 examples: by six hundredths 10 and 11 steps, by fours 5 and 3, and 15 and 14 in all."""
     local = {"iterations": None, "epochs": 1, "batch_size": 4, "momentum": 0.9, "keep_optimizer": keep}
     workspace = sized_workspace("fedavg", [20, 11], local=local)
     by_share = replace(workspace.config.local, batch_size=0.06)

@@ -1,4 +1,4 @@
-"""What a server rule carries from round to round: packed for a checkpoint, brought back, moved between devices."""
+"""A strategy's state from round to round: packed for a checkpoint, restored, and moved between devices."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_state_survives_packing():
     packed = json.loads(json.dumps(checkpoint.pack(state, "state", tensors)))
     again = checkpoint.unpack(packed, tensors)
     assert again["array"].tolist() == [0, 1, 2]
-    again["array"] += 1  # an array of its own
+    again["array"] += 1  # a separate array
     assert state["array"].tolist() == [0, 1, 2]
     assert again["nested"]["list"][0]["w"].tolist() == [1, 1]
     assert (again["scalar"], again["nested"]["none"], again["nested"]["text"]) == (2.5, None, "a/b")

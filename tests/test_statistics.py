@@ -1,4 +1,4 @@
-"""Every number of a report by hand: over seeds, over nodes, over rounds, and between two orders."""
+"""Every number of a report by hand: over seeds, over clients, over rounds, and between two orders."""
 
 import math
 
@@ -20,7 +20,7 @@ def test_over_seeds_is_the_sample_deviation():
 
 
 def test_over_nodes_is_the_population_deviation_of_the_best_round():
-    # Nodes with (correct, total) of (9, 10), (30, 90): micro 0.39, deviation 0.2833; a later round is worse.
+    # Clients with (correct, total) of (9, 10), (30, 90): micro 0.39, std 0.2833. A later round is worse.
     accuracies = np.array([9 / 10, 30 / 90])
     curves = {
         ("personal", "test", "accuracy"): [(1, 39 / 100), (2, 0.3)],
@@ -30,7 +30,7 @@ def test_over_nodes_is_the_population_deviation_of_the_best_round():
     assert summary["personal_accuracy_best"] == pytest.approx(0.39)
     assert summary["personal_accuracy_best_std"] == pytest.approx(0.2833333)
     assert summary["personal_accuracy_std"] == 0.1
-    # Two seeds with 0.2 and 0.4 over nodes: what a table says is their mean, not a deviation of theirs.
+    # Two seeds with a std of 0.2 and 0.4 over clients: a table has their mean, not their own std.
     assert over_seeds([0.2, 0.4])[0] == pytest.approx(0.3)
 
 
@@ -44,7 +44,7 @@ def test_ranks_share_ties():
 def test_spearman_by_hand():
     # Ranks 1 2 3 4 against 1 3 2 4: 1 - 6 (0 + 1 + 1 + 0) / (4 * 15) = 0.8.
     assert spearman([1, 2, 3, 400], [1000, 3000, 2000, 3001]) == (pytest.approx(0.8), 4)
-    # A tie: ranks 1.5 1.5 3 against 1 2 3; covariance 1.5, deviations sqrt(1.5 * 2).
+    # A tie has ranks 1.5 1.5 3 against 1 2 3. The covariance is 1.5, and the stds are sqrt(1.5 * 2).
     assert spearman([5, 5, 9], [1, 2, 3]) == (pytest.approx(1.5 / math.sqrt(3)), 3)
     assert spearman([1, 2, NAN, 4], [3, NAN, 1, 1])[1] == 2
     assert math.isnan(spearman([1, 2], [2, 1])[0])
@@ -55,7 +55,7 @@ def test_first_round_at_a_target():
     points = [(0, 0.9), (10, 0.3), (20, 0.6), (30, 0.5), (40, 0.7)]
     assert first_at(points, 0.6) == 20
     assert first_at(points, 0.61) == 40
-    assert first_at(points, 0.71) is None  # the initial model does not count
+    assert first_at(points, 0.71) is None  # the initial model is left out
 
 
 def test_band_over_seeds():

@@ -80,13 +80,13 @@ def test_a_target_beyond_reach_is_said_to_be(tmp_path):
 
 
 def test_a_run_that_is_judged_by_nodes_never_ends_by_the_servers_score():
-    """Where no node answers, the round has no score."""
+    """Without a client's reply the round has no score."""
     done = Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}, judging=True)
     assert shown(done, True) == ("personal", {})
     assert shown(done, False) == ("global", {"accuracy": 0.9})
     done.node_evaluation = {"accuracy": 0.5}
     assert shown(done, True) == ("personal", {"accuracy": 0.5})
-    assert shown(Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}), True)[0] == "global"  # no node has a test part
+    assert shown(Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}), True)[0] == "global"  # no client has a test part
 
 
 def test_a_finished_run_is_looked_at_again_for_a_target(whole, tmp_path):
@@ -115,13 +115,13 @@ def test_a_run_without_progress_ends_by_patience_also_resumed(tmp_path, capsys):
     resumed = run(config_of(*patient, "resume=latest", f"output_dir={tmp_path}/cut"))
     assert (resumed["stopped_by"], resumed["rounds"]) == ("early_stop", 4)
     assert (tmp_path / "cut" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
-    # With more patience the same run goes on.
+    # With more patience the same run continues.
     onward = run(config_of(*SIX, STILL, "early_stop=5", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/cut"))
     assert (onward["rounds"], "stopped_by" in onward) == (6, False)
 
 
 def test_the_last_round_of_a_run_that_ended_early_is_judged_as_the_last(tmp_path):
-    """FedAvg+FT tunes before the last evaluation, and every node leaves its model."""
+    """FedAvg+FT tunes before the last evaluation, and every client saves its model."""
     tuned = [*SIX, "strategy=fedavg_ft", STILL, "early_stop=2", "save_personal=true", f"output_dir={tmp_path}/run"]
     tuned.remove("strategy=fedavg")
     summary = run(config_of(*tuned))

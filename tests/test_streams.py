@@ -1,4 +1,4 @@
-"""What is printed to nobody: a reader that went away ends no run, and Ctrl-C that ends it too is still Ctrl-C."""
+"""Output without a reader: a closed pipe ends no run, and Ctrl-C with it is still Ctrl-C."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ RUN = (sys.executable, "main.py", "engine=local", "num_nodes=8", "model=mlp", "t
 
 
 def begun(folder, *overrides):
-    """A run whose output nobody reads from its second line on."""
+    """Start a run whose output has no reader from its second line on."""
     process = subprocess.Popen(
         (*RUN, *overrides, f"output_dir={folder}"),
         stdout=subprocess.PIPE,
@@ -37,7 +37,7 @@ def test_a_run_goes_on_when_its_reader_is_gone(tmp_path):
 
 
 def test_ctrl_c_that_ends_the_reader_too_leaves_everything_written(tmp_path):
-    process = begun(tmp_path / "run", "num_rounds=100000", "eval_every=100000")  # what is left to say is said at the end
+    process = begun(tmp_path / "run", "num_rounds=100000", "eval_every=100000")  # the remaining output is written at the end
     rounds, ends = tmp_path / "run" / "times.csv", time.monotonic() + 240
     while time.monotonic() < ends and not (rounds.exists() and rounds.read_text().count("\n") > 10):
         time.sleep(0.05)

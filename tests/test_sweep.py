@@ -1,4 +1,4 @@
-"""Sweeps: an experiment's grid, what a command line does to it, and a sweep that goes on where it stopped."""
+"""Sweeps: an experiment's grid, the command line's changes to it, and resuming a stopped sweep."""
 
 import csv
 import time
@@ -57,7 +57,7 @@ def test_a_grid_is_every_combination_of_its_axes(folder):
 def test_a_command_line_narrows_a_grid_and_extends_it(folder):
     assert names("dataset=mnist", "variant=full,late", folder=folder) == ["mnist-full", "mnist-late"]
     assert names("dataset=svhn", "variant=full", "seed=0,1", folder=folder) == ["svhn-full-seed=0", "svhn-full-seed=1"]
-    # A choice that named cases make keeps those that make it; a value takes the place of theirs.
+    # A choice keeps the named cases that make it. A value replaces theirs.
     assert names("dataset=digits", "model=mlp", folder=folder) == ["digits-flat"]
     assert names("dataset=digits", "num_rounds=3", folder=folder) == ["digits-full", "digits-flat", "digits-late"]
     short, long = names("dataset=digits", "variant=full", f"seed=0,{'1' * 300}", folder=folder)
@@ -132,7 +132,7 @@ def test_a_mistake_in_a_grid_is_one_line_before_any_job(folder, old, new, messag
 
 
 def test_overrides_that_are_set_are_those_that_hydra_would_set():
-    """Values are put into a copy of what Hydra composed from the choices; a new key asks Hydra for all of it."""
+    """Values are set in a copy of Hydra's composition of the choices. A new key needs a full composition."""
     asked = [
         "strategy=moon",
         "dataset=mnist",
@@ -172,7 +172,7 @@ EXPERIMENTS = list(registry.choices("experiment"))
 
 
 def sampled(experiment):
-    """Jobs of a grid in which every value of every axis occurs."""
+    """Return jobs of a grid with every value of every axis."""
     jobs = expand_jobs([f"experiment={experiment}"])
     seen, kept = set(), []
     for job in jobs:
@@ -188,7 +188,7 @@ def test_every_experiment_composes(experiment):
         run = checked(*job.overrides)
         assert (run.composed["experiment"], run.composed["changed"]) == (experiment, [])
         said = run.composed.get("published") or {}
-        if said.get("table"):  # where ours stands beside the paper's: a column that the paper has
+        if said.get("table"):  # the column of the paper's table that our value fills
             columns = {(dataset, setting, metric) for dataset, setting, _, metric in rows_of(said["paper"], said["table"])}
             assert {(said["dataset"], cell["setting"], cell["metric"]) for cell in said["cells"]} <= columns
 
@@ -238,7 +238,7 @@ def test_every_published_row_has_a_job(paper, table):
     assert filled(experiment, *seed) == wanted
 
 
-# At the last cell's rates, 0.3 on nodes and 2 on the server, or its twenty steps, drawn images diverge.
+# Generated images diverge at the last cell's rates, 0.3 on clients and 2 on the server, or in its twenty steps.
 LARGEST_LAST = {"pmfl/figure10", "pmfl/figure14"}
 
 

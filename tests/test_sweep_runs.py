@@ -54,7 +54,7 @@ def test_a_sweep_runs_what_its_folder_does_not_hold(called):
     said = "[job 1, 1 left, less than a minute to go] experiment=digits strategy=fedavg participation=uniform seed=1"
     assert said in more.out
     assert Path("outputs/digits/renamed/metrics.csv").stat().st_mtime_ns == before
-    # Another configuration is another run, in a folder of its own where the name is taken.
+    # Another configuration is another run, in a separate folder if the name is taken.
     changed = called(*DIGITS, "seed=1", "num_rounds=1")
     assert (changed.status, finished("outputs/digits")) == (
         0, ["fedavg-uniform-seed=1", "fedavg-uniform-seed=1-2", "renamed"],
@@ -127,7 +127,7 @@ def test_where_the_data_lie_makes_no_other_run():
 
 
 def test_cells_that_a_scale_makes_alike_are_jobs_of_their_own():
-    """Half and double the nodes or rounds are both twenty nodes and four rounds at scale=small."""
+    """Half and double the clients or rounds are both twenty clients and four rounds at scale=small."""
     keys = {identity(checked(*job.overrides).composed) for job in expand_jobs(["experiment=mpfedcon/table2", "scale=small"])}
     assert len(keys) == 24
 
@@ -188,7 +188,7 @@ def test_a_run_and_a_sweep_of_one_second_have_folders_of_their_own(called):
 
 
 def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):
-    """Rounds that it repeats would have other noise, so it has no checkpoint to go on from."""
+    """Repeated rounds would have other noise, so it has no checkpoint to resume from."""
     from contrafed.runs.output import RunRecorder
 
     secret = ("seed=0", "privacy=local", "privacy.noise=secret")
@@ -213,7 +213,7 @@ def test_what_is_left_of_a_sweep_of_no_experiment_is_done_by_resume(called):
     assert (again.status, again.err, finished("some")) == (0, "", ["0", "1"])
     assert "2 jobs, 1 of them finished already: 1 to run in some" in again.out
     other = called(*some, "resume=latest", "num_rounds=1")
-    assert (other.status, "0 of 2 jobs finished, 2 failed" in other.out) == (2, True)  # another configuration goes on nowhere
+    assert (other.status, "0 of 2 jobs finished, 2 failed" in other.out) == (2, True)  # another configuration does not resume
 
 
 def test_a_failing_job_does_not_end_a_sweep(called):
@@ -278,7 +278,7 @@ def test_a_folder_may_be_named_with_hydras_plus(called):
 
 
 def test_a_job_waits_for_what_another_process_begins_under_its_name(called, monkeypatch):
-    """Until it has loaded its data, nobody can see which run that is: it was left out for the same one."""
+    """Until the other has loaded its data, its run is unknown. It could be the same one."""
     home, looks = Path("outputs/digits/fedavg-uniform-seed=0"), []
     elsewhere = lock(home)
 

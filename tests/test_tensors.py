@@ -35,7 +35,7 @@ def test_the_library_reads_what_is_written(tmp_path, dtype):
 
 
 def test_values_of_every_width_are_aligned(tmp_path):
-    """Narrow tensors come after wide ones, whatever their names: a reader may map the file."""
+    """Narrow tensors follow wide ones for any names, so that a reader may map the file."""
     tensors = {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(5), "c": torch.ones(1, dtype=torch.float64)}
     write(tmp_path / "file.safetensors", tensors)
     content = (tmp_path / "file.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""What tells two runs apart, in tables, sweeps and what is said of a command line, and what does not."""
+"""The identity of a run in tables, sweeps and messages about a command line."""
 
 import fcntl
 import math
@@ -26,7 +26,7 @@ def of_a_paper(server, **more):
 
 
 def test_server_rules_beside_one_method_are_groups_of_their_own(tmp_path):
-    """Also where the experiment names methods by their node half alone."""
+    """Also if the experiment names methods by their client alone."""
     rules = ("fedavg", "fedavgm", "fedexp", "fedvarp", "mifa", "fedadam")
     for k, rule in enumerate(rules):
         write_run(tmp_path / rule, (0.1, 0.1 + k / 10), **of_a_paper(rule))
@@ -49,7 +49,7 @@ def test_a_run_of_before_a_key_was_has_it_at_the_value_that_it_came_with(tmp_pat
 
 
 def test_what_is_kept_is_replaced_by_the_same_run_alone(tmp_path):
-    """Another seed of the same name is another run; one with a key more is the same, run by a later version."""
+    """Another seed of the same name is another run. One with a further key is the same, from a later version."""
     for folder, more in (("a", {}), ("b", {"seed": 1}), ("c", {"judge": "received"}), ("d", {"seed": 1, "judge": "received"})):
         run = read(write_run(tmp_path / folder, **more), "moon")
         results.keep([run], tmp_path / "results", "tried")

@@ -1,4 +1,4 @@
-"""Where metrics go beside the CSV files."""
+"""Metrics in trackers, as well as in the CSV files."""
 
 import csv
 import importlib.util
@@ -25,7 +25,7 @@ SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "strategy=
 
 
 def tracked(folder, *overrides):
-    """A run with a tracker; the rows of its metrics.csv as (name, round) -> value."""
+    """Run with a tracker, and return the rows of its metrics.csv as (name, round) -> value."""
     summary = run(config_of(*SMALL, f"output_dir={folder}", *overrides))
     assert summary["status"] == "finished"
     rows = csv.DictReader((folder / "metrics.csv").open())
@@ -119,7 +119,7 @@ def needs(*packages):
 
 
 def records_of(content):
-    """The records of a LevelDB log, which is what wandb writes: after 7 bytes of its own, parts within blocks of 32 KiB."""
+    """Return the records of a LevelDB log, as wandb writes it: 7 bytes of header, then parts within blocks of 32 KiB."""
     place, whole = 7, b""
     while place + 7 <= len(content):
         if 32768 - place % 32768 < 7:

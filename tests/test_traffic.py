@@ -1,4 +1,4 @@
-"""What crosses, in bytes: by count, as Flower serialises it, and by the papers' formulas."""
+"""Bytes of messages: by count, as Flower serialises them, and by the papers' formulas."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from contrafed.training.base import Client
 from contrafed.training.traffic import count_scalars
 from contrafed.training.workspace import client_class_of
 
-# What our messages carry beside the formulas, down and up: validity and counts, one number a class; FedProc's a_t, whether
+# Content that the formulas lack, down and up: validity and counts, one number per class, FedProc's a_t, whether
 # there is a mixed head for FedPAC, the two accuracies of FedPPO.
 BESIDE = dict.fromkeys(("fedproto", "fedcrl", "fedcosr", "mpfedcon"), (10, 10))
 BESIDE |= {"fedgh": (0, 10), "fedproc": (11, 10), "fedpac": (11, 10), "fedppo": (0, 2)}
@@ -39,7 +39,7 @@ def payload(record):
 
 
 def measured(folder):
-    """The bytes of a message that a node received, and of one that counted as its reply, in a round."""
+    """Return the bytes of a received message and of an accepted reply in a round."""
     run = read(folder, folder.name)
     return run.number("bytes_down_per_node"), run.number("bytes_up_per_node")
 
@@ -53,7 +53,7 @@ def measured(folder):
     ],
 )
 def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name, own):
-    """In scalars per node and round: both ways, and what is sent beside them."""
+    """In scalars per client and round: both directions, plus the content that formulas leave out."""
     seen = {"down": 0, "up": 0}
 
     class Wire:
@@ -75,13 +75,13 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name, ow
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
     by_formula = count_scalars(workspace.client_class, workspace.model, workspace.config)
     one_way = [sum(pair) for pair in zip(by_formula, BESIDE.get(name, (0, 0)), strict=True)]
-    nodes = len(strategy.round.participants)  # three, of whom FedPPO chooses
+    nodes = len(strategy.round.participants)  # three, from which FedPPO selects
     assert nodes
     assert [seen["down"], seen["up"]] == [nodes * 4 * scalars for scalars in one_way]
 
 
 def test_a_formula_by_hand_and_none_for_messages_of_ones_own():
-    """Encoder 8 x 8 x 12 + 12, projector 12 x 9 + 9, classifier 9 x 10 + 10; what a client inherits is of other messages."""
+    """Encoder 8 x 8 x 12 + 12, projector 12 x 9 + 9, classifier 9 x 10 + 10. A subclass with other messages has no formula."""
     model = workspace_of(config_of("model=mlp", "model.hidden=[12]", "model.projection=[9]")).model
     encoder, projector, classifier = 64 * 12 + 12, 12 * 9 + 9, 9 * 10 + 10
     whole = encoder + projector + classifier
@@ -98,7 +98,7 @@ def test_a_formula_by_hand_and_none_for_messages_of_ones_own():
 
 
 def test_a_node_sends_as_much_where_replies_are_lost(tmp_path):
-    """Of nodes asked, half of whose replies are lost: what one reply has, in the summary, by the log alone and in tables."""
+    """If half of the replies are lost, summary, log and tables still report the bytes of one reply."""
     lossy = ("strategy=fedcrl", "num_nodes=4", "num_rounds=4", "participation=full", "participation.loss_rate=0.5")
     summary = run(config_of(*TINY, *lossy, "engine=local", f"output_dir={tmp_path / 'a'}"))
     with (tmp_path / "a" / "metrics.csv").open() as file:
@@ -111,7 +111,7 @@ def test_a_node_sends_as_much_where_replies_are_lost(tmp_path):
 
 
 def test_a_log_alone_tells_what_a_node_sends(tmp_path):
-    """Of two nodes one was lost in the second round, and rejections of an evaluation are no lost replies."""
+    """One of two replies was lost in the second round. Rejected evaluations are not lost replies."""
     write_run(tmp_path / "a", replies=(2, 1, 2), system={"replies_rejected": 3})
     assert measured(tmp_path / "a") == (2 * 2**20, 2**20)
     (found,) = find([tmp_path])
@@ -119,13 +119,13 @@ def test_a_log_alone_tells_what_a_node_sends(tmp_path):
     (stored,) = results.load(tmp_path / "results" / "a.csv")
     assert tables.runs_table([stored], "t").rows == tables.runs_table([found], "t").rows
     assert "3.000" in tables.runs_table([stored], "t").rows[0]
-    assert all(map(math.isnan, measured(write_run(tmp_path / "b", (0.1,)))))  # nobody took part
+    assert all(map(math.isnan, measured(write_run(tmp_path / "b", (0.1,)))))  # no client participated
     with pytest.raises(UserError, match="there is no folder"):
         measured(tmp_path / "c")
 
 
 def test_the_papers_network_sends_what_the_paper_counts():
-    """FedCRL on CIFAR-10: 519,808 scalars both ways, 2 C fewer than FedAvg; beside 2 C of counts and validity."""
+    """FedCRL on CIFAR-10 sends 519,808 scalars in both directions, 2 C fewer than FedAvg, plus 2 C of counts and validity."""
     model = build_model(choose("model", config_of("model=cnn")["model"]), 3, (32, 32), 10, 0)
     counts = {}
     for name in ("fedavg", "fedcrl"):

@@ -44,7 +44,10 @@ def test_exactly_one_of_epochs_and_iterations():
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(monkeypatch, stack_size):
-    """Autograd may return one tensor for two parameters, a broadcast one or one in another layout; clipping writes in place."""
+    """Autograd may return one tensor for two parameters, or one that is expanded or in another layout.
+
+    Clipping writes in place.
+    """
     config = config_of("strategy=fedavg", "num_nodes=30", "model=cnn_pmfl", "model.hidden=[8]", "strategy.local.clip_norm=0.01")
     workspace, seen, taken = workspace_of(config, dtype=torch.float64), [], Optimizer.step
 
@@ -66,14 +69,14 @@ def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(
     assert len(seen) == 5
     for params, norms, layouts, apart in seen:
         torch.testing.assert_close(norms, torch.full_like(norms, 0.01), rtol=1e-3, atol=0)
-        # Where there is one node, the stride of the node axis means nothing.
+        # With one client, the stride of the client axis has no meaning.
         assert all(value[1:] == gradient[1:] for value, gradient in layouts)
         assert apart == len(layouts) == len(workspace.initial)
         assert all(value.grad is None for value in params.values())
 
 
 def test_clipping_bounds_each_nodes_gradient():
-    """One SGD step of lr 1 moves a node by exactly the clip norm when its gradient is larger."""
+    """One SGD step of lr 1 moves a client by exactly the clip norm when its gradient is larger."""
     models, _ = digits_run("fedavg", 1, nodes=1, local={"iterations": 1, "lr": 1.0, "clip_norm": 0.01})
     moved = torch.cat([(models[1][n] - models[0][n]).flatten() for n in models[0]]).norm().item()
     assert moved == pytest.approx(0.01, rel=1e-3)
@@ -98,7 +101,10 @@ def test_learning_rate_decays_per_local_epoch():
 
 
 def test_proximal_weight_by_hand():
-    """w: 2 -> 1.8; then gradient 1.8 + 0.5 * (1.8 - 2) = 1.7, so 1.63: mu/2 |w - W|^2, FedProx's own key to the last bit."""
+    """w goes from 2 to 1.8. The gradient is then 1.8 + 0.5 * (1.8 - 2) = 1.7, so w is 1.63.
+
+    mu/2 |w - W|^2 equals FedProx's own key to the last bit.
+    """
     values = run_scalar("fedavg", [[0]], targets=(0,), local={"proximal_weight": 0.5})
     assert values == pytest.approx([1.63], rel=1e-12)
     for rounds in ([[0]], [[0, 1], [2], [0, 1, 2]]):
@@ -107,7 +113,7 @@ def test_proximal_weight_by_hand():
 
 
 def test_the_optimisers_of_one_by_one_nodes_and_of_stacks_agree():
-    """Per-node optimisers (own clocks) with nothing to differ in equal the stacked one."""
+    """Optimisers per client (own clocks), without any difference, equal the stacked one."""
     local = {"iterations": None, "epochs": 2, "batch_size": 7, "optimizer": "adam", "lr": 0.01}
     few = {"nodes": 40, "schedule": [range(4)] * 2}
     plain, _ = digits_run("fedavg", 2, stack_size=4, local=local, **few)
@@ -120,7 +126,7 @@ def test_the_optimisers_of_one_by_one_nodes_and_of_stacks_agree():
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_kept_optimisers_go_on_where_they_were(optimizer):
-    """One node, two rounds of two steps: with its optimiser kept it is one run of four steps."""
+    """One client, two rounds of two steps: with its optimiser kept it is one run of four steps."""
     local = {"optimizer": optimizer, "momentum": 0.9, "keep_optimizer": True}
     kept = run_scalar("fedavg", [[0]] * 2, targets=(0,), local=local)
     w = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
@@ -141,7 +147,7 @@ def passes(epochs):
 
 
 def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
-    """Nodes of 20 and 11 examples: 10 and 11 steps by six hundredths, 5 and 3 by fours; whose is whose shows in the losses."""
+    """Clients of 20 and 11 examples: 10 and 11 steps by six hundredths, 5 and 3 by fours. The losses identify the client."""
     workspace, seen = sized_workspace("fedavg", [20, 11], local=passes(1)), []
 
     class Phases(workspace.client_class):

@@ -1,4 +1,4 @@
-"""A network of one's own out of torch's transformer layers: its levels, its stack, its layers of dropout."""
+"""A user's network from torch's transformer layers: its levels, its stack, its layers of dropout."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ class Mean(nn.Module):
 
 
 def transformer(dropout=0.0):
-    """Two stages of tokens for grey images of 8x8; torch's layer has layers of dropout at any rate."""
+    """Two stages of tokens for grey images of 8x8. Torch's layer has layers of dropout at any rate."""
 
     def build(config, in_channels, image_size, num_classes):
         layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=dropout, batch_first=True)
@@ -82,7 +82,7 @@ def test_layers_of_dropout_are_a_fault_where_they_would_drop():
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_a_stack_trains_as_its_nodes_alone():
-    """Of a model in evaluation mode torch would fuse the layer, without a gradient: nodes would train one by one."""
+    """For a model in evaluation mode torch would fuse the layer without a gradient, and clients would train one by one."""
     workspace = workspace_of(config_of("strategy=fedavg", "num_nodes=3"), model=transformer(), dtype=torch.float64)
     seen, found = [], []
 

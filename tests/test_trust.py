@@ -1,4 +1,4 @@
-"""Whatever a server sends, a device reads and writes below its own folders; what it tells a server is what DEPLOY.md lists."""
+"""For any message of a server, a device reads and writes below its own folders, and sends only what DEPLOY.md lists."""
 
 import contextlib
 import json
@@ -79,7 +79,7 @@ def test_where_a_run_stands_is_read_or_refused(config):
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    """A node with its folder, and messages to it that a server of ours would send but for what a test changes."""
+    """Return a client with its folder, and messages to it that are valid except for a test's changes."""
     folder = tmp_path_factory.mktemp("node") / "own" / "state"
     folder.mkdir(parents=True)
     _, workspace, text = tiny_workspace("strategy=fedcrl")
@@ -193,7 +193,7 @@ def test_a_path_to_save_to_is_refused_without_state_dir(tmp_path):
 
 
 def test_deploy_lists_every_field_that_a_node_sends(tmp_path):
-    """Names of metrics and settings that cross from nodes to the server, of two methods that say much."""
+    """Names of metrics and settings that clients send to the server, for two methods with many of them."""
     seen = set()
 
     def change(k, message, reply):

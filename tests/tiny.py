@@ -24,7 +24,7 @@ HALF = ("participation=bernoulli", "participation.beta=null", "participation.mea
 
 
 def run_tiny(folder, *overrides):
-    """Run the tiny experiment for real; returns (summary, final model, metrics.csv, nodes.csv)."""
+    """Run the tiny experiment, and return (summary, final model, metrics.csv, nodes.csv)."""
     summary = run(config_of(*TINY, *HALF, f"output_dir={folder}", *overrides))
     out = summary["folder"]
     read = lambda name: open(os.path.join(out, name), "rb").read()  # noqa: E731, SIM115

@@ -1,4 +1,4 @@
-"""A small problem with awkward nodes, and a method's run on it, watched: what crossed, what was remembered and scored."""
+"""A small problem with unusual clients, and a recorded run of a method on it: messages, client states and scores."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.server.base import Round
 
 NODES = 8
-TRAIN = (21, 9, 1, 17, 30, 12, 26, 0)  # one node holds a single example, one none; two have a last batch of one
+TRAIN = (21, 9, 1, 17, 30, 12, 26, 0)  # one client holds a single example, one none, and two have a last batch of one
 TEST = (4, 4, 1, 0, 6, 4, 3, 5)
 CENTRAL = 40
-# Nodes 0 and 2 sit out and come back; in round 3 nobody is there; who comes is more than a stack holds.
+# Clients 0 and 2 are absent and return. Round 3 has no client. A cohort exceeds a stack.
 ROUNDS = ((0, 1, 2, 3), (1, 3, 4, 5), (), (0, 1, 2, 4, 6))
 STACK = 4
 
@@ -29,16 +29,16 @@ class Run:
     """What a watched run left behind. Lists have an item per round, the initial state first."""
 
     models: list = field(default_factory=list)  # the global model
-    memories: list = field(default_factory=list)  # {node: what it remembers}
+    memories: list = field(default_factory=list)  # {client: client state}
     rounds: list[Round] = field(default_factory=list)
     trained: list = field(default_factory=list)  # (message, reply) of every training
     scored: list = field(default_factory=list)  # and of every evaluation
-    arrived: list = field(default_factory=list)  # (round, node, what it remembered when asked to train)
+    arrived: list = field(default_factory=list)  # (round, client, client state when asked to train)
     workspace: object = None
 
 
 def write_problem(folder):
-    """Write digits, who holds which and who is there when below ``folder``; returns the overrides that choose them."""
+    """Write digits, partition and trace files below ``folder``, and return the overrides that select them."""
     x, y = load_digits(return_X_y=True)
     central = np.arange(len(y)) % 45 == 0
     own = np.flatnonzero(~central)[: sum(TRAIN) + sum(TEST)]
@@ -57,15 +57,15 @@ def write_problem(folder):
 
 
 def small_steps(config, **local):
-    """The configuration with batches of 8 and short lasts: nodes then take different numbers of steps."""
+    """Return the configuration with batches of 8 and short last ones, so that clients take different numbers of steps."""
     local = {"epochs": config["strategy"]["local"]["epochs"] or 1, "iterations": None, "batch_size": 8} | local
     return config | {"strategy": config["strategy"] | {"local": config["strategy"]["local"] | local}}
 
 
 def watch(config, rounds=ROUNDS, *, stack_size=1, judge=True, trouble=None, device="cpu"):
-    """Run a method in float64 and return what it left behind.
+    """Run a method in float64 and return its record.
 
-    ``trouble(server_round, nodes, sent)`` sees what a stack is about to send and may change it or raise.
+    ``trouble(server_round, nodes, sent)`` gets a stack's uploads before they are sent, and may change them or raise.
     """
     found = Run(workspace=workspace_of(config, dtype=torch.float64, device=device))
     grid, method = LocalGrid(NODES, stack_size), found.workspace.client_class
@@ -112,7 +112,7 @@ def watch(config, rounds=ROUNDS, *, stack_size=1, judge=True, trouble=None, devi
 
 
 def copied(tensors):
-    """Tensors of their own, on the host: what is remembered could be written to later."""
+    """Return copies on the host, because a client state may be written to later."""
     return {name: value.clone() for name, value in on_host(tensors).items()}
 
 
@@ -122,7 +122,7 @@ def shapes(record):
 
 
 def numbers(done):
-    """Everything a round reports, by name: losses, scores, and a column per node."""
+    """Return everything a round reports, by name: losses, scores, and a column per client."""
     columns = {
         name: dict(zip(nodes.tolist(), values.tolist(), strict=True)) for name, (nodes, values) in done.node_metrics.items()
     }

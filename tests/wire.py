@@ -1,4 +1,4 @@
-"""Devices in one process: a Flower Grid whose nodes are the ClientApp, behind Flower's own encoding."""
+"""Devices in one process: a Flower Grid whose clients are the ClientApp, behind Flower's own encoding."""
 
 import csv
 import json
@@ -34,9 +34,9 @@ def over_the_wire(message, pull=lambda content: SimpleNamespace(object_content=c
 
 
 class Wire:
-    """A Flower Grid whose nodes are ``app`` in this process, behind Flower's own encoding; node k has the id 10 + k.
+    """A Flower Grid whose clients are ``app`` in this process, behind Flower's own encoding. Client k has the id 10 + k.
 
-    ``change(k, message, reply)`` stands for what may happen to a reply: it returns another, None for none, or raises.
+    ``change(k, message, reply)`` simulates changes of a reply: it returns another, None for none, or raises.
     """
 
     def __init__(self, *node_configs, change=None, offline=(), run_id=RUN):
@@ -85,7 +85,7 @@ def plain(**more):
 
 
 def run_devices(folder, wire, *overrides):
-    """Run on the devices behind ``wire``; returns (model, metrics.csv, nodes.csv, summary)."""
+    """Run on the devices behind ``wire``, and return (model, metrics.csv, nodes.csv, summary)."""
     config = deployed(" ".join([*SMALL, *overrides, f"output_dir={folder}"]))
     serve(DeviceGrid(wire, wire.run_id, config.wait_for_nodes), config)
     read = lambda name: (folder / name).read_bytes()  # noqa: E731

@@ -62,7 +62,7 @@ def method(name: str) -> Method:
     node, rule = choose("strategy", values), server_of(values)
     fields = [[f for f in choice.config.__dataclass_fields__ if f != "local"] for choice in (node, rule)]
     client, server = client_class_of(node), registry.only_subclass(rule.module, FederatedStrategy)
-    # The class whose file has the method's name; of a client's variants, the client.
+    # The class whose file has the method's name, or the client for a client's variants.
     own = server if server.__module__.endswith(f".{name}") and not client.__module__.endswith(f".{name}") else client
     paper = client.papers_of_variants.get(name, vars(own).get("paper"))
     return Method(
@@ -100,7 +100,7 @@ def write_readme() -> None:
 
 
 def judged_by(client: type, rule: type, values: dict[str, Any]) -> str:
-    """Return which models a method is judged by."""
+    """Return which models a method is evaluated by."""
     config = choose("strategy", values).config
     whole = set(client.shared_parts(config)) == set(PARTS)  # type: ignore[attr-defined]
     if client.own_model and whole and rule.has_global_model:  # type: ignore[attr-defined]
@@ -120,7 +120,10 @@ def escaped(text: str) -> str:
 
 
 def keys_of(files: list[str]) -> dict[str, str]:
-    """Return {key: comment} of YAMLs below conf/strategy, keys under ``local`` with that before them; the first file wins."""
+    """Return {key: comment} of YAMLs below conf/strategy, with ``local.`` before keys under ``local``.
+
+    The first file with a key is used.
+    """
     found: dict[str, str] = {}
     for file in files:
         inside, last = "local." if file.startswith("_") else "", ""
@@ -195,7 +198,7 @@ def others_in(paragraph: str) -> list[str]:
 
 
 def sentences(paragraph: str, word: re.Pattern[str]) -> str:
-    """Return the sentences of a paragraph in which a word stands."""
+    """Return the sentences of a paragraph that contain a word."""
     return " ".join(one for one in re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph) if word.search(one))
 
 
@@ -234,7 +237,7 @@ def page(name: str) -> str:
 
 
 def index() -> str:
-    """Return the catalogue: every method with its paper and what it is judged by."""
+    """Return the catalogue: every method with its paper and the models by which it is evaluated."""
     lines = [
         "# Methods",
         "",
@@ -273,7 +276,7 @@ def choices() -> str:
 
 
 def other_groups() -> set[str]:
-    """Return the groups below conf/ that have no page or place of their own."""
+    """Return the groups below conf/ that no other page covers."""
     known = {"strategy", "dataset", "partition", "participation", "model", "engine", "experiment"}
     return {path.name for path in registry.CONF.iterdir() if path.is_dir() and registry.choices(path.name)} - known
 

@@ -32,7 +32,7 @@ def on_config(config: Any) -> Any:
 
 
 def _there(entry: Any) -> Any:
-    """Return an entry of the menu without pages that there are not; nothing where none is left."""
+    """Return an entry of the menu without missing pages, or nothing if none is left."""
     if isinstance(entry, dict):
         kept = {title: _there(below) for title, below in entry.items()}
         return {title: below for title, below in kept.items() if below}
@@ -55,7 +55,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Keep inner products from being read as HTML, and make what a page asks for by a word of its own."""
+    """Escape inner products, which HTML would misread, and insert the content that a page requests by keyword."""
     for word, made in (("BLOCKS", catalogue.not_run), ("CHOICES", catalogue.choices)):
         if f"\n{word}\n" in markdown:
             markdown = markdown.replace(f"\n{word}\n", f"\n{made()}\n")

@@ -38,7 +38,7 @@ METHODS = {"fedavg": ("FedAvg", ORANGE), "fedau": ("FedAU", GREEN), "pmfl": ("PM
 
 
 def class_counts(*overrides: str) -> np.ndarray:
-    """Return training examples per node and class (K, C) of a configuration."""
+    """Return training examples per client and class (K, C) of a configuration."""
     return load_federation(checked(compose_job(list(overrides))).node).partition.class_counts()
 
 
@@ -50,7 +50,7 @@ def draw_partitions() -> None:
 
 
 def draw_participation() -> None:
-    """Draw who is there, a picture for each pattern, beside how often that is; the trace has five time zones."""
+    """Draw the available clients and their rates, a picture for each pattern. The trace has five time zones."""
     with tempfile.TemporaryDirectory() as folder:
         day = Path(folder) / "day.csv"
         awake = [(node, r) for node in range(NODES) for r in range(1, 25) if (r + node // 8) % 24 < 8]
@@ -61,7 +61,7 @@ def draw_participation() -> None:
 
 
 def draw_presence(name: str, *overrides: str) -> None:
-    """Draw nodes by rounds, lost replies in another colour, and beside it each node's measured and expected rate."""
+    """Draw clients by rounds, with lost replies in another colour, and each client's measured and expected rate."""
     from contrafed.data.participation import make_participation
 
     ready = checked(compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides]))

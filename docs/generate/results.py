@@ -53,7 +53,7 @@ def beside_fedavg(name: str, runs: list[FinishedRun]) -> tuple[list[Group], list
 
 
 def section(name: str, home: Path = ROOT) -> list[str]:
-    """Return the section of a method's page: ours, the papers' numbers beside it, and the curve; nothing without numbers."""
+    """Return the section of a method's page: our values, the papers' values, and the curve. It is empty without values."""
     lines = []
     for stem, (title, runs) in stored(home).items():
         own, compared = beside_fedavg(name, runs)
@@ -85,7 +85,7 @@ def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
 
 
 def pictures(name: str, home: Path = ROOT) -> Iterator[tuple[str, bytes]]:
-    """Yield (file, PNG) of a method's curves, beside FedAvg's where they are of the same setting."""
+    """Yield (file, PNG) of a method's curves, with FedAvg's if they have the same setting."""
     for stem, (title, runs) in stored(home).items():
         own, shown = beside_fedavg(name, runs)
         if not own:

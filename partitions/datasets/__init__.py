@@ -1,1 +1,1 @@
-"""One file per source of data: ``Config`` and ``load(config, name) -> ImageData``."""
+"""One file for each source of data, with ``Config`` and ``load(config, name) -> ImageData``."""

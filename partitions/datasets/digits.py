@@ -1,4 +1,4 @@
-"""digits: scikit-learn's bundled 1,797 real images of handwritten digits, 8x8; needs no network."""
+"""digits: the 1,797 real 8x8 images of handwritten digits in scikit-learn, without a network."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,7 +18,7 @@ class Config(Common):
 
 
 def load(config: Config, name: str) -> ImageData:
-    """Return the images, their grey levels 0..16 stretched to 0..255, with a stratified test split."""
+    """Return the images with a stratified test split, and grey levels 0..16 scaled to 0..255."""
     from sklearn.datasets import load_digits
 
     raw = load_digits()

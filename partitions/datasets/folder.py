@@ -1,4 +1,4 @@
-"""folder: people's own images in folders, one per class."""
+"""folder: the user's images in folders, one per class."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +22,23 @@ class Config(Common):
     split_seed: Annotated[int, Range(ge=0)]
 
 
-# Folders that are parts of a data set, and no classes.
+# Names of folders that are splits of a data set, not classes.
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 
 def load(config: Config, name: str, allow_empty: bool = False) -> ImageData:
-    """Return the images of ``path/train/CLASS/*`` and ``path/test/CLASS/*``, or of ``path/CLASS/*`` with a stratified split.
+    """Return the images of a folder with a folder for each class.
 
-    Every image is resized to ``image_size`` squared. ``allow_empty``: a class may have no image. Raises ``UserError`` where
-    there is no such layout.
+    The layout is ``path/train/CLASS/*`` and ``path/test/CLASS/*``, or ``path/CLASS/*`` with a stratified test split. Every
+    image is resized to ``image_size`` squared.
+
+    Args:
+        config: Settings of the data set.
+        name: The data set's name.
+        allow_empty: Whether a class may have no image.
+
+    Raises:
+        UserError: If the folder has no such layout.
     """
     root = Path(str(config.path)).expanduser()
     if not root.is_dir():
@@ -68,7 +76,7 @@ def _read(root: Path, config: Config, allow_empty: bool) -> tuple[np.ndarray, np
                 images.append(np.asarray(image.convert("RGB").convert(mode).resize((size, size))))
         except UserError:
             raise
-        except Exception as error:  # decoders raise whatever a damaged image brings about
+        except Exception as error:  # decoders raise many types for a damaged image
             raise UserError(f"{path}: an image cannot be read ({type(error).__name__})") from error
     if not images:
         raise UserError(f"{root} holds no image")

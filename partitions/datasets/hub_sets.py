@@ -1,4 +1,4 @@
-"""Image sets of the Hugging Face hub through flwr-datasets: CINIC-10, FEMNIST, Tiny-ImageNet, and any other by its name."""
+"""Image data sets of the Hugging Face hub through flwr-datasets: CINIC-10, FEMNIST, Tiny-ImageNet, or any other name."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ class Config(Downloaded):
 
 
 def check(config: Config, name: str) -> None:
-    """Raise ``UserError`` when the data are not below ``root`` and must not be downloaded; opens no file."""
+    """Raise ``UserError`` if the data are not below ``root`` and must not be downloaded. Opens no file."""
     if config.repository is None:
         raise UserError(f"dataset={name} needs dataset.repository, such as uoft-cs/cifar10, or a folder")
     if not config.download and config.path is None and not _at_hand(config):
@@ -45,13 +45,13 @@ def check(config: Config, name: str) -> None:
 def _at_hand(config: Config) -> bool:
     if Path(_place(config)).is_dir():
         return True
-    # The library writes FashionMNIST as fashion_mnist; a download that failed leaves folders without a table.
+    # The library writes FashionMNIST as fashion_mnist. A failed download leaves folders without a table.
     plain = [path for path in _cache(config).glob("*") if _plain(path.name) == _plain(_place(config).replace("/", "___"))]
     return any(any(path.rglob("*.arrow")) for path in plain)
 
 
 def _place(config: Config) -> str:
-    """Return the repository's name, or the folder that is in its place."""
+    """Return the repository's name, or the folder that replaces it."""
     return os.path.expanduser(str(config.repository))
 
 
@@ -60,9 +60,12 @@ def _plain(name: str) -> str:
 
 
 def load(config: Config, name: str) -> ImageData:
-    """Return the data set's splits as published; without a test split a stratified one is drawn. Raises ``UserError``.
+    """Return the data set's published splits, or a stratified test split if none is published.
 
-    A cached copy is used as it is; only without one is the hub asked.
+    A cached copy is used without asking the hub.
+
+    Raises:
+        UserError: If the data are not available.
     """
     classes = None if config.classes is None else len(config.classes)
     if (data := in_place(config, name, _at_hand(config), classes)) is not None:
@@ -71,7 +74,7 @@ def load(config: Config, name: str) -> ImageData:
         return images(config, _splits(config, offline=True))
     except UserError:
         raise
-    except Exception as error:  # the libraries have no one exception for "not cached"
+    except Exception as error:  # the libraries have no single exception for "not cached"
         if Path(_place(config)).is_dir():
             raise UserError(f"dataset.repository: the folder {config.repository} cannot be read: {_said(error)}") from error
         if not config.download:
@@ -90,11 +93,12 @@ def load(config: Config, name: str) -> ImageData:
 
 
 def images(config: Config, splits: list[Any]) -> ImageData:
-    """Return one or two tables of rows with a PIL image, a label and perhaps an owner as ``ImageData``.
+    """Return one or two tables as ``ImageData``, with rows of a PIL image, a label and optionally an owner.
 
-    Of the published labels only ``classes``, numbered anew in their order. Labels that are names are numbered in theirs. Raises
-    ``UserError`` for a column that is not there, images of several sizes, numbers that do not count from 0, and a class that no
-    image has.
+    ``classes`` selects published labels, and numbers them anew in its order. Labels that are names are numbered in their order.
+
+    Raises:
+        UserError: If a column does not exist, images have several sizes, labels do not start from 0, or a class has no image.
     """
     mode, kept = "L" if config.grayscale else "RGB", config.classes
     for key in ("image_column", "label_column", "owner_column"):
@@ -124,7 +128,11 @@ def images(config: Config, splits: list[Any]) -> ImageData:
 
 
 def _pixels(config: Config, mode: str, splits: list[Any]) -> np.ndarray:
-    """Return the images (N,H,W[,3]) uint8. Raises ``UserError`` where they are of several sizes, or are none."""
+    """Return the images (N,H,W[,3]) as uint8.
+
+    Raises:
+        UserError: If images have several sizes, or a value is not an image.
+    """
     size, images = config.image_size, []
     for table in splits:
         for row in table:
@@ -146,12 +154,12 @@ def _column(splits: list[Any], name: str) -> np.ndarray:
 
 
 def _splits(config: Config, offline: bool) -> list[Any]:
-    """Return the tables of train and, where there is one, test, in their published order."""
+    """Return the tables of train and of test, if there is one, in their published order."""
     from flwr_datasets import FederatedDataset
 
     names = [config.train_split] + ([config.test_split] if config.test_split else [])
     with _library(offline):
-        # One partition each: partitioning is our own, so that every method and engine draws the same.
+        # One partition each, because Contrafed draws the partitions itself, equally for every method and engine.
         source = FederatedDataset(
             dataset=_place(config),
             subset=config.subset,
@@ -164,7 +172,7 @@ def _splits(config: Config, offline: bool) -> list[Any]:
 
 @contextlib.contextmanager
 def _library(offline: bool) -> Iterator[None]:
-    """Keep the libraries quiet and, if ``offline``, from asking the hub; all as before afterwards."""
+    """Silence the libraries and, if ``offline``, keep them from asking the hub. Restore their settings on exit."""
     import datasets
     from huggingface_hub import constants
 

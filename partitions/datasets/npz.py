@@ -1,4 +1,4 @@
-"""npz: people's own images from one NumPy file."""
+"""npz: the user's images from one NumPy file."""
 
 import zipfile
 from dataclasses import dataclass
@@ -25,8 +25,13 @@ class Config(Common):
 
 
 def load(config: Config, name: str) -> ImageData:
-    """Return the images of arrays ``x`` (N,H,W) or (N,H,W,C), uint8 or float in [0,1], ``y`` (N,) and, if there,
-    ``split`` (N,), 0 for train and 1 for test; without it a stratified split is drawn. Raises ``UserError``.
+    """Return the images of an npz file.
+
+    It has arrays ``x``, (N,H,W) or (N,H,W,C), uint8 or float in [0,1], and ``y`` (N,). An optional ``split`` (N,) has 0 for
+    train and 1 for test. Without it the test split is stratified and random.
+
+    Raises:
+        UserError: If the file or an array is not valid.
     """
     path = Path(str(config.path)).expanduser()
     if path.is_dir():
@@ -46,7 +51,7 @@ def load(config: Config, name: str) -> ImageData:
         raise UserError(f"dataset.path: there is no file {path}") from None
     except UserError:
         raise
-    except Exception as error:  # zip, zlib and NumPy raise whatever a damaged file brings about
+    except Exception as error:  # zip, zlib and NumPy raise many types for a damaged file
         raise UserError(f"{path} is no readable npz file: {' '.join(str(error).split())}") from error
     if other := [name for name, found in (("x", x), ("y", y), ("split", split)) if isinstance(found, bytes)]:
         raise UserError(f"{path}: '{other[0]}' is no array; numpy.savez(FILE, x=, y=) writes them")
@@ -67,7 +72,7 @@ def load(config: Config, name: str) -> ImageData:
 
 
 def _as_bytes(x: np.ndarray, path: Path) -> np.ndarray:
-    """Return uint8 images, floats in [0,1] rounded to the nearest of 256 levels."""
+    """Return uint8 images, with floats in [0,1] rounded to the nearest of 256 levels."""
     if x.dtype == np.uint8:
         return x
     if not np.issubdtype(x.dtype, np.floating):

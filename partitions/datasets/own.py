@@ -1,4 +1,4 @@
-"""own: every node brings images of its own, and the server has none; the settings say what they are like."""
+"""own: every client has its own images and the server has none. The settings describe the images."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,7 +24,7 @@ class Config(Common):
 
 
 def check(config: Config, name: str) -> None:
-    """Raise ``UserError`` for settings that do not go together."""
+    """Raise ``UserError`` for settings that contradict each other."""
     if config.num_classes is None:
         raise UserError("dataset=own needs dataset.num_classes: no node alone knows how many classes there are")
     if config.channels == 2:
@@ -39,7 +39,11 @@ def check(config: Config, name: str) -> None:
 
 
 def load(config: Config, name: str) -> ImageData:
-    """Return no images at all, of the shape that the nodes' have. Raises ``UserError``."""
+    """Return no images, but the shape of the clients' images.
+
+    Raises:
+        UserError: If settings contradict each other.
+    """
     check(config, name)
     assert config.num_classes is not None
     x = torch.zeros((0, config.height, config.width, config.channels), dtype=torch.uint8).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Images in the place of a data set that is downloaded, of its shape and classes: from an npz, or drawn."""
+"""Replace a downloaded data set by images of its shape and classes, from an npz file or generated."""
 
 from dataclasses import dataclass, replace
 
@@ -22,13 +22,13 @@ SHAPES = {
     "tiny_imagenet": (64, 64, 3, 200),
 }
 
-# Images that are drawn, at least, for training and for testing: as many of each class.
+# Minimum numbers of generated images for training and testing, equal for all classes.
 TRAINING, TESTING = 3000, 500
 
 
 @dataclass(frozen=True)
 class Downloaded(Common):
-    """What the ``Config`` of every data set that is downloaded inherits."""
+    """Base of the ``Config`` of every downloaded data set."""
 
     root: str
     download: bool
@@ -36,10 +36,18 @@ class Downloaded(Common):
 
 
 def in_place(config: Downloaded, name: str, at_hand: bool, num_classes: int | None = None) -> ImageData | None:
-    """Return the images that ``dataset.path`` puts in a data set's place, None where there are none.
+    """Return the images that ``dataset.path`` puts in a data set's place, or None.
 
-    Drawn ones (``path=generated``) only where the data set itself is not at hand. ``num_classes`` is fewer than the data set's
-    where only some are used. Raises ``UserError`` for an npz of another shape or number of classes.
+    Generated images (``path=generated``) only replace a data set that is not available.
+
+    Args:
+        config: Settings of the data set.
+        name: The data set's name.
+        at_hand: Whether the data set itself is available.
+        num_classes: Number of classes, if only some of the data set's are used.
+
+    Raises:
+        UserError: If the npz file has another shape or number of classes.
     """
     if config.path is None or (config.path == GENERATED and at_hand):
         return None
@@ -61,7 +69,7 @@ def in_place(config: Downloaded, name: str, at_hand: bool, num_classes: int | No
 
 
 def drawn(name: str, shape: tuple[int, int, int], classes: int) -> ImageData:
-    """Return images (H, W, C) of a smooth pattern for each class under noise, the same whenever they are drawn."""
+    """Return generated images (H, W, C): a smooth pattern for each class plus noise, equal on every call."""
     rng = generator(0, f"stand-in for {name}")
     height, width, channels = shape
     coarse = rng.uniform(64, 192, (classes, 4, 4, channels))

@@ -14,7 +14,7 @@ from contrafed.data.images import ImageData, make_images
 from contrafed.partitions.datasets.network import reachable
 from contrafed.partitions.datasets.synthetic import Downloaded, in_place
 
-# torchvision's class, and what it looks for below dataset.root.
+# torchvision's class, and the paths that it needs below dataset.root.
 SETS = {
     "mnist": ("MNIST", ("MNIST/raw",)),
     "fashion_mnist": ("FashionMNIST", ("FashionMNIST/raw",)),
@@ -24,7 +24,7 @@ SETS = {
     "svhn": ("SVHN", ("train_32x32.mat", "test_32x32.mat")),
 }
 
-# Seconds without a byte after which a download counts as failed.
+# Seconds without a byte after which a download fails.
 PATIENCE = 20.0
 
 
@@ -34,19 +34,23 @@ class Config(Downloaded):
 
 
 def check(config: Config, name: str) -> None:
-    """Raise ``UserError`` when the data are not below ``root`` and must not be downloaded; opens no file."""
+    """Raise ``UserError`` if the data are not below ``root`` and must not be downloaded. Opens no file."""
     if not config.download and config.path is None and not _at_hand(config, name):
         raise _absent(config, name)
 
 
 def _at_hand(config: Config, name: str) -> bool:
-    # A download that failed leaves an empty folder.
+    # A failed download leaves an empty folder.
     places = [Path(config.root).expanduser() / place for place in SETS[name][1]]
     return all(place.is_file() or (place.is_dir() and any(place.iterdir())) for place in places)
 
 
 def load(config: Config, name: str) -> ImageData:
-    """Return train and test images as published, downloading them where allowed and needed. Raises ``UserError``."""
+    """Return train and test images as published, and download them if needed and allowed.
+
+    Raises:
+        UserError: If the data are not available.
+    """
     if (data := in_place(config, name, _at_hand(config, name))) is not None:
         return data
     train, test = (_open(config, name, part) for part in ("train", "test"))
@@ -60,9 +64,9 @@ def arrays(part: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     x = np.asarray(part.data)
     y = np.asarray(part.labels if name == "svhn" else part.targets).astype(np.int64)
     if name == "svhn":
-        x = x.transpose(0, 2, 3, 1)  # stored channels first
+        x = x.transpose(0, 2, 3, 1)  # stored with channels first
     if name == "emnist":
-        x = x.swapaxes(1, 2)  # stored lying on their side
+        x = x.swapaxes(1, 2)  # stored transposed
     return x, y
 
 
@@ -76,7 +80,7 @@ def _open(config: Config, name: str, part: str) -> Any:
         which["split"] = "balanced"
     try:
         return make(str(root), **which)
-    except Exception as error:  # a damaged file surfaces as whatever its parser stumbles over
+    except Exception as error:  # parsers raise many types for a damaged file
         if "Dataset not found" not in str(error):
             raise UserError(
                 f"dataset={name}: {_places(name)} in {root} cannot be read ({type(error).__name__}); remove and run again"
@@ -104,8 +108,8 @@ def _open(config: Config, name: str, part: str) -> Any:
 
 
 def _addresses(make: Any) -> list[str]:
-    """Return where torchvision fetches a data set from."""
-    if hasattr(make, "url"):  # before the mirrors: EMNIST inherits MNIST's but has its own address
+    """Return the addresses from which torchvision downloads a data set."""
+    if hasattr(make, "url"):  # before the mirrors, because EMNIST inherits MNIST's but has its own address
         return [make.url]
     if hasattr(make, "mirrors"):
         return list(make.mirrors)

@@ -1,1 +1,1 @@
-"""One file per participation pattern: a ``Config`` that inherits ``Selection``, and a ``Participation``."""
+"""One file for each participation pattern: a ``Config`` that inherits ``Selection``, and a ``Participation``."""

@@ -1,4 +1,4 @@
-"""arrival: nodes that join in a given round, and nodes that leave for good in a given round."""
+"""arrival: clients that join or leave permanently in a given round."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,13 +15,16 @@ NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Config(Selection):
-    """Settings of the pattern: who joins, and who leaves, as pairs of a round and a share of all nodes or a list of them."""
+    """Settings of the pattern: joins and leaves, as pairs of a round and clients.
+
+    The clients are a share of all clients, or a list.
+    """
 
     joins: tuple[Any, ...]
     leaves: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` for what is no pair of a round and nodes."""
+        """Raise ``UserError`` for an entry that is not a pair of a round and clients."""
         for key, pairs in (("joins", self.joins), ("leaves", self.leaves)):
             for i, pair in enumerate(pairs):
                 where = f"participation.{key}[{i}]"
@@ -34,21 +37,27 @@ class Config(Selection):
 
 
 class Arrival(Participation):
-    """Node k is there from its first round on until the round in which it leaves; who is in no list is there throughout.
+    """Client k is available from its first round until the round of its leave.
 
-    Own design (no paper has it). A share is drawn by the seed, without those that other entries of the same list name or
-    drew, and for leaving among those that have joined by then.
+    A client in no list is always available. A share of clients is drawn by the seed. The draw leaves out clients that other
+    entries of the same list name or drew. For leaves it leaves out clients that have not joined by then.
+
+    Source: this project's design, from no paper.
     """
 
     everyone = False
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
-        """Draw who joins and who leaves. Raises ``UserError`` for nodes that cannot."""
+        """Draw the clients that join and leave.
+
+        Raises:
+            UserError: If an entry names clients that cannot join or leave.
+        """
         self.first = self._rounds("joins", np.ones(self.num_nodes, dtype=np.int64), np.zeros(self.num_nodes, dtype=np.int64))
         self.left = self._rounds("leaves", np.full(self.num_nodes, NEVER), self.first)
 
     def _rounds(self, key: str, otherwise: np.ndarray, earliest: np.ndarray) -> np.ndarray:
-        """Return the round of ``joins`` or ``leaves`` for each node (K,); those of ``leaves`` lie after ``earliest`` (K,)."""
+        """Return the round of ``joins`` or ``leaves`` for each client (K,), with leaves after ``earliest`` (K,)."""
         pairs, rounds, taken = getattr(self.config, key), otherwise.copy(), np.zeros(self.num_nodes, dtype=bool)
         for where, node, when in self._listed(key):
             if not 0 <= node < self.num_nodes:
@@ -71,13 +80,13 @@ class Arrival(Participation):
         return rounds
 
     def _listed(self, key: str) -> Iterator[tuple[str, int, int]]:
-        """Yield where each node is listed, the node, and its round."""
+        """Yield the entry, client and round of each listed client."""
         for i, (when, who) in enumerate(getattr(self.config, key)):
             if not isinstance(who, float):
                 yield from ((f"participation.{key}[{i}]", node, when) for node in who)
 
     def available(self, server_round: int) -> np.ndarray:
-        """Return which nodes are there, (K,) bool."""
+        """Return a mask (K,) of the available clients."""
         here: np.ndarray = (self.first <= server_round) & (server_round < self.left)
         return here
 

@@ -1,4 +1,4 @@
-"""bernoulli: node k is available with probability p_k, independently in every round."""
+"""bernoulli: client k is available with probability p_k, independently in every round."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ class Config(Heterogeneous):
 
 
 class Bernoulli(Participation):
-    """A_k^t ~ Bernoulli(p_k). Source: PMFL section VI."""
+    """Draw the availability A_k^t ~ Bernoulli(p_k).
+
+    Source: PMFL section VI.
+    """
 
     everyone = False
     independent_draws = True
@@ -25,7 +28,7 @@ class Bernoulli(Participation):
         self.probabilities = self.p = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
 
     def available(self, server_round: int) -> np.ndarray:
-        """Return which nodes are available, (K,) bool."""
+        """Return a mask (K,) of the available clients."""
         return generator(self.seed, "availability", server_round - 1).random(self.num_nodes) < self.p
 
     def presence(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""cyclic: node k is available for the first share p_k of a cycle that starts at its own random offset."""
+"""cyclic: client k is available for the first share p_k of a cycle that starts at its own random offset."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,18 +20,21 @@ class Config(Heterogeneous):
     variant: Literal["pmfl", "fedau"]
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` when the period has no room for FedAU's active and idle round."""
+        """Raise ``UserError`` if the period has no room for FedAU's active and inactive round."""
         super().__post_init__()
         if self.variant == "fedau" and self.period < 2:
             raise UserError(f"participation.period must be >= 2 for variant=fedau, got {self.period}")
 
 
 class Cyclic(Participation):
-    """A_k^t = 1 iff (t - o_k) mod period < period p_k. Source: PMFL section VI.
+    """Client k is available, A_k^t = 1, iff (t - o_k) mod period < period p_k.
 
-    That is ceil(period p_k) rounds of each cycle. ``variant: fedau`` has max(1, round(period p_k)) active rounds and at least
-    one idle one, and o_k is uniform over 0 .. idle rounds - 1: a node waits o_k rounds, with o_k = 0 none, and its first active
-    window is whole.
+    That is ceil(period p_k) rounds of each cycle.
+
+    With ``variant: fedau`` there are max(1, round(period p_k)) active rounds and at least one inactive one. The offset o_k is
+    then uniform over 0 .. inactive rounds - 1. A client waits o_k rounds, and its first active window is complete.
+
+    Source: PMFL section VI.
     """
 
     everyone = False
@@ -41,7 +44,7 @@ class Cyclic(Participation):
         self.probabilities = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
         period = self.config.period
         if self.config.variant == "pmfl":
-            # 100 * 0.07 is a little more than 7 in floating point; relative, so that a tiny p_k keeps its one round.
+            # 100 * 0.07 exceeds 7 by rounding. The tolerance is relative, so that a tiny p_k keeps its one round.
             self.active = np.ceil(period * self.probabilities * (1 - 1e-12)).astype(np.int64)
             first: int | np.ndarray = period
         else:
@@ -50,11 +53,11 @@ class Cyclic(Participation):
         self.offsets = generator(self.seed, "availability offsets").integers(0, first, self.num_nodes)
 
     def available(self, server_round: int) -> np.ndarray:
-        """Return which nodes are available, (K,) bool."""
+        """Return a mask (K,) of the available clients."""
         here: np.ndarray = (server_round - 1 - self.offsets) % self.config.period < self.active
         return here
 
     def presence(self) -> np.ndarray:
-        """Return the share of a cycle that is active (K,): p_k up to whole rounds."""
+        """Return the active share of a cycle (K,), which is p_k rounded to complete rounds."""
         shares: np.ndarray = self.active / self.config.period
         return shares

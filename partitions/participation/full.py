@@ -1,4 +1,4 @@
-"""full: every node is available in every round."""
+"""full: every client is available in every round."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from contrafed.data.participation import Participation, Selection
 
 @dataclass(frozen=True)
 class Config(Selection):
-    """No settings of its own."""
+    """No settings."""
 
 
 class Full(Participation):
-    """Everyone, always."""
+    """All clients are always available."""

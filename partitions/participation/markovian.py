@@ -1,4 +1,4 @@
-"""markovian: node k's availability is a two-state Markov chain whose stationary probability is p_k."""
+"""markovian: client k's availability is a two-state Markov chain with stationary probability p_k."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +20,20 @@ class Config(Heterogeneous):
 
 
 class Markovian(Participation):
-    """Away nodes return with probability p01, present ones leave with p10. Source: PMFL section VI.
+    """Absent clients return with probability p01, and present ones leave with p10.
 
-    Deviation: the paper prints p10 = (1 - p_k) p01, whose stationary participation is 1/(2 - p_k), not p_k (``chain:
-    paper``). The default is FedAU's: p10 = p01 (1/p_k - 1), and where that exceeds 1, p01 is divided by it and p10 = 1.
-    The chain starts from Bernoulli(p_k) and moves once before the first round.
+    The chain starts from Bernoulli(p_k) and takes one step before the first round.
+
+    Source: PMFL section VI.
+
+    Deviation: by default p10 = p01 (1/p_k - 1), as in FedAU. If that exceeds 1, p01 is divided by it and p10 = 1. The paper
+    prints p10 = (1 - p_k) p01 (``chain: paper``). Its stationary participation is 1/(2 - p_k), not p_k.
     """
 
     everyone = False
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
-        """Draw the probabilities and work out the transitions."""
+        """Draw the probabilities and compute the transitions."""
         self.probabilities = self.p = probabilities(self.config, class_proportions, self.num_nodes, self.seed)
         self.p01, self.p10 = transitions(self.p, self.config.p01, self.config.chain)
         self._restart()
@@ -40,7 +43,10 @@ class Markovian(Participation):
         self._round, self._state = 0, rng.random(self.num_nodes) < self.p
 
     def available(self, server_round: int) -> np.ndarray:
-        """Return which nodes are available, (K,) bool; moving on a round costs O(K), going back replays from the start."""
+        """Return a mask (K,) of the available clients.
+
+        The next round costs O(K). An earlier round replays the chain from the start.
+        """
         if server_round < self._round:
             self._restart()
         while self._round < server_round:
@@ -50,12 +56,21 @@ class Markovian(Participation):
         return self._state.copy()
 
     def presence(self) -> np.ndarray:
-        """Return the chain's stationary probability p01 / (p01 + p10) (K,): p_k, or with ``chain: paper`` 1 / (2 - p_k)."""
+        """Return the chain's stationary probability p01 / (p01 + p10) (K,).
+
+        It is p_k, or 1 / (2 - p_k) with ``chain: paper``.
+        """
         return self.p01 / (self.p01 + self.p10)
 
 
 def transitions(p: np.ndarray, p01: float, chain: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the probabilities of returning (p01) and of leaving (p10), each (K,), for stationary probabilities p (K,)."""
+    """Return the probabilities of returning (p01) and of leaving (p10), (K,) each.
+
+    Args:
+        p: Stationary probabilities (K,).
+        p01: The configured probability of returning.
+        chain: Whose transitions, ``fedau`` or ``paper``.
+    """
     if chain == "paper":
         return np.full_like(p, p01), (1 - p) * p01
     with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""trace: availability as recorded, from a CSV or parquet file."""
+"""trace: recorded availability, from a CSV or parquet file."""
 
 import warnings
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Config(Selection):
     repeat: bool
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` when there is no such file."""
+        """Raise ``UserError`` if there is no such file."""
         if self.path is None:
             raise UserError("participation.path is null; a trace needs a CSV or parquet file of node, round, available")
         if not Path(self.path).expanduser().is_file():
@@ -30,15 +30,20 @@ class Config(Selection):
 
 
 class Trace(Participation):
-    """Columns ``node`` (from 0), ``round`` (from 1) and ``available`` (0 or 1); a pair that is not listed is unavailable.
+    """Read the availability from columns ``node`` (from 0), ``round`` (from 1) and ``available`` (0 or 1).
 
-    The trace is as long as its largest round. A longer run starts it over with ``repeat``, and otherwise finds nobody there.
+    A pair of client and round that is not listed is unavailable. The trace is as long as its largest round. After that it
+    starts again with ``repeat``. Otherwise no client is available.
     """
 
     everyone = False
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
-        """Read the file. Raises ``UserError``."""
+        """Read the file.
+
+        Raises:
+            UserError: If the file is not valid.
+        """
         path = Path(self.config.path).expanduser()
         columns = _read(path)
         node, when, here = (_whole(path, name, columns[name]) for name in COLUMNS)
@@ -54,7 +59,7 @@ class Trace(Participation):
         self._length = int(when[-1])
 
     def available(self, server_round: int) -> np.ndarray:
-        """Return which nodes are available, (K,) bool."""
+        """Return a mask (K,) of the available clients."""
         when = (server_round - 1) % self._length + 1 if self.config.repeat else server_round
         first, last = np.searchsorted(self._rounds, [when, when + 1])
         mask = np.zeros(self.num_nodes, dtype=bool)
@@ -66,9 +71,9 @@ def _read(path: Path) -> dict[str, Any]:
     """Return the three columns of the file as pandas series."""
     import pandas as pd
 
-    try:  # pandas' and pyarrow's parse errors are ValueErrors
+    try:  # parse errors of pandas and pyarrow are ValueErrors
         with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # of more cells in the rows than the header has names
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # raised if rows have more cells than the header has names
             csv = path.suffix.lower() not in (".parquet", ".pq")
             table = pd.read_csv(path, index_col=False) if csv else pd.read_parquet(path)
     except (OSError, ValueError, ImportError, pd.errors.ParserWarning) as error:
@@ -82,7 +87,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _whole(path: Path, name: str, column: Any) -> np.ndarray:
-    """Return a column as int64, or raise ``UserError`` with its first cell that is no whole number."""
+    """Return a column as int64.
+
+    Raises:
+        UserError: With the first cell that is not a whole number.
+    """
     import pandas as pd
 
     if column.isna().any():

@@ -1,4 +1,4 @@
-"""uniform: everyone is available, and the server takes a fixed number or fraction, without replacement."""
+"""uniform: all clients are available, and the server selects a fixed number or fraction, without replacement."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from contrafed.data.participation import Participation, Selection
 
 @dataclass(frozen=True)
 class Config(Selection):
-    """No settings of its own; how many is the server's ``select``."""
+    """No settings. The number of selected clients is the server's ``select``."""
 
 
 class Uniform(Participation):
-    """Everyone is available; ``select`` does the rest."""
+    """All clients are available, and ``select`` sets the cohort's size."""

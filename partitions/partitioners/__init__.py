@@ -1,5 +1,5 @@
-"""One file per partition: ``Config`` and ``split(config, draw)`` (or ``explicit``, or ``lazy``).
+"""One file for each partition: ``Config`` and ``split(config, draw)`` (or ``explicit``, or ``lazy``).
 
-``RANDOM_SIZES = False`` says that another draw has the same sizes; ``FIXED_CLASSES = True`` that no example of a class which
-a node does not hold may be moved to it.
+With ``RANDOM_SIZES = False`` another draw has the same sizes. With ``FIXED_CLASSES = True`` no example of a class may be moved
+to a client that does not hold the class.
 """

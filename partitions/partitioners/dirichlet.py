@@ -1,4 +1,4 @@
-"""dirichlet: label skew by a Dirichlet draw, per node (PMFL) or per class (FedCRL); unequal sizes."""
+"""dirichlet: label skew by a Dirichlet draw per client (PMFL) or per class (FedCRL), with unequal sizes."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -22,7 +22,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     members = draw.by_class()
     if config.scheme == "per_node":
         shares = draw.rng.dirichlet(np.full(draw.num_classes, config.alpha), draw.num_nodes)  # (K, C), D_k
-        # A tiny alpha can underflow to a column of zeros: deal that class evenly.
+        # A tiny alpha can underflow to a column of zeros. Deal that class evenly.
         totals = shares.sum(0)
         shares = np.where(totals > 0, shares / np.where(totals > 0, totals, 1), 1 / draw.num_nodes)
         return _deal(members, shares.T, draw.num_nodes)
@@ -32,7 +32,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     for examples in members:
         room = held < capacity
         share = draw.rng.dirichlet(np.full(draw.num_nodes, config.alpha)) * room
-        # No share left: every node is full, or only nodes whose share underflowed have room.
+        # Without a share every client is full, or only clients whose share underflowed have room.
         share = share / share.sum() if share.sum() > 0 else room / max(room.sum(), 1)
         rows.append(share)
         held += np.diff(_cuts(share, len(examples)))

@@ -1,4 +1,4 @@
-"""file: index lists from a file, so that published partitions can be used as they are."""
+"""file: index lists from a file, so that published partitions can be used unchanged."""
 
 import ast
 import json
@@ -20,11 +20,18 @@ class Config(Common):
 
 
 def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
-    """Return each node's indices into the whole data set, and its own test part where the file has one.
+    """Return each client's indices into the whole data set, and its test part if the file has one.
 
-    The file holds a JSON list of index lists; or a dictionary from node to index list, in JSON or as Python text; or
-    ``{"train": ..., "test": ...}`` with either of the two inside. ``test`` (N,) marks the central test split, to which no
-    index may point. Raises ``UserError``.
+    The file holds a JSON list of index lists, or a dictionary from client to index list in JSON or as Python text. It may also
+    hold ``{"train": ..., "test": ...}`` with one of these two for each.
+
+    Args:
+        config: Settings of the partition.
+        test: Mask (N,) of the central test split, to which no index may point.
+        num_nodes: Number of clients.
+
+    Raises:
+        UserError: If the file is not valid.
     """
     path = Path(str(config.path)).expanduser()
     try:
@@ -66,7 +73,7 @@ def _lists(found: Any, path: Path, num_nodes: int) -> list[np.ndarray]:
         raise UserError(f"{path} must hold a list of index lists, one per node")
     if len(found) != num_nodes:
         raise UserError(f"{path} has {len(found)} nodes, num_nodes={num_nodes}")
-    # The type itself rather than isinstance: true and false are ints to Python.
+    # Compare the type, because true and false are instances of int.
     odd = next((index for part in found for index in part if type(index) is not int or abs(index) >= 2**63), None)
     if odd is not None:
         raise UserError(f"{path}: indices must be whole numbers, found {str(odd)[:40]!r}")

@@ -1,4 +1,4 @@
-"""flwr: any partitioner of flwr-datasets that deals out rows, on our labels."""
+"""flwr: any row-wise partitioner of flwr-datasets, on this project's labels."""
 
 import inspect
 import warnings
@@ -24,11 +24,13 @@ class Config(Common):
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
-    """Return the K parts that the partitioner makes of the training examples in shuffled order.
+    """Return the partitioner's K parts of the training examples in shuffled order.
 
-    Its ``num_partitions``, ``partition_by`` and ``seed`` are ours where ``arguments`` do not say them: K, the column ``label``
-    (``owner`` for natural ids) and a number from the run's seed. Raises ``UserError`` for what it refuses, or for other than K
-    parts.
+    If ``arguments`` lacks them, ``num_partitions``, ``partition_by`` and ``seed`` are set here. They are K, the column
+    ``label`` (``owner`` for natural ids) and a number from the run's seed.
+
+    Raises:
+        UserError: If the partitioner raises an error, or its number of parts is not K.
     """
     import datasets
     import flwr_datasets.partitioner
@@ -47,7 +49,7 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     arguments = {name: value for name, value in ours.items() if name in known} | (config.arguments or {})
     if "distribution_array" in arguments:
         arguments["distribution_array"] = np.array(arguments["distribution_array"])
-    with warnings.catch_warnings(record=True) as warned:  # one for each of its attempts
+    with warnings.catch_warnings(record=True) as warned:  # one warning for each of its attempts
         warnings.simplefilter("always")
         try:
             partitioner = made(**arguments)

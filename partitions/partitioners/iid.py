@@ -1,4 +1,4 @@
-"""iid: a shuffled data set cut into equal parts."""
+"""iid: a shuffled data set in equal parts."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from contrafed.data.partition import Common, Draw
 
 @dataclass(frozen=True)
 class Config(Common):
-    """Settings of the partition: those that all have."""
+    """Settings that all partitions have."""
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
@@ -17,5 +17,5 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
     return np.array_split(draw.rng.permutation(len(draw.y)), draw.num_nodes)
 
 
-# Another draw has the same sizes, so redrawing for larger nodes is pointless.
+# Another draw cannot make a client larger.
 RANDOM_SIZES = False

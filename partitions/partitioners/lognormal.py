@@ -1,4 +1,4 @@
-"""lognormal: a fixed number of classes per node and log-normal sizes (MpFedcon's FEMNIST)."""
+"""lognormal: a fixed number of classes per client and log-normal sizes (MpFedcon's FEMNIST)."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,20 +19,21 @@ class Config(Common):
     sigma: Annotated[float, Range(ge=0)]
 
 
-# Nodes that are filled up get no class that they do not hold.
+# Clients that get more examples get no further class.
 FIXED_CLASSES = True
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
     """Return K parts: S random classes each, a log-normal number of examples, in equal shares of the classes.
 
-    Where the nodes together want more of a class than there is, all of them get proportionally less of it.
+    If the clients together need more of a class than there is, all get proportionally less of it.
+
     Source: MpFedcon, FEMNIST.
     """
     classes, each = draw.num_classes, config.classes_per_node
     if each > classes:
         raise UserError(f"partition.classes_per_node={each} is more than the {classes} classes of the data set")
-    mu = np.log(config.mean_size) - config.sigma**2 / 2  # so that the mean, not the median, is mean_size
+    mu = np.log(config.mean_size) - config.sigma**2 / 2  # then the mean, not the median, is mean_size
     sizes = draw.rng.lognormal(mu, config.sigma, draw.num_nodes)
     wants = np.zeros((draw.num_nodes, classes))
     for row, size in enumerate(sizes):

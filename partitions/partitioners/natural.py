@@ -1,4 +1,4 @@
-"""natural: the nodes that the data come from, such as FEMNIST's writers."""
+"""natural: one client for each owner of the data, such as FEMNIST's writers."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,15 @@ from contrafed.data.partition import Common, Draw
 
 @dataclass(frozen=True)
 class Config(Common):
-    """Settings of the partition: those that all have."""
+    """Settings that all partitions have."""
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
-    """Return the examples of ``num_nodes`` owners, chosen at random among all. Raises ``UserError`` without owners."""
+    """Return the examples of ``num_nodes`` random owners.
+
+    Raises:
+        UserError: If the data have no owners, or too few.
+    """
     if draw.owner is None:
         raise UserError("partition=natural needs data that say who each example comes from, such as dataset=femnist, not drawn")
     owners = np.unique(draw.owner)

@@ -1,4 +1,4 @@
-"""own: nothing is dealt out; every node brings what only it has."""
+"""own: every client has its own data, and the server deals out none."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,17 @@ from contrafed.data.partition import Common
 
 @dataclass(frozen=True)
 class Config(Common):
-    """Settings of the partition: those that all have."""
+    """Settings that all partitions have."""
 
 
-# Data are read on the nodes (partitions/own.py): settings that would change them are refused.
+# Clients read their data themselves, so settings that would change them are refused.
 OWN = True
 
 
 def explicit(config: Config, test: np.ndarray, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return empty index arrays, train and test, for every node: ``test`` (N,) marks what the server has for itself."""
+    """Return empty index arrays for the train and test parts of every client.
+
+    ``test`` (N,) marks the server's own examples.
+    """
     nothing = [np.zeros(0, dtype=np.int64)] * num_nodes
     return nothing, nothing

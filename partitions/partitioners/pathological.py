@@ -1,4 +1,4 @@
-"""pathological: each node holds a fixed number of classes (FedCRL, FedCoSR, MpFedcon)."""
+"""pathological: each client holds a fixed number of classes (FedCRL, FedCoSR, MpFedcon)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -20,12 +20,16 @@ class Config(Common):
     distinct: bool
 
 
-# Nodes that are filled up get no class that they do not hold.
+# Clients that get more examples get no further class.
 FIXED_CLASSES = True
 
 
 def split(config: Config, draw: Draw) -> list[np.ndarray]:
-    """Return K parts (FedCRL's pathological setting, and MpFedcon on CIFAR). Raises ``UserError`` for the impossible."""
+    """Return K parts of S classes each (FedCRL's pathological setting, and MpFedcon on CIFAR).
+
+    Raises:
+        UserError: If no such partition exists.
+    """
     wanted, classes, nodes = config.classes_per_node, draw.num_classes, draw.num_nodes
     if wanted > classes:
         raise UserError(f"partition.classes_per_node={wanted} is more than the {classes} classes of the data set")
@@ -38,12 +42,12 @@ def split(config: Config, draw: Draw) -> list[np.ndarray]:
 
 
 def _classes(config: Config, draw: Draw) -> list[np.ndarray]:
-    """Class by class, to the first ceil(K S / C) nodes with room, in equal or random pieces."""
+    """Deal class by class to the first ceil(K S / C) clients with room, in equal or random pieces."""
     nodes, classes = draw.num_nodes, draw.num_classes
     room = np.full(nodes, config.classes_per_node)
     pieces: list[list[np.ndarray]] = [[] for _ in range(nodes)]
     for label, examples in enumerate(draw.by_class()):
-        # Leave room for one holder of each class still to come.
+        # Leave room for one holder of each later class.
         holders = min(-(-nodes * config.classes_per_node // classes), int(room.sum()) - (classes - label - 1))
         takers = np.flatnonzero(room > 0)[:holders]
         room[takers] -= 1
@@ -59,16 +63,19 @@ def _classes(config: Config, draw: Draw) -> list[np.ndarray]:
 
 
 def _shards(config: Config, draw: Draw) -> list[np.ndarray]:
-    """K S / C shards of every class, dealt S to each node; a node may draw a class twice unless ``distinct``."""
+    """Cut every class into K S / C shards and deal S to each client.
+
+    Unless ``distinct``, a client may draw a class twice.
+    """
     nodes, classes, each = draw.num_nodes, draw.num_classes, config.classes_per_node
-    # Where K S / C is not whole, the first classes in a random order have one shard more.
+    # If K S / C is not whole, the first classes in a random order have one shard more.
     shards = np.full(classes, nodes * each // classes)
     shards[draw.rng.permutation(classes)[: nodes * each % classes]] += 1
     if config.distinct:
         room = np.full(nodes, each)
         dealt: list[list[int]] = [[] for _ in range(nodes)]
         for label in sorted(draw.rng.permutation(classes), key=lambda c: -shards[c]):
-            # To the nodes with most room left, ties at random: then no class is left with nobody to take it.
+            # Deal to the clients with most room, ties at random. Then every class finds clients with room.
             order = np.lexsort((draw.rng.random(nodes), -room))[: shards[label]]
             room[order] -= 1
             for node in order:

@@ -1,4 +1,4 @@
-"""sampled: each node draws its examples with replacement when it is first asked, so that a million nodes cost nothing."""
+"""sampled: each client draws its examples with replacement on first use, so that a million clients cost nothing."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.data.partition import Common, Partition
 
-# Class distributions are drawn for so many nodes at a time: a generator a node would be slow for a million.
+# Number of clients whose class distributions are drawn at once. One generator per client would be slow.
 CHUNK = 256
 
 
@@ -23,9 +23,12 @@ class Config(Common):
 
 
 class SampledPartition(Partition):
-    """Nodes as pure functions of (seed, node): q, then class counts ~ Multinomial(n, q), then examples of each class.
+    """Draw each client's examples as a pure function of (seed, client).
 
-    Own design (no paper has it). A node has no test part: draws with replacement would overlap with it.
+    Draw q, then class counts ~ Multinomial(n, q), then examples of each class. A client has no test part, because draws with
+    replacement would overlap with it.
+
+    Source: this project's design, from no paper.
     """
 
     def __init__(self, config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int) -> None:
@@ -38,16 +41,16 @@ class SampledPartition(Partition):
 
     @property
     def sizes(self) -> np.ndarray:
-        """Training examples per node (K,), all the same; takes no memory."""
+        """Equal numbers of training examples per client (K,), without using memory."""
         return np.broadcast_to(np.int64(self.config.examples_per_node), self.num_nodes)
 
     @property
     def test_sizes(self) -> np.ndarray:
-        """Examples of the nodes' own test parts (K,): none."""
+        """Numbers of examples in the clients' own test parts (K,), all zero."""
         return np.broadcast_to(np.int64(0), self.num_nodes)
 
     def train(self, node: int) -> np.ndarray:
-        """Draw a node's examples with replacement, int64 indices in order of class."""
+        """Draw a client's examples with replacement, as int64 indices in order of class."""
         labels = np.repeat(np.arange(self.num_classes), self._chunk_counts(node // CHUNK)[node % CHUNK])
         rng = generator(self.seed, "partition sampled", 0, node)
         return self._by_class[self._starts[labels] + rng.integers(0, self._available[labels])]
@@ -61,7 +64,7 @@ class SampledPartition(Partition):
         return np.concatenate([self._chunk_counts(chunk) for chunk in range(self._chunks)])[: self.num_nodes]
 
     def class_proportions(self) -> np.ndarray:
-        """Return the class distribution q that each node draws from (K, C), not the proportions of what it drew."""
+        """Return the class distribution q from which each client draws (K, C), not the proportions of its draw."""
         if self.config.alpha is None:
             return np.broadcast_to(self._balance, (self.num_nodes, self.num_classes))
         return np.concatenate([self._chunk_q(chunk) for chunk in range(self._chunks)])[: self.num_nodes]
@@ -71,7 +74,7 @@ class SampledPartition(Partition):
         return -(-self.num_nodes // CHUNK)
 
     def _chunk_q(self, chunk: int) -> np.ndarray:
-        """Return q (CHUNK, C) ~ Dir(alpha 1_C) over the classes that exist, or the balance of the data set."""
+        """Return q (CHUNK, C) ~ Dir(alpha 1_C) over the existing classes, or the balance of the data set."""
         if self.config.alpha is None:
             return np.broadcast_to(self._balance, (CHUNK, self.num_classes))
         rng = generator(self.seed, "partition sampled classes", chunk)
@@ -80,9 +83,9 @@ class SampledPartition(Partition):
         return np.where(totals > 0, draw / np.where(totals > 0, totals, 1), self._balance)
 
     def _chunk_counts(self, chunk: int) -> np.ndarray:
-        """Return examples per node and class (CHUNK, C), rows summing to n."""
+        """Return examples per client and class (CHUNK, C), with rows that sum to n."""
         rng = generator(self.seed, "partition sampled counts", chunk)
-        # The last class gets what rounding leaves of 1: classes that exist come last.
+        # The last class gets the rounding error, so existing classes come last.
         order = np.argsort(self._available > 0, kind="stable")
         counts = np.zeros((CHUNK, self.num_classes), dtype=np.int64)
         counts[:, order] = rng.multinomial(self.config.examples_per_node, self._chunk_q(chunk)[:, order])
@@ -90,5 +93,14 @@ class SampledPartition(Partition):
 
 
 def lazy(config: Config, y: np.ndarray, pool: np.ndarray, num_classes: int, num_nodes: int, seed: int) -> SampledPartition:
-    """Return the partition; nothing is drawn yet. ``pool`` (n,) are the training examples among labels ``y`` (N,)."""
+    """Return the partition without drawing examples yet.
+
+    Args:
+        config: Settings of the partition.
+        y: Labels (N,).
+        pool: Indices (n,) of the training examples.
+        num_classes: Number of classes.
+        num_nodes: Number of clients.
+        seed: The run's seed.
+    """
     return SampledPartition(config, y, pool, num_classes, num_nodes, seed)

@@ -1,1 +1,1 @@
-"""What may stand in the place of a rule's plain mean: a ``Config`` and an ``Aggregation`` in a file each."""
+"""Robust alternatives to a strategy's plain mean: a ``Config`` and an ``Aggregation`` in each file."""

@@ -1,4 +1,4 @@
-"""The geometric median: the point with the least sum of distances to all replies."""
+"""The geometric median: the point with the smallest sum of distances to all replies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,17 +17,19 @@ class Config:
     """Settings of the geometric median."""
 
     iterations: Annotated[int, Range(ge=1)]  # R
-    smoothing: Annotated[float, Range(gt=0)]  # nu, the least distance that counts
+    smoothing: Annotated[float, Range(gt=0)]  # nu, the lower bound of distances
 
 
 class GeometricMedian(Aggregation):
-    """argmin_v sum_k p_k |v - Delta_k|, from the mean on by smoothed Weiszfeld steps.
+    """Minimise sum_k p_k |v - Delta_k| over v with smoothed Weiszfeld steps, starting from the mean.
 
-    v := sum_k b_k Delta_k / sum_k b_k, b_k = p_k / max(nu, |v - Delta_k|). Source: Pillutla et al. 2022 (RFA), Algorithm 2.
+    v := sum_k b_k Delta_k / sum_k b_k, with b_k = p_k / max(nu, |v - Delta_k|).
+
+    Source: Pillutla et al. 2022 (RFA), Algorithm 2.
     """
 
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
-        """Return the point after so many steps."""
+        """Return the point after the configured number of steps."""
         found = combine(changes, weights.tolist())
         for _ in range(self.config.iterations):
             away = np.array([squared_distance(found, change) ** 0.5 for change in changes])

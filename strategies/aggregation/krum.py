@@ -17,18 +17,20 @@ class Config:
     """Settings of Krum."""
 
     assumed: Annotated[float, Range(ge=0, lt=0.5)]  # f/m
-    keep: Annotated[float, Range(gt=0, le=1)] | None  # the share of replies that are averaged; None: one reply
+    keep: Annotated[float, Range(gt=0, le=1)] | None  # the share of replies that are averaged. None: one reply
 
 
 class Krum(Aggregation):
-    """The reply with the least sum of squared distances to its m - f - 2 nearest others, at least one; or the mean of several.
+    """Take the reply with the smallest sum of squared distances to its m - f - 2 nearest others, or the mean of several.
 
-    Of m replies f = floor(m ``assumed``) may attack. Source: Blanchard et al. 2017; the arithmetic is Flower's. The mean of
-    Multi-Krum (``keep``) is by weight.
+    There is at least one such other. f = floor(m ``assumed``) of m replies may attack. The mean of Multi-Krum (``keep``) is by
+    weight.
+
+    Source: Blanchard et al. 2017, with Flower's arithmetic.
     """
 
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
-        """Return the chosen change, or the mean of those chosen."""
+        """Return the selected update, or the mean of the selected ones."""
         count, keep = len(changes), self.config.keep
         kept = 0 if keep is None else max(1, share_of(keep, count))
         return by_flower(aggregate_krum, changes, weights, share_of(self.config.assumed, count), kept)

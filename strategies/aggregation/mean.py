@@ -1,4 +1,4 @@
-"""The plain mean: the rule's own."""
+"""The plain mean of the strategy itself."""
 
 from dataclasses import dataclass
 

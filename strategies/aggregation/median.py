@@ -1,4 +1,4 @@
-"""The median of every number, whatever nodes weigh."""
+"""The median of every number, without client weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,11 @@ class Config:
 
 
 class Median(Aggregation):
-    """The coordinate-wise median. Source: Yin et al. 2018; the arithmetic is Flower's."""
+    """Take the coordinate-wise median.
+
+    Source: Yin et al. 2018, with Flower's arithmetic.
+    """
 
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
-        """Return the medians; of an even number of replies the mean of the middle two."""
+        """Return the medians. For an even number of replies they are the mean of the middle two."""
         return by_flower(aggregate_median, changes, weights)

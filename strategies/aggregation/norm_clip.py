@@ -1,4 +1,4 @@
-"""The mean of changes whose length is bounded."""
+"""The mean of updates with bounded length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +17,19 @@ from contrafed.server.replies import norm
 class Config:
     """Settings of the clip."""
 
-    bound: Annotated[float, Range(gt=0)] | None  # M; None: the median length of the round's changes
+    bound: Annotated[float, Range(gt=0)] | None  # M. None: the median length of the round's updates
 
 
 class NormClip(Aggregation):
-    """sum_k p_k Delta_k min(1, M / |Delta_k|). Source: Sun et al. 2019; the median as M is this project's own."""
+    """Average the clipped updates: sum_k p_k Delta_k min(1, M / |Delta_k|).
+
+    Source: Sun et al. 2019.
+
+    Deviation: the median as default of M is this project's.
+    """
 
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
-        """Return the mean of the clipped changes."""
+        """Return the mean of the clipped updates."""
         lengths = np.array([norm(change.values()) for change in changes])
         bound = float(np.median(lengths)) if self.config.bound is None else self.config.bound
         factors = np.minimum(1.0, np.divide(bound, lengths, out=np.ones_like(lengths), where=lengths > 0))

@@ -1,4 +1,4 @@
-"""The mean of every number without its smallest and largest, whatever nodes weigh."""
+"""The mean of every number without its smallest and largest values, without client weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +20,13 @@ class Config:
 
 
 class TrimmedMean(Aggregation):
-    """The coordinate-wise mean without the floor(beta m) smallest and largest. Source: Yin et al. 2018; Flower's arithmetic."""
+    """Average each coordinate without its floor(beta m) smallest and largest values.
+
+    Source: Yin et al. 2018, with Flower's arithmetic.
+    """
 
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
         """Return the trimmed means."""
-        # Flower cuts int(share * m) at each end: a quarter of a reply more is none more, and no rounding error fewer.
+        # Flower cuts int(share * m) at each end. A quarter of a reply more guards against rounding down.
         cut = (share_of(self.config.trim, len(changes)) + 0.25) / len(changes)
         return by_flower(aggregate_trimmed_avg, changes, weights, cut)

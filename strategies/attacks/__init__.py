@@ -1,1 +1,1 @@
-"""Nodes that attack, in simulation only: a ``Config`` in a file each, and an ``Attack`` where it replaces what nodes send."""
+"""Clients that attack, in simulation only: a ``Config`` in each file, and an ``Attack`` that replaces their uploads."""

@@ -1,4 +1,4 @@
-"""A Little Is Enough: all attackers send the same change, just within the spread of the others."""
+"""A Little Is Enough: all attackers upload the same update, just within the spread of the others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,26 +12,30 @@ from contrafed.engines.attack import Attack, Attackers, moments
 
 @dataclass(frozen=True)
 class Config(Attackers):
-    """Who attacks, how much, and knowing what."""
+    """The attackers, the strength of the attack, and the updates that attackers know."""
 
     z: Annotated[float, Range(ge=0)] | None
     known: Literal["honest", "attackers"]
 
     @property
     def needs_honest(self) -> bool:
-        """Whether it is their changes that attackers know."""
+        """Whether attackers know the honest clients' updates."""
         return self.known == "honest"
 
 
 class ALIE(Attack):
-    """Delta' = mean - z std of every number, z = z_max of this round's participants. Source: Baruch et al. 2019, Algorithm 3.
+    """Replace every attacker's update by Delta' = mean - z std of every number.
 
-    Readings: mean and deviation are by default those of the honest participants' changes, as most comparisons have it; the
-    paper's attackers know their own alone (``known=attackers``). Without any to know they send their own change.
+    z is z_max of this round's participants. Without known updates, attackers upload their own.
+
+    Source: Baruch et al. 2019, Algorithm 3.
+
+    Interpretation: by default, mean and std are of the honest participants' updates, as in most comparisons. The paper's
+    attackers know their own updates alone (``known=attackers``).
     """
 
     def replace(self, own: Mapping[int, Tensors], honest: Mapping[int, Tensors], server_round: int) -> dict[int, Tensors]:
-        """Return the same change for every attacker."""
+        """Return the same update for every attacker."""
         known = honest if self.config.known == "honest" else own
         if not known:
             return dict(own)
@@ -42,10 +46,13 @@ class ALIE(Attack):
 
 
 def z_max(participants: int, attackers: int) -> float:
-    """Return the z up to which Phi(z) < (n - f - s) / (n - f), s = floor(n/2 + 1) - f the honest nodes that a majority needs.
+    """Return the z up to which Phi(z) < (n - f - s) / (n - f), for f attackers of n participants.
 
-    Of n participants f attack. Where f are a majority by themselves s counts as 1. 0 where the formula has no or a negative
-    answer: few attackers can shift the mean only to where most honest nodes are, which is not beyond it.
+    s = floor(n/2 + 1) - f is the number of honest clients that a majority needs, and at least 1.
+
+    Returns:
+        z, or 0 if the formula has no solution or a negative one.
+        With few attackers the mean can only shift to values that are common among honest clients.
     """
     honest = participants - attackers
     needed = max(1, participants // 2 + 1 - attackers)

@@ -1,4 +1,4 @@
-"""Inner product manipulation: all attackers send the honest nodes' mean change against its direction."""
+"""Inner product manipulation: all attackers upload the honest clients' mean update with its direction reversed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,25 +11,27 @@ from contrafed.engines.attack import Attack, Attackers, moments
 
 @dataclass(frozen=True)
 class Config(Attackers):
-    """Who attacks, and how much."""
+    """The attackers and the strength of the attack."""
 
     epsilon: Annotated[float, Range(gt=0)]
 
     @property
     def needs_honest(self) -> bool:
-        """It is their mean that is turned round."""
+        """Whether attackers know the honest clients' updates: they reverse their mean."""
         return True
 
 
 class IPM(Attack):
-    """Delta' = -epsilon mean of the honest participants' Delta. Source: Xie et al. 2020, Equation 2; prototypes likewise.
+    """Replace every attacker's update by Delta' = -epsilon mean of the honest participants' Delta.
 
-    A plain mean turns round when epsilon exceeds honest over attackers; a small epsilon is within the spread of the others.
-    Without an honest participant attackers send their own change.
+    Prototypes are replaced likewise. A plain mean reverses if epsilon exceeds the ratio of honest clients to attackers. A small
+    epsilon is within the spread of the others. Without honest participants attackers upload their own updates.
+
+    Source: Xie et al. 2020, Equation 2.
     """
 
     def replace(self, own: Mapping[int, Tensors], honest: Mapping[int, Tensors], server_round: int) -> dict[int, Tensors]:
-        """Return the same change for every attacker."""
+        """Return the same update for every attacker."""
         if not honest:
             return dict(own)
         mean, _ = moments(honest.values())

@@ -1,4 +1,4 @@
-"""Attackers train on wrong labels; everything else is as honest nodes do it (``contrafed/data/label_flip.py``)."""
+"""Attackers train on wrong labels and otherwise do as honest clients (``contrafed/data/label_flip.py``)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,6 +8,6 @@ from contrafed.engines.attack import Attackers
 
 @dataclass(frozen=True)
 class Config(Attackers):
-    """Who attacks."""
+    """The attackers."""
 
     flips_labels: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Attackers add Gaussian noise to their change."""
+"""Attackers add Gaussian noise to their update."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,19 +13,20 @@ from contrafed.engines.attack import Attack, Attackers
 
 @dataclass(frozen=True)
 class Config(Attackers):
-    """Who attacks, and how much."""
+    """The attackers and the strength of the attack."""
 
     level: Annotated[float, Range(gt=0)]
 
 
 class Noise(Attack):
-    """Delta' = Delta + level rms(Delta) N(0, I), each tensor with its own root mean square, prototypes likewise.
+    """Replace an update by Delta' = Delta + level rms(Delta) N(0, I).
 
-    So the same level says as much of a small model as of a large one, and of late rounds as of early ones.
+    Each tensor has its own root mean square (rms), prototypes too. The same level thus has the same meaning for small and large
+    models, and for early and late rounds.
     """
 
     def one(self, change: Tensors, server_round: int, node: int) -> Tensors:
-        """Return the change with noise, drawn by seed, round and node."""
+        """Return the update with noise that seed, round and client determine."""
         draw, noisy = torch_generator(self.seed, "attack noise", server_round, node), Tensors()
         for name, tensor in sorted(change.items()):
             noise = torch.randn(tensor.shape, generator=draw, dtype=torch.float64).to(tensor)

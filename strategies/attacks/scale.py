@@ -1,4 +1,4 @@
-"""Attackers send their change many times as long."""
+"""Attackers multiply the length of their update."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,14 +10,14 @@ from contrafed.engines.attack import Attack, Attackers
 
 @dataclass(frozen=True)
 class Config(Attackers):
-    """Who attacks, and how much."""
+    """The attackers and the strength of the attack."""
 
     factor: Annotated[float, Range(gt=0)]
 
 
 class Scale(Attack):
-    """Delta' = factor Delta, prototypes likewise."""
+    """Replace an update by Delta' = factor Delta, prototypes likewise."""
 
     def one(self, change: Tensors, server_round: int, node: int) -> Tensors:
-        """Return the longer change."""
+        """Return the longer update."""
         return {name: self.config.factor * tensor for name, tensor in change.items()}

@@ -1,4 +1,4 @@
-"""What tests of single methods share: node halves and server rules set by hand, and runs whose nodes remember something."""
+"""Helpers of the methods' tests: clients and strategies set by hand, and runs whose clients have client state."""
 
 from types import SimpleNamespace
 
@@ -26,10 +26,10 @@ from contrafed.server.base import Population, Replies, Reply, strategy_class_of
 from contrafed.training.base import Batch, Stack
 from contrafed.training.workspace import client_class_of
 
-# Who takes part in the golden runs, nodes counted from 0.
+# Participants of the golden runs, with clients counted from 0.
 FULL = [[0, 1, 2]] * 5
 PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
-# By server rule: changes, and the model after each round, everybody there and by PATTERN.
+# For each strategy: changes, and the model after each round, under full participation and under PATTERN.
 GOLDEN = {
     "fedavg": (
         {},
@@ -92,13 +92,13 @@ GOLDEN = {
         [2.190000, 2.913900, 1.963900, 1.963900, 3.515297],
     ),
 }
-LOCAL = [1.062882, 3.874236, 2.468559]  # nodes by themselves after three full rounds: w := a + (w - a) 0.9^2 a round
+LOCAL = [1.062882, 3.874236, 2.468559]  # each client alone after three full rounds: w := a + (w - a) 0.9^2 a round
 
 EPOCH = {"epochs": 1, "iterations": None, "batch_size": 7, "optimizer": "sgd", "lr": 0.05, "momentum": 0.0}
 ROUNDS = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
 
 
-# ------------------------------------------------------------------------------------------------------------ a node's half
+# ----------------------------------------------------------------------------------------------------------------- a client
 
 
 def client_of(name, **changes):
@@ -109,7 +109,7 @@ def client_of(name, **changes):
 
 
 def losses_of(client, now, y=0, **constants):
-    """The losses of one example at the two parameters ``now``, beside what the loss takes as constant, and the parameters."""
+    """Return the losses of one example at the two parameters ``now`` with the given loss inputs, and the parameters."""
     w = torch.tensor(now, dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, dtype=torch.float64)
     batch = Batch(torch.ones(1, 1, 1, 1, dtype=torch.float64), torch.tensor([y]), one, one)
@@ -127,18 +127,18 @@ def class_losses(name, w, y=0, changes=None, **constants):
 
 
 def prototypes_of(workspace, nodes):
-    """Nodes' class means and counts under the initial model."""
+    """Clients' class means and counts under the initial model."""
     client = workspace.client_class(workspace, nodes)
     params = {n: v.expand(len(nodes), *v.shape) for n, v in workspace.initial.items()}
     examples = [workspace.federation.partition.train(node) for node in nodes]
     return tuple(client.prototypes(Stack(nodes, examples, 1, params, {}, {})).values())
 
 
-# ----------------------------------------------------------------------------------------------------------- a server's half
+# --------------------------------------------------------------------------------------------------------------- a strategy
 
 
 def rule_of(name, sizes=(1,), down=None, **changes):
-    """The server half of a method beside nodes with so many examples; its model is one number w."""
+    """Return a method's strategy for clients with so many examples. Its model is one number w."""
     settings = strategy_settings(name, **changes)
     server = server_of(settings)
     down = {"model/w": (1,)} | (down or {})
@@ -159,7 +159,10 @@ def rule_of(name, sizes=(1,), down=None, **changes):
 
 
 def path(strategy, updates, start=0.0):
-    """The model and what is broadcast after each round: an update is node 0's Delta, Deltas by node, or None for no reply."""
+    """Return the model and the broadcast after each round.
+
+    An update is client 0's Delta, a dictionary of Deltas by client, or None without replies.
+    """
     model, models, sent = {"w": torch.tensor([start], dtype=torch.float64)}, [], []
     for update in updates:
         begin = strategy.broadcast(model)
@@ -175,7 +178,7 @@ def path(strategy, updates, start=0.0):
 
 
 def golden_memory(name, rounds, **changes):
-    """What nodes remember after a run of the golden problem, by node."""
+    """Return the client states after a run of the golden problem, by client."""
     local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1} | changes.pop("local", {})
     settings = config_of("num_nodes=3") | {"strategy": strategy_settings(name, local=local, **changes)}
     model = Vector([2.0, 2.0])  # the loss is the first parameter's alone
@@ -186,7 +189,7 @@ def golden_memory(name, rounds, **changes):
 
 
 def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
-    """A run on digits; returns (global model, every node's memory, the strategy)."""
+    """Run on digits, and return (global model, every client's state, the strategy)."""
     config = config_of(f"strategy={name}", f"num_nodes={nodes}", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"] = strategy_settings(name, **{**changes, "local": EPOCH | changes.get("local", {})})
     grid, workspace = LocalGrid(nodes, stack_size), workspace_of(config, dtype=torch.float64)
@@ -196,23 +199,23 @@ def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
 
 
 WORK = EPOCH | {"batch_size": 16, "lr": 0.1, "weight_decay": 0.0, "lr_decay": 1.0, "clip_norm": None}
-AWAY = [[0, 1, 2, 3], [1, 4], [], [0, 4]]  # of five nodes
+AWAY = [[0, 1, 2, 3], [1, 4], [], [0, 4]]  # participants of five clients
 
 
 def as_fedavg(name, schedule=AWAY, **changes):
-    """Models of two runs with some nodes away: of a method with these changes, and of FedAvg with the same local work."""
+    """Return the models of two runs with absent clients: a method with these changes, and FedAvg with equal local training."""
     weights = strategy_settings(name, **changes)["weights"]
     runs = ((name, changes), ("fedavg", {"weights": weights}))
     return [digits_run(n, len(schedule), nodes=5, schedule=schedule, local=WORK, **own)[0] for n, own in runs]
 
 
 def heads(memory):
-    """The personal parts of what nodes remember."""
+    """Return the personal parts of the client states."""
     return {n: v for n, v in memory.items() if "/personal/" in n}
 
 
 def no_head_travels(name, **changes):
-    """Whether anything of the projector does; fails where anything of the classifier does."""
+    """Return whether any of the projector is sent, and fail if any of the classifier is."""
     _, _, strategy = whole(name, [[]], **changes)
     assert not any("classifier" in n for n in (*strategy.down, *strategy.up))
     return any("projector" in n for n in strategy.up)

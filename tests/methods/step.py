@@ -1,4 +1,4 @@
-"""A node's first step on a model of two numbers, which are the representation of its one image."""
+"""A client's first step on a model of two numbers, which are the representation of its single image."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Server rules beside node halves: any two that speak the same tensors go together."""
+"""Strategies with clients of other methods: any two with the same messages work together."""
 
 import re
 
@@ -24,7 +24,7 @@ NOTHING_OF_ITS_OWN = {
 @pytest.mark.parametrize("rule", GOLDEN)
 @pytest.mark.parametrize("nodes", NOTHING_OF_ITS_OWN)
 def test_server_rules_go_with_any_node_half(nodes, rule):
-    """Nodes that send models and nodes that send changes, beside rules over either: always the rule's golden values."""
+    """Clients that upload models or updates, with strategies over either, give the strategy's golden values."""
     changes, full, pattern = GOLDEN[rule]
     for schedule, values in ((FULL, full), (PATTERN, pattern)):
         found = run_scalar(nodes, schedule, server=rule, **changes, **NOTHING_OF_ITS_OWN[nodes])
@@ -56,7 +56,7 @@ def test_the_docs_say_which_methods_leave_their_rule_to_choose():
 
 
 def leaves_its_rule(name):
-    """Whether a server rule stands among the defaults of a method's YAML, or of the one that it inherits."""
+    """Return whether a strategy is among the defaults of a method's YAML, or of the one that it inherits."""
     defaults = OmegaConf.load(registry.CONF / "strategy" / f"{name}.yaml").get("defaults", [])
     inherited = [item for item in defaults if item in registry.choices("strategy")]
     return any("server" in str(item) for item in defaults) or any(map(leaves_its_rule, inherited))

@@ -27,7 +27,7 @@ def test_golden_values(pull, rounds, last, own, stack_size):
 
 
 def test_a_step_by_hand():
-    """f = (v - 3)^2 / 2, v = 2, W = 0, lambda = 1, eta = 0.1: 1.9; it is pulled to what was received, not to w."""
+    """f = (v - 3)^2 / 2, v = 2, W = 0, lambda = 1, eta = 0.1 give 1.9. v is pulled towards the received model, not w."""
     (update,) = scalar_node("ditto", 3, start=2.0).update([received(model=0.0)], 1)
     assert float(update.memory["own/classifier.w"]) == pytest.approx(1.9, abs=1e-12)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.3, abs=1e-12)
@@ -40,7 +40,7 @@ def test_w_is_fedavgs_bit_for_bit(pull):
 
 
 def test_without_the_pull_v_trains_alone_in_batches_of_its_own():
-    """One batch a round holds all of a node's examples, in another order; the sums differ in rounding."""
+    """One batch a round holds all of a client's examples in another order, so the sums differ by rounding."""
     local = {"batch_size": 10**6, "epochs": 3}
     run, alone = digits_left("ditto", pull_weight=0.0, local=local), digits_left("local", local=local)
     for node in alone.memory:

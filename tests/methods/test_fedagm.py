@@ -7,7 +7,7 @@ from rig import run_scalar
 
 
 def test_by_hand():
-    """D = 1, rho = 0.5: W = 1, 2.5, 4.25; what is sent before each round is 0, 1.5, 3.25, but W is what is judged."""
+    """D = 1 and rho = 0.5 give W = 1, 2.5, 4.25. The broadcasts are 0, 1.5, 3.25, but W is evaluated."""
     strategy = rule_of("fedagm", server_momentum=0.5)
     models, sent = path(strategy, [1, 1, 1])
     assert models == [1, 2.5, 4.25]

@@ -1,4 +1,4 @@
-"""FedALA: a blend by hand, its passes and layers, what it equals where A stays, and what is judged."""
+"""FedALA: a blend by hand, its passes and layers, equality to FedAvg with a fixed A, and the evaluated models."""
 
 import pytest
 import torch
@@ -16,7 +16,10 @@ def memory(own, blend=1.0, rounds=2.0):
 
 
 def learned(passes_of, **changes):
-    """A after a round of one node, f = (theta - 1)^2 / 2, own 0, W = 2, eta = 0.1; ``passes_of``: its past rounds."""
+    """Return A after a round of one client, with f = (theta - 1)^2 / 2, own 0, W = 2, eta = 0.1.
+
+    ``passes_of``: the client's number of past rounds.
+    """
     changes = {"blend_lr": 0.1, "share": 1.0, "local": {"iterations": 0}} | changes
     client = scalar_node("fedala", 1, **changes)
     client.memories = [memory(0.0, rounds=passes_of)]
@@ -25,7 +28,7 @@ def learned(passes_of, **changes):
 
 
 def test_a_blend_by_hand():
-    """One pass a round, of one batch: A = 0.8; a node in its second participation passes on: 0.68, 0.608."""
+    """One pass a round, of one batch, gives A = 0.8. In a second participation the passes continue: 0.68, 0.608."""
     assert learned(2.0) == pytest.approx((0.8, 1.6), abs=1e-12)
     assert learned(5.0) == pytest.approx((0.8, 1.6), abs=1e-12)
     for passes, value in ((1, 0.8), (2, 0.68), (3, 0.608)):

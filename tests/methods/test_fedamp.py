@@ -29,7 +29,7 @@ def test_golden_values(rounds, own, stack_size):
 
 
 def server(models, **changes):
-    """The rule after it heard these models, a list of numbers by node, from ``changes["nodes"]`` if given."""
+    """Return the strategy after these uploads, a list of numbers by client, from ``changes["nodes"]`` if given."""
     nodes = changes.pop("nodes", range(len(models)))
     rule = FedAMP.__new__(FedAMP)
     rule.config = Config(**{"cloud_lr": 1.0, "sigma": 1.0, "relative": False, "cap": True} | changes)
@@ -51,13 +51,13 @@ def test_a_mixture_by_hand():
     assert (cloud(rule, 0), cloud(rule, 1)) == ([pytest.approx(0.367879, abs=1e-6)], [pytest.approx(0.632121, abs=1e-6)])
     assert rule.own_weights[0] == pytest.approx(1 - math.exp(-1))
     assert rule.download(INITIAL, 0, judging=True) is None
-    rule.post_train = True  # a judged node trains first
+    rule.post_train = True  # an evaluated client trains first
     assert rule.download(INITIAL, 0, judging=True)["model/w"].tolist() == cloud(rule, 0)
 
 
 def test_a_node_never_heard_of_holds_the_initial_model_and_is_in_nobodys_mixture():
     rule = server([[0.0], [1.0]], nodes=[1, 4])
-    near = math.exp(-0.25)  # of both; two thirds at the most
+    near = math.exp(-0.25)  # weight of both, at most two thirds
     assert 2 * near > 2 / 3
     assert cloud(rule, 0) == [pytest.approx(0.5 / 3 + 1 / 3)]
     assert cloud(rule, 1) == [pytest.approx(0.367879, abs=1e-6)]

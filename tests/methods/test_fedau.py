@@ -1,4 +1,4 @@
-"""FedAU: intervals by hand, the golden run, and FedAvg where nobody is ever away."""
+"""FedAU: intervals by hand, the golden run, and equality to FedAvg under full participation."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from contrafed.server.intervals import Intervals
 
 
 def weights_along(path, cutoff, lag):
-    """The weight of one node in each round in which it takes part."""
+    """Return one client's weight in each round of its participation."""
     intervals = Intervals(1, cutoff, lag, {})
     weights = []
     for here in path:
@@ -42,7 +42,10 @@ def test_interval_weights_approach_one_over_p():
 @pytest.mark.parametrize(("p", "share"), [(0.02, 0.636), (0.1, 0.995), (0.402, 1.0)])
 @pytest.mark.parametrize("lag", [False, True])
 def test_a_node_counts_as_if_it_were_always_there(p, share, lag):
-    """P13: its weights over all rounds sum to their number, but for what the cutoff leaves of rare ones: 1 - (1 - p)^C."""
+    """P13: a client's weights over all rounds sum to their number.
+
+    The cutoff leaves 1 - (1 - p)^C of it for rare clients.
+    """
     path = np.random.default_rng(1).random(100_000) < p
     assert sum(weights_along(path, 50, lag)) / len(path) == pytest.approx(share, rel=0.03)
 

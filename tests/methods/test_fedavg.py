@@ -23,7 +23,10 @@ def test_weights_by_hand():
 
 
 def test_weights_over_all_nodes_by_hand():
-    """K = 4, p = (1/2, 1/4, 1, 1): Delta = (1, 3) of two nodes give 4 / 4, and (2 + 12) / 4; one of them half of FedAvg's."""
+    """K = 4 and p = (1/2, 1/4, 1, 1): Delta = (1, 3) of two clients gives 4 / 4, and (2 + 12) / 4.
+
+    One of them alone gives half of FedAvg's step.
+    """
     known = SimpleNamespace(probability=lambda: np.array([0.5, 0.25, 1, 1]))
     for weights, moved in (("all_nodes", [1.0, 1.5, 1.5]), ("known_probability", [3.5, 4.5, 4.5])):
         for rate in (1.0, 10.0):
@@ -34,7 +37,7 @@ def test_weights_over_all_nodes_by_hand():
 
 
 def test_golden_values_over_all_nodes():
-    """Delta_k / 3; everybody there, that is FedAvg's step."""
+    """The step is Delta_k / 3. Under full participation it is FedAvg's."""
     pattern = [2.126667, 2.371978, 2.261527, 2.261527, 2.545067]
     assert run_scalar("fedavg", PATTERN, weights="all_nodes") == pytest.approx(pattern, abs=1e-5)
     sending_changes = run_scalar("pmfl", PATTERN, server="fedavg", weights="all_nodes", contrast_weight=0.0)
@@ -48,7 +51,7 @@ def test_a_node_without_data_is_not_among_all_nodes():
 
 
 def test_the_servers_rate_stretches_the_mean_step():
-    """0.5 of 2, 0.5 of 4 from there; 1 is the mean itself, bit for bit."""
+    """The steps are 0.5 of 2, then 0.5 of 4. A rate of 1 gives the mean itself, bit for bit."""
     assert path(rule_of("fedavg", server_lr=0.5), [2.0, 4.0])[0] == [1, 3]
     halves = digits_run("fedavg", 1, server_lr=0.5)[0]
     whole = digits_run("fedavg", 1)[0]
@@ -56,7 +59,7 @@ def test_the_servers_rate_stretches_the_mean_step():
 
 
 def test_known_probabilities_in_a_run(tmp_path):
-    """Six nodes with p = 1/2: whoever is there weighs 1 / (6 / 2)."""
+    """With six clients and p = 1/2, each participant has weight 1 / (6 / 2)."""
     run = run_tiny(tmp_path / "run", "strategy=fedavg", "strategy.weights=known_probability", "engine=local")
     weights = [float(row.split(",")[3]) for row in run[3].decode().splitlines() if ",weight," in row]
     assert weights

@@ -10,7 +10,7 @@ STEPS = {"tune_epochs": 2, "tune_lr": 0.1, "tune_momentum": 0.0, "tune_batch_siz
 
 @pytest.mark.parametrize("tune", ["head", "all"])
 def test_golden_values(tune):
-    """Two steps from W^5; the problem's one number is its classifier."""
+    """Two steps start from W^5. The problem's single number is its classifier."""
     run = scalar_left("fedavg_ft", FULL, tune=tune, **STEPS)
     assert [run.judged(node) for node in range(3)] == pytest.approx([2.147571, 3.287571, 2.717571], abs=1e-5)
     assert [run.judged(node, final=False) for node in range(3)] == [run.w[-1]] * 3

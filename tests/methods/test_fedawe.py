@@ -1,4 +1,4 @@
-"""FedAWE: the golden problem by hand, where each node goes on from, FedAvg where nobody is away."""
+"""FedAWE: the golden problem by hand, the start model of each client, and equality to FedAvg under full participation."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,10 @@ from contrafed.strategies.fedawe import FedAWE
     ],
 )
 def test_the_golden_problem(rate, full, pattern):
-    """In round 3 client 1 goes on from 2.19 after 2 rounds, client 3 from 2 after 3: (2.19 - 0.8322 + 2 + 0.57) / 2."""
+    """In round 3 client 1 continues from 2.19 after 2 rounds, and client 3 from 2 after 3.
+
+    The mean is (2.19 - 0.8322 + 2 + 0.57) / 2.
+    """
     assert run_scalar("fedawe", FULL, server_lr=rate) == pytest.approx(full, abs=1e-5)
     assert run_scalar("fedawe", PATTERN, server_lr=rate) == pytest.approx(pattern, abs=1e-5)
     assert run_scalar("fedawe", PATTERN, stack_size=3, server_lr=rate) == pytest.approx(pattern, abs=1e-5)
@@ -43,14 +46,14 @@ class Seen(FedAWE):
 
 def test_every_node_goes_on_from_the_model_it_left_with():
     models, rule = digits_run("fedawe", len(AWAY), nodes=5, schedule=AWAY, local=WORK, rule=Seen)
-    left = dict.fromkeys(range(5), 0)  # the round that a node was last there
+    left = dict.fromkeys(range(5), 0)  # last round of each client's participation
     for t, here in enumerate(AWAY, 1):
         assert rule.sent[t - 1].keys() == set(here)
         for node in here:
             assert same(rule.sent[t - 1][node], {f"model/{n}": v for n, v in models[left[node]].items()}), (t, node)
         left |= dict.fromkeys(here, t)
     assert rule.state["active"].tolist() == list(left.values())
-    assert rule.state["models"].keys() == set(left.values())  # no more are kept than somebody goes on from
+    assert rule.state["models"].keys() == set(left.values())  # only models that a client continues from are stored
     for t, kept in rule.state["models"].items():
         assert same(kept, models[t])
 
@@ -70,7 +73,7 @@ def test_how_long_nodes_were_away_is_logged():
 
 @pytest.mark.parametrize("post_train", [False, True])
 def test_nodes_are_judged_by_the_last_active_nodes_mean(post_train):
-    """All by the same model; after local work by what each went on from."""
+    """All clients are evaluated by the same model, and after local training by their own start model's result."""
     config = config_of("num_nodes=5", "model=mlp", "model.hidden=[12]", "partition.test_fraction=0.3")
     config["strategy"] = strategy_settings("fedawe", local=WORK)
     given = {}

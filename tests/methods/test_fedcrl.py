@@ -1,4 +1,4 @@
-"""FedCRL and FedCoSR: loss, blend and aggregation by hand, the reductions, what is remembered."""
+"""FedCRL and FedCoSR: loss, blend and aggregation by hand, the reductions, and the client state."""
 
 import csv
 import math
@@ -48,9 +48,9 @@ def test_infonce_masks_classes_without_a_prototype():
 
 
 def blended(own, received, loss, rounds=1.0, contrasted=1.0, table=None, **changes):
-    """What a node that remembers this body and this contrastive loss begins its round with: sent back untrained.
+    """Return the blended start of a client's round, uploaded without training, for this body and contrastive loss in its state.
 
-    ``table``: the prototypes of the two classes that it receives; its one image is of class 0.
+    ``table``: the prototypes of the two classes that the client receives. Its single image is of class 0.
     """
     client = client_of("fedcrl", separate=False, local={"epochs": None, "iterations": 0}, **changes)
     tensor = lambda v: torch.tensor(v, dtype=torch.float64)  # noqa: E731
@@ -81,12 +81,12 @@ def test_blend_weight_by_hand():
 NEAR = [
     [1.0, 1.0],
     [1.0, -1.0],
-]  # beside a representation (1, 1) of class 0: cosines 1 and 0, log(1 + e^-1) = 0.313262 at T = 1
+]  # with a representation (1, 1) of class 0: cosines 1 and 0, log(1 + e^-1) = 0.313262 at T = 1
 AT_NEAR = math.exp(-0.8 * 0.313262)
 
 
 def test_the_first_tau_is_what_first_tau_says():
-    """Of a node that was never contrasted, which remembers a loss of 0; later it is the loss's."""
+    """For a client without a contrastive loss, whose state has a loss of 0. Later tau follows the loss."""
     for first_tau, expected in (("evaluate", AT_NEAR), ("zero", 0.0), ("one", 1.0)):
         asked = {"first_tau": first_tau, "table": NEAR, "temperature": 1.0}
         assert tau_of(0.0, contrasted=0.0, **asked) == pytest.approx(expected, abs=1e-6)
@@ -97,7 +97,7 @@ def test_the_first_tau_is_what_first_tau_says():
 def test_tau_may_be_set_by_the_prototypes_just_received():
     for tau_source, expected in (("train_mean", math.exp(-1.6)), ("on_receipt", AT_NEAR)):
         assert tau_of(2.0, tau_source=tau_source, table=NEAR, temperature=1.0) == pytest.approx(expected, abs=1e-6)
-        even = tau_of(2.0, tau_source=tau_source, table=[[1.0, 0.0], [0.0, 1.0]])  # equal cosines: ln 2, whatever T
+        even = tau_of(2.0, tau_source=tau_source, table=[[1.0, 0.0], [0.0, 1.0]])  # equal cosines: ln 2 for any T
         assert even == pytest.approx(2**-0.8 if tau_source == "on_receipt" else math.exp(-1.6), abs=1e-6)
 
 
@@ -114,7 +114,7 @@ def test_a_literal_clip_puts_every_weight_between_0_and_1():
 
 
 def test_the_own_body_is_weighted_by_tau():
-    """I8: tau = 0.25, own 2, global 10 gives 8; and a case of vectors: 0.449329 * 5 + 0.550671 * 2."""
+    """I8: tau = 0.25, own 2, global 10 gives 8. Vectors give 0.449329 * 5 + 0.550671 * 2."""
     assert blended(2.0, 10.0, -math.log(0.25) / 0.8) == pytest.approx(8.0)
     assert blended(5.0, 2.0, 1.0) == pytest.approx(3.347987, abs=1e-6)
     assert blended(1.0, 2.0, 0.0) == 1.0
@@ -122,7 +122,7 @@ def test_the_own_body_is_weighted_by_tau():
 
 
 def trained(valid, **changes):
-    """What node 0 remembers after an epoch beside random prototypes of the classes ``valid``, its client and its message."""
+    """Return client 0's state after an epoch with random prototypes of the classes ``valid``, its client and its message."""
     config = config_of("strategy=fedcrl", "num_nodes=4", "model=mlp", "model.hidden=[12]")
     config["strategy"] |= {"local": config["strategy"]["local"] | {"epochs": 1, "lr": 1e-12, **changes}}
     workspace = workspace_of(config, dtype=torch.float64)
@@ -139,7 +139,7 @@ def trained(valid, **changes):
 
 
 def test_tau_is_set_by_the_examples_whose_class_has_a_prototype():
-    """A loss thinned by the others would be too small, and keep a node at its own body; training itself counts them 0."""
+    """Counting the others would make the loss too small and keep a client at its own body. Training counts them as 0."""
     held = [0, 1]
     update, client, received = trained(held)
     workspace = client.workspace
@@ -222,7 +222,7 @@ def test_without_separation_contrast_and_blend_it_is_fedavg():
     close(crl, fedavg)
 
 
-# ------------------------------------------------------------------------------------------------- what stays, who is judged
+# ------------------------------------------------------------------------------------- personal parts and evaluated models
 
 
 def test_no_head_ever_travels():
@@ -231,7 +231,7 @@ def test_no_head_ever_travels():
 
 
 def test_bytes_match_the_papers_formula():
-    """I9: 2 [phi] + 2 [Omega] scalars, beside the counts and validity that the formula leaves out."""
+    """I9: 2 [phi] + 2 [Omega] scalars, plus the counts and validity that the formula leaves out."""
     _, _, strategy = whole("fedcrl", [range(8)])
     body = sum(v.numel() for n, v in strategy.model.items() if "classifier" not in n)
     table = 10 * 9
@@ -250,7 +250,7 @@ def test_a_node_that_sat_out_ten_rounds_comes_back_as_it_left():
 
 @pytest.mark.parametrize("separate", [True, False])
 def test_nodes_are_judged_by_their_own_bodies_though_everything_may_travel(tmp_path, separate):
-    """With a classifier that is shared too, scores are still personal, and the server has a global model beside them."""
+    """With a shared classifier, scores are still personal, and the server also has a global model."""
     config = config_of(
         "strategy=fedcrl", "engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "participation=full", "model=mlp",
         "model.hidden=[8]", "partition.test_fraction=0.2",

@@ -16,7 +16,7 @@ def penalty(columns, mask=None):
 
 
 def test_by_hand():
-    """Two identical columns of four: (X^T X)_12 = 3, R = 9 / 4; orthogonal centred columns: 0."""
+    """Two identical columns of four give (X^T X)_12 = 3 and R = 9 / 4. Orthogonal centred columns give 0."""
     assert penalty([[1, 2, 3, 4], [1, 2, 3, 4]])[0] == pytest.approx(2.25, rel=1e-7)
     assert penalty([[1, 2, 3, 4], [-1, -2, -3, -4]])[0] == pytest.approx(2.25, rel=1e-7)
     assert penalty([[1, 1, -1, -1], [1, -1, 1, -1]])[0] == pytest.approx(0, abs=1e-15)

@@ -36,7 +36,7 @@ def test_equal_nodes_go_to_the_common_minimum_and_stay():
 
 
 def test_unequal_nodes_that_solve_their_objective_go_to_the_global_minimum():
-    """Also with nodes away, where FedAvg would go to the minimum of those that came last."""
+    """Also with absent clients, for which FedAvg would move to the minimum of the last participants."""
     pairs = [[0, 1], [1, 2], [0, 2]] * 40
     values = run_scalar("feddyn", pairs, proximal_weight=1.0, local=PLAIN | {"iterations": 100})
     assert values[-1] == pytest.approx(3, abs=1e-6)

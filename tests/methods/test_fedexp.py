@@ -1,4 +1,4 @@
-"""FedExP: lengths of steps by hand, the golden problem, and the mean of two models that is judged."""
+"""FedExP: lengths of steps by hand, the golden problem, and the mean of two models that is evaluated."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ PLAIN = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
 
 
 def rate_of(*deltas, sizes=(1, 1, 1), epsilon=0.0, weights="uniform"):
-    """The length of the server's step for one update a node, and how far the model goes."""
+    """Return the server's rate for one update per client, and the distance that the model moves."""
     rule = rule_of("fedexp", sizes, {"model/w": (len(deltas[0]),)}, epsilon=epsilon, weights=weights)
     model = {"w": torch.zeros(len(deltas[0]), dtype=torch.float64)}
     sent = rule.broadcast(model)
@@ -64,7 +64,7 @@ def test_a_large_epsilon_is_fedavg():
 
 
 def test_the_mean_of_the_last_two_models_is_judged():
-    """1 and then 3 are the model; a round without replies changes neither it nor what is judged."""
+    """The model is 1 and then 3. A round without replies changes neither it nor the evaluated model."""
     rule = rule_of("fedexp")
     models, _ = path(rule, [1.0, 2.0])
     now = {"w": torch.tensor([models[-1]])}

@@ -1,4 +1,4 @@
-"""FedGH: the server's steps by hand, what crosses, and both moments at which it is judged."""
+"""FedGH: the server's steps by hand, its messages, and both models that are evaluated."""
 
 import torch
 from rig import close, config_of, digits_run, same, workspace_of
@@ -11,7 +11,7 @@ SHORT = {"epochs": 1}
 
 
 def trained(rows, head, lr=1.0, batch=1):
-    """The head (C, D) after the server's pass over nodes' (mean, count) tables."""
+    """Return the head (C, D) after the server's pass over the clients' (mean, count) tables."""
     rule = FedGH.__new__(FedGH)
     rule.config, rule.travelling = Config(server_lr=lr, server_batch=batch), ["classifier.weight"]
     replies = Replies(

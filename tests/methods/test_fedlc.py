@@ -1,4 +1,4 @@
-"""FedLC: calibrated logits by hand, FedAvg with equal counts or without calibration, and plain logits where it is judged."""
+"""FedLC: calibrated logits by hand, equality to FedAvg with equal counts or no calibration, and plain logits in evaluation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedNova: the length of a node's path by hand and by torch, FedAvg where steps are equal."""
+"""FedNova: the length of a client's path by hand and by torch, and equality to FedAvg with equal steps."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from contrafed.strategies.fednova import path_length
 
 
 def step_of(deltas, sizes, **changes):
-    """How far the model goes where nodes with so many examples send these updates, and the mean number of steps."""
+    """Return the model's step and the mean number of steps, for clients with so many examples and these updates."""
     rule = rule_of("fednova", sizes, **changes)
     model = {"w": torch.zeros(1, dtype=torch.float64)}
     sent = rule.broadcast(model)

@@ -25,7 +25,7 @@ HEAD = ("classifier.weight", "classifier.bias")
     ("valid", "own", "distance"),
     [
         ([1.0, 0.0], [[9.0, 9.0]] * 2, (1 + 4) / 2),  # from the global prototype (0, 1), over D = 2
-        ([0.0, 1.0], [[0.0, 0.0], [9.0, 9.0]], (1 + 9) / 2),  # from the node's own mean of the class
+        ([0.0, 1.0], [[0.0, 0.0], [9.0, 9.0]], (1 + 9) / 2),  # from the client's own mean of the class
         ([0.0, 0.0], [[9.0, 9.0]] * 2, 0),  # no class has a prototype yet
     ],
 )
@@ -38,7 +38,7 @@ def test_the_loss_by_hand(valid, own, distance):
 
 
 def shares(h, v, cut=0.001):
-    """Every node's mixture from statistics h (m, ...) and v (m,)."""
+    """Return every client's mixture from statistics h (m, ...) and v (m,)."""
     rule = FedPAC.__new__(FedPAC)
     rule.config = Config(cut=cut)
     pairs = zip(torch.tensor(h, dtype=torch.float64), torch.tensor(v, dtype=torch.float64), strict=True)
@@ -46,7 +46,10 @@ def shares(h, v, cut=0.001):
 
 
 def test_mixtures_by_hand():
-    """V = (1, 1), |h_1 - h_2|^2 = 4: (5/6, 1/6) and (1/6, 5/6); equal statistics: uniform; one node: its own head."""
+    """V = (1, 1) and |h_1 - h_2|^2 = 4 give (5/6, 1/6) and (1/6, 5/6).
+
+    Equal statistics give a uniform mixture, and one client its own head.
+    """
     first, second = shares([[[0.0, 0.0]], [[2.0, 0.0]]], [1.0, 1.0])
     np.testing.assert_allclose(first, [5 / 6, 1 / 6], atol=1e-8)
     np.testing.assert_allclose(second, [1 / 6, 5 / 6], atol=1e-8)
@@ -57,7 +60,7 @@ def test_mixtures_by_hand():
 
 def test_a_duplicate_shares_its_weight_and_small_shares_are_cut():
     one, other = shares([[[0.0]], [[2.0]]], [1.0, 1.0])[0]
-    twice = shares([[[0.0]], [[2.0]], [[2.0]]], [1.0, 2.0, 2.0])[0]  # two nodes of twice the variance are one of the first
+    twice = shares([[[0.0]], [[2.0]], [[2.0]]], [1.0, 2.0, 2.0])[0]  # two of twice the variance equal the first
     np.testing.assert_allclose(twice[1], twice[2], atol=1e-8)
     assert other > 0.01
     far = shares([[[0.0]], [[60.0]]], [1.0, 1.0])[0]  # 1/3602 < 0.001
@@ -83,7 +86,7 @@ def test_the_simplex_minimum_is_that_of_a_general_solver():
 
 
 def test_a_mixture_without_its_own_head_is_found():
-    """SciPy before 1.16 leaves node 0 out instead, at an objective of 0.0032."""
+    """SciPy before 1.16 leaves out client 0 instead, at an objective of 0.0032."""
     h, v = [1.932564586512591, 2.028442932647297, 1.8196094584315552], [3.76920e-4, 2.72945e-4, 2.960968e-3]
     away = np.array(h) - h[2]
     found = simplex_minimum(np.diag(v) + np.outer(away, away))
@@ -107,7 +110,7 @@ def test_a_matrix_that_says_nothing_has_no_minimum():
 
 @cache
 def node():
-    """A client of one node, and what it receives in a first round."""
+    """Return a client and its received tensors of a first round."""
     config = config_of("strategy=fedpac", "num_nodes=8", "model=mlp", "dataset.merge_splits=true")
     workspace = workspace_of(config, dtype=torch.float64)
     client = workspace.client_class(workspace, [0])
@@ -141,7 +144,7 @@ def test_statistics_by_hand():
 
 
 def test_statistics_are_of_the_received_body_and_so_are_the_means_that_stand_in_for_prototypes():
-    """Against the representations of a node's images, one class at a time."""
+    """Compare with the representations of a client's images, one class at a time."""
     client, received = node()
     seen, loss, workspace = [], client.loss, client.workspace
 
@@ -168,7 +171,7 @@ def test_statistics_are_of_the_received_body_and_so_are_the_means_that_stand_in_
 
 
 def test_two_heads_are_mixed_by_hand():
-    """Heads 0 and 6 with V = (1, 1) and |h_1 - h_2|^2 = 4: 6/6 and 5 * 6/6; whoever is away keeps its own."""
+    """Heads 0 and 6 with V = (1, 1) and |h_1 - h_2|^2 = 4 give 6/6 and 5 * 6/6. Absent clients keep their own."""
     down = {"proto/mean": (1, 2), "proto/valid": (1,), "head/classifier.w": (1,), "head/valid": ()}
     rule, model = rule_of("fedpac", (1, 1, 1), down), {"w": torch.zeros(1)}
     table = {"model/w": torch.zeros(1), "proto/mean": torch.zeros(1, 2), "proto/count": torch.ones(1)}
@@ -202,7 +205,7 @@ def test_the_mixed_head_is_taken_where_there_is_one_and_judged():
 
 
 def test_the_head_phase_has_a_rate_of_its_own():
-    """One node, whose mixture is its own head, without a body phase."""
+    """One client, whose mixture is its own head, without a body phase."""
 
     def head(rate, head_lr):
         _, rule = digits_run("fedpac", schedule=[[0]], num_rounds=1, local={"epochs": 0, "lr": rate}, head_lr=head_lr)

@@ -1,4 +1,4 @@
-"""FedPer: with nothing but a head it is Local, and the head never travels."""
+"""FedPer: with nothing but a head it is Local, and the head is never sent."""
 
 import pytest
 from hand import LOCAL, golden_memory, no_head_travels, whole

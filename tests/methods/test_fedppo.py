@@ -1,4 +1,4 @@
-"""FedPPO: draws, rewards and returns by hand, whom the agent learns to choose, and FedAvg with everybody chosen."""
+"""FedPPO: draws, rewards and returns by hand, the agent's learning, and equality to FedAvg if all clients are selected."""
 
 import math
 
@@ -30,14 +30,17 @@ def test_the_log_probability_of_a_draw_by_hand():
 
 
 def test_rewards_by_hand():
-    """acc 0.5, acc_G 0.4, losses fell by 1 and 3: 0.6 and 0.8; equal falls share equally."""
+    """acc 0.5 and acc_G 0.4, with losses that fell by 1 and 3, give 0.6 and 0.8. Equal decreases share equally."""
     half = np.array([0.5, 0.5])
     assert rewards_of(half, 0.4, np.array([2.0, 5.0]), np.array([1.0, 2.0])).tolist() == pytest.approx([0.6, 0.8])
     assert rewards_of(half, 0.4, np.zeros(2), np.array([1.0, 9.0])).tolist() == pytest.approx([0.7, 0.7])
 
 
 def test_who_is_rewarded_for_what_by_hand():
-    """Nodes of 3 and 1 examples: acc 0.5 and 0.7, of the received model 0.4 and 0.8, so acc_G = 0.5; falls 1 and 3."""
+    """Clients with 3 and 1 examples have acc 0.5 and 0.7.
+
+    The received model has 0.4 and 0.8, so acc_G = 0.5. The losses fell by 1 and 3.
+    """
     rule = rule_of("fedppo", (3, 1), update_every=2)
     rule.state["loss"][:], rule.drawn = [2.0, 5.0], {"chosen": torch.tensor([1, 0])}
     rule.round = Round(1, np.array([0, 1]))
@@ -107,7 +110,7 @@ def test_draws_follow_the_softmax():
 
 
 def test_the_agent_learns_whom_to_choose():
-    """Choosing node 0 pays, choosing node 1 does not: after a while node 0 is far likelier."""
+    """Only client 0 gives a reward, so after a while it is far likelier."""
     agent, adam, state = fresh_agent(2, seed=0), {}, torch.zeros(3)
     both = torch.ones(2, dtype=torch.bool)
     for t in range(20):
@@ -124,9 +127,9 @@ def test_the_agent_learns_whom_to_choose():
 
 
 def moved(how, ratios=(1.0, 1.0)):
-    """By how much the actor's last numbers move in learning that node 0 pays and node 1 does not, and Adam's steps.
+    """Return how far the actor's last numbers move in learning that client 0 pays and client 1 does not, and Adam's steps.
 
-    Both have probability 1/2; ``ratios``: that by what it was when they were chosen.
+    Both have probability 1/2. ``ratios`` divide it by the probability at selection.
     """
     agent, adam, both = fresh_agent(2, seed=0), {}, torch.ones(2, dtype=torch.bool)
     rollout = [
@@ -147,14 +150,14 @@ def test_the_agents_rate_is_how_far_its_first_step_goes(rate):
 
 
 def test_a_choice_that_has_gained_more_than_the_clip_moves_nothing():
-    """Ratios 1.5 and 0.5 lie within 1 +- 0.6 and outside of 1 +- 0.2; the other way round they have not gained."""
+    """Ratios 1.5 and 0.5 are within 1 +- 0.6 and outside of 1 +- 0.2. In the opposite direction there is no gain yet."""
     for clip, ratios, expected in ((0.6, (1.5, 0.5), 0.01), (0.2, (1.5, 0.5), 0.0), (0.2, (0.5, 1.5), 0.01)):
         change, _ = moved(Learning(0.01, clip, 1, 0.0), ratios)
         assert change == pytest.approx([expected, -expected], rel=1e-3)
 
 
 def test_the_rule_learns_as_it_is_told(monkeypatch):
-    """Seven rounds of which somebody answered in six, an update after every second: what there was to learn from."""
+    """Seven rounds, six with a reply, and an update after every second round. The rollout has what there was to learn from."""
     told = {"agent_lr": 0.02, "agent_clip": 0.3, "agent_epochs": 3, "entropy_weight": 0.05, "discount": 0.4}
     seen = []
 
@@ -174,7 +177,7 @@ def test_away_nodes_are_never_chosen_and_a_run_repeats():
     models, rule = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)
     again, other = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)
     assert same(models[-1], again[-1])
-    assert same(models[2], models[3])  # nobody was there
+    assert same(models[2], models[3])  # no client was available
     assert any(not torch.equal(rule.state["agent"][n], v) for n, v in fresh_agent(8, rule.seed).items())
     assert same(rule.state["agent"], other.state["agent"])
 

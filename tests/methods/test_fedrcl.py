@@ -21,7 +21,7 @@ def settings(**changes):
 
 
 def features_of(*cosines):
-    """Unit vectors: the first is (1, 0, ...), each other has the given cosine with it and a direction of its own."""
+    """Return unit vectors. The first is (1, 0, ...), and each other has the given cosine with it and a separate direction."""
     rows = [torch.eye(len(cosines) + 1, dtype=torch.float64)[0]]
     for k, cos in enumerate(cosines):
         row = torch.zeros(len(cosines) + 1, dtype=torch.float64)
@@ -50,7 +50,10 @@ def each(pairs, features, y, **changes):
 
 
 def test_both_forms_by_hand():
-    """F2: a positive at 0.8, a negative at 0.1, tau = 0.05. Form C: log(1 + e^-14) and 0.018150; form P: that and 16."""
+    """F2: a positive at 0.8, a negative at 0.1, tau = 0.05.
+
+    Form C gives log(1 + e^-14) and 0.018150. Form P gives the same contrast and 16.
+    """
     features, y = features_of(0.8, 0.1), [0, 0, 1]
     contrast, penalty = each(_hard, features, y)
     assert contrast == pytest.approx(math.log1p(math.exp(-14)), rel=1e-6)
@@ -88,7 +91,10 @@ def test_the_whole_loss_of_a_network_of_two_stages(pairs, form, levels, compared
 
 
 def test_the_released_codes_beta_raises_the_negatives_and_not_the_penaltys_weight():
-    """F2 with beta = 2: 20 ln 2 beside each negative's logit, in form C beside the penalty's too; else twice the penalty."""
+    """F2 with beta = 2: 20 ln 2 is added to each negative's logit, in form C also to the penalty's.
+
+    Otherwise the penalty doubles.
+    """
     features, y, raised = features_of(0.8, 0.1), [0, 0, 1], 20 * math.log(2)
     plain = each(_hard, features, y)
     contrast, penalty = each(_hard, features, y, negative_weight=2.0)
@@ -112,7 +118,7 @@ def test_form_c_takes_the_hardest_positive_and_the_two_hardest_negatives():
 
 
 def test_an_example_alone_in_its_class():
-    """Form C: its own similarity 1 stands in for the positive; form P: it counts 0."""
+    """In form C its own similarity 1 replaces the positive. In form P it adds 0."""
     features = features_of(0.4, 0.2)
     expected = math.log1p(sum(math.exp((n - 1) / 0.05) for n in (0.4, 0.2)))
     assert each(_hard, features, [0, 1, 1]) == pytest.approx([expected, math.log1p(math.exp(-40))], rel=1e-6)
@@ -256,7 +262,7 @@ def test_without_weights_it_is_fedavg_with_the_same_clipping_and_decay():
 
 @pytest.mark.parametrize(("pairs", "tolerance"), [("all", 1e-12), ("hard", 1e-9)])
 def test_without_penalty_it_is_fedscl(pairs, tolerance):
-    """F1: beta = 0; or a lambda that no pair reaches, in form C up to 4e-18 a pair."""
+    """F1: beta = 0, or a lambda that no pair reaches, which in form C differs by up to 4e-18 a pair."""
     scl, _ = digits_run("fedscl", 2, nodes=4, local=PLAIN, pairs=pairs)
     for changes in ({"penalty_weight": 0.0}, {"threshold": 1.1}):
         models, _ = digits_run("fedrcl", 2, nodes=4, local=PLAIN, pairs=pairs, **changes)
@@ -322,7 +328,7 @@ def test_it_remembers_nothing():
 
 @pytest.mark.parametrize("stack_size", [1, 4])
 def test_mixed_precision_trains_in_bfloat16_where_it_is_allowed(monkeypatch, stack_size):
-    """On a CPU the setting has no effect; allowed there, training stays near full precision but is not equal to it."""
+    """The setting has no effect on a CPU. If allowed there, training stays near full precision without equality."""
 
     def moved(mixed):
         local = {**PLAIN, "mixed_precision": mixed, "lr": 0.01}

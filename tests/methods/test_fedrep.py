@@ -1,4 +1,4 @@
-"""FedRep: two phases, each of which leaves the other part as it was, and a last one before judging."""
+"""FedRep: two phases that each leave the other part unchanged, and a last one before evaluation."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
 @pytest.mark.parametrize("epochs", [3, 0])
 @pytest.mark.parametrize("nodes", [[0], [2, 0, 3]])
 def test_a_frozen_encoder_sees_each_image_once(nodes, epochs):
-    """Nothing asks for it: it is so wherever no gradient passes the encoder, here in a method of one's own."""
+    """No method asks for it. It holds if no gradient passes the encoder, here in a test's own method."""
     config = config_of("strategy=fedavg", "num_nodes=4", "model=mlp", "model.hidden=[6]")
     config["strategy"]["local"] |= {"epochs": epochs, "iterations": None}
     workspace, seen = workspace_of(config, dtype=torch.float64), []
@@ -74,7 +74,7 @@ def test_a_frozen_encoder_sees_each_image_once(nodes, epochs):
 
     received = {f"model/{n}": v for n, v in workspace.initial.items()}
     HeadAlone(workspace, nodes).update([received] * len(nodes), 1)
-    # Under vmap a call is one for all nodes, and a node with fewer examples is padded.
+    # Under vmap one call serves all clients, and a client with fewer examples is padded.
     longest = max(len(workspace.federation.partition.train(node)) for node in nodes)
     assert sum(seen) == (longest if epochs else 0)
 

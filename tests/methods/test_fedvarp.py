@@ -1,4 +1,4 @@
-"""FedVARP: two nodes and the mean over draws by hand, its table, the golden problem, and FedAvg with everybody there."""
+"""FedVARP: two clients and the mean over draws by hand, its table, the golden problem, and equality to FedAvg."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,14 @@ from contrafed.strategies.fedvarp import FedVARP
 
 
 def test_two_nodes_by_hand():
-    """S = {1}, {2}, {1} with Delta = 1, 3, 2: v = 1, 3.5, 3; W adds eta_g v."""
+    """S = {1}, {2}, {1} with Delta = 1, 3, 2 give v = 1, 3.5, 3. W adds eta_g v."""
     for rate in (1.0, 0.5):
         models, _ = path(rule_of("fedvarp", (4, 4), server_lr=rate), [{0: 1}, {1: 3}, None, {0: 2}])
         assert models == pytest.approx([rate, 4.5 * rate, 4.5 * rate, 7.5 * rate], rel=1e-12)
 
 
 def test_the_mean_over_draws_of_one_node_is_the_mean_update():
-    """Whatever the table holds: E v = mean Delta over all nodes, here with y = (5, -1, 2) and Delta = (1, 2, 6)."""
+    """For any table, E v = mean Delta over all clients, here with y = (5, -1, 2) and Delta = (1, 2, 6)."""
     steps = []
     for node in range(3):
         before, after = path(rule_of("fedvarp", (4, 4, 4)), [{0: 5, 1: -1, 2: 2}, {node: (1, 2, 6)[node]}])[0]

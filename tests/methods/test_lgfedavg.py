@@ -1,4 +1,4 @@
-"""LG-FedAvg: FedPer's complement; with nothing but a classifier it is FedAvg."""
+"""LG-FedAvg: FedPer's complement. With nothing but a classifier it is FedAvg."""
 
 import pytest
 from hand import FULL, PATTERN, whole

@@ -1,4 +1,4 @@
-"""MIFA: two nodes by hand, the golden problem, decaying rates, and FedAvg with everybody there."""
+"""MIFA: two clients by hand, the golden problem, decaying rates, and equality to FedAvg under full participation."""
 
 import pytest
 from hand import FULL, GOLDEN, PATTERN, WORK, path, rule_of
@@ -6,7 +6,7 @@ from rig import close, digits_run, run_scalar
 
 
 def test_two_nodes_by_hand():
-    """S = {1}, {2}, {1} with Delta = 1, 3, 2: steps 0.5, 2, 2.5; an empty round moves by the mean as well."""
+    """S = {1}, {2}, {1} with Delta = 1, 3, 2 give steps 0.5, 2, 2.5. An empty round moves by the mean as well."""
     for rate in (1.0, 0.5):
         models, _ = path(rule_of("mifa", (4, 4), server_lr=rate), [{0: 1}, {1: 3}, None, {0: 2}])
         assert models == pytest.approx([0.5 * rate, 2.5 * rate, 4.5 * rate, 7 * rate], rel=1e-12)
@@ -26,7 +26,7 @@ def test_with_everybody_there_it_is_fedavg(weights):
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_a_decaying_rate_scales_old_updates_too(stack_size):
-    """The table holds Delta / eta_t; the step has this round's eta."""
+    """The table holds Delta / eta_t, and the step has this round's eta."""
     golden = [2.126667, 2.189217, 2.229472, 2.249599, 2.259286]
     assert run_scalar("mifa", PATTERN, stack_size=stack_size, local={"lr_decay": 0.5}) == pytest.approx(golden, abs=1e-5)
 

@@ -13,7 +13,10 @@ from contrafed.training.losses import cosine
 
 
 def test_contrast_by_hand():
-    """M2: equal cosines give ln 2; M3: cos(z, z_glob) = 1, cos(z, z_con) = 0, T = 0.5 give 0.126928, and the bounds."""
+    """M2: equal cosines give ln 2.
+
+    M3: cos(z, z_glob) = 1, cos(z, z_con) = 0 and T = 0.5 give 0.126928, and the bounds.
+    """
     client = client_of("mpfedcon")
     for now, start, centre, expected in (
         ([1.0, 1.0], [[1.0, 0.0]], [[0.0, 1.0]], math.log(2)),
@@ -50,7 +53,7 @@ def test_without_contrast_it_is_fedrep():
 
 
 def test_the_body_phase_may_move_the_whole_model():
-    """Equation 6 over w: without head epochs heads learn there all the same, and in Algorithm 1's reading not at all."""
+    """With Equation 6 over w, heads train even without head epochs. In Algorithm 1's interpretation they do not."""
     initial = whole("mpfedcon", [[]])[0]
     for phase, learns in (("body", False), ("all", True)):
         _, memory, _ = whole("mpfedcon", head_epochs=0, body_phase=phase)
@@ -71,7 +74,7 @@ def test_of_the_frozen_model_the_head_may_be_the_new_one():
 
 
 def test_the_bank_pools_every_nodes_latest_centres():
-    """Node 0 (counts 3) and node 1 (1) hold class 0; next round node 1 alone, of another centre and with class 1 too."""
+    """Clients 0 (3 examples) and 1 (1 example) hold class 0. In the next round only client 1 uploads, also of class 1."""
     rounds = [
         [(0, [3.0, 0.0], [[1.0], [0.0]]), (1, [1.0, 0.0], [[5.0], [0.0]])],
         [(1, [1.0, 1.0], [[9.0], [7.0]])],
@@ -88,7 +91,7 @@ def test_the_bank_pools_every_nodes_latest_centres():
 
 
 def test_a_class_without_a_centre_may_have_one_of_zero():
-    """cos(z, z_con) = 1 and cos(z, 0) = 0 at T = 0.5: log(1 + e^2) = 2.126928; masked it is 0."""
+    """cos(z, z_con) = 1 and cos(z, 0) = 0 at T = 0.5 give log(1 + e^2) = 2.126928. With a mask it is 0."""
     for reading, expected in (("zero_vector", 2.126928), ("mask", 0.0)):
         client = client_of("mpfedcon", invalid_centre=reading, temperature=0.5)
         losses, _ = losses_of(client, [1.0, 0.0], start=[[1.0, 0.0]], means=[[0.0, 0.0]], valid=[0.0])
@@ -105,7 +108,7 @@ def test_a_class_without_a_centre_may_have_one_of_zero():
     ],
 )
 def test_holders_of_a_class_weigh_as_centre_weights_says(weights, expected):
-    """Centres 1 and 5 of 3 and 1 examples, on nodes of 4 and 6: (3 + 5) / 4, (1 + 5) / 2 or (4 + 6 * 5) / 10."""
+    """Centres 1 and 5 of 3 and 1 examples, on clients of 4 and 6: (3 + 5) / 4, (1 + 5) / 2 or (4 + 6 * 5) / 10."""
     rule = rule_of("mpfedcon", (4, 6), {"proto/mean": (1, 1), "proto/valid": (1,)}, **weights)
     replies = [
         Reply(k, {"model/w": torch.zeros(1), "proto/mean": torch.tensor([[c]]), "proto/count": torch.tensor([n])}, size, {})

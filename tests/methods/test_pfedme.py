@@ -1,4 +1,4 @@
-"""pFedMe: the golden problem, exact and inner steps by hand, Local without the pull, and who is judged by what."""
+"""pFedMe: the golden problem, exact and inner steps by hand, equality to Local without the pull, and the evaluated models."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_golden_values(rounds, w, theta, stack_size):
 
 
 def test_an_exact_inner_solution_by_hand():
-    """f = (theta - 1)^2 / 2, w = 0, lambda = 15: theta = 1 / 16; then w = 0.005 * 15 / 16."""
+    """f = (theta - 1)^2 / 2, w = 0, lambda = 15 give theta = 1 / 16, then w = 0.005 * 15 / 16."""
     (update,) = scalar_node("pfedme", 1, inner_steps=400, local=RATE).update([received(model=0.0)], 1)
     assert float(update.memory["own/classifier.w"]) == pytest.approx(0.0625, abs=1e-12)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.0046875, abs=1e-12)

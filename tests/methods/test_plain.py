@@ -1,4 +1,4 @@
-"""What the methods that average whole models have in common: nothing is learnt by not learning, what crosses, what is kept."""
+"""Common properties of methods that average whole models: a zero rate changes nothing, the messages, and the client state."""
 
 import numpy as np
 import pytest

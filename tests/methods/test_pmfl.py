@@ -29,7 +29,7 @@ from contrafed.training.losses import unit
 
 PLAIN = {"contrast_weight": 0.0}
 
-# ------------------------------------------------------------------------------------------------------------ the node half
+# --------------------------------------------------------------------------------------------------------------- the client
 
 
 def angle(cos):
@@ -46,7 +46,7 @@ def pmfl_memory(history, previous=None, pushed=None, rounds=1):
 
 
 def test_contrast_by_hand():
-    """P5 through the client: z = Z, history cosines 0.9 and 0.2; mu = 0.5 (constant) and mu = 1 (literal)."""
+    """P5 through the client: z = Z and history cosines 0.9 and 0.2, with mu = 0.5 (constant) and mu = 1 (literal)."""
     memory = pmfl_memory([angle(0.9), angle(0.2)])
     constant = client_of("pmfl", buffer_size=2, threshold="constant", threshold_value=0.5)
     losses, _ = loss_of(constant, [1.0, 0.0], [1.0, 0.0], memory)
@@ -57,9 +57,10 @@ def test_contrast_by_hand():
 
 
 def test_threshold_readings_differ_as_they_should():
-    """mu is cos(previous, Z) = 0.1, of which -0.3 falls short, cos(z, Z) = 0.5, of which 0.2 does too, or 1.
+    """mu is cos(previous, Z) = 0.1, cos(z, Z) = 0.5, or 1.
 
-    The cosine of previous and z is 0.91. e^(c/0.5) of 0.5, 0.9, 0.2 and -0.3: 2.71828 + 6.04965 + 1.49182 + 0.54881 = 10.80857.
+    The cosine -0.3 is below the first, and 0.2 is below the second too. The cosine of previous and z is 0.91. e^(c/0.5) of 0.5,
+    0.9, 0.2 and -0.3 sum to 2.71828 + 6.04965 + 1.49182 + 0.54881 = 10.80857.
     """
     values = {}
     for reading in ("previous", "node", "current", "literal"):
@@ -109,7 +110,7 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     With ``buffer_start=previous`` the second round's first step adds what the first round ended with.
     """
     local = {"iterations": 2, "batch_size": 1, "lr": 0.1}
-    threshold = {"received": "previous", "previous": "literal"}[start]  # either is a reason to remember the previous model
+    threshold = {"received": "previous", "previous": "literal"}[start]  # each needs the previous model in the client state
     strategy = strategy_settings("pmfl", buffer_size=3, buffer_start=start, threshold=threshold, local=local)
     workspace = scalar_workspace(config_of("num_nodes=1") | {"strategy": strategy}, Vector([1.0, 2.0]), targets=(3,))
     client = workspace.client_class(workspace, [0])
@@ -150,19 +151,19 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
 def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, local, stack_size):
     """Representations made ahead, against embedding anew at each step the received model and the iterates, kept here.
 
-    Nodes of unequal size take part unequally often: a stack has buffers of different fill, and the one that fills last stays
+    Clients of unequal size take part unequally often: a stack has buffers of different fill, and the one that fills last stays
     longest. The threshold is each image's cosine, or its mean over the batch, of the received model's and the previous one's.
     """
     config = config_of("strategy=pmfl", "num_nodes=12", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
     config["strategy"] |= {"buffer_size": size, "buffer_start": start, "threshold": threshold}
     config["strategy"]["local"] |= local
     workspace, steps, pairs = workspace_of(config, dtype=torch.float64), [], []
-    past, ended, began = {}, {}, set()  # of each node: its iterates, newest first; the model it left with; whether it has
+    past, ended, began = {}, {}, set()  # per client: iterates, newest first, final model, and whether it has one
 
     class Watched(workspace.client_class):
         def train(self, stack, each_step, **options):
             def watched(now):
-                # What fails in here fails a node, not the test.
+                # A failure in this function fails a client, not the test.
                 anew, there, mu = self.anew(now)
                 found = each_step(now)
                 steps.append((now.number, len(now.stack)))
@@ -211,7 +212,7 @@ def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, loca
 
 
 def row_of(model, k):
-    """A copy of one node's model in a stack's."""
+    """Return a copy of one client's model in a stack's."""
     return {n: v[k].detach().clone() for n, v in model.items()}
 
 
@@ -245,11 +246,11 @@ def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
     assert sorted(calls) == [batch * steps for steps in (1, 1, 2, 2, 3, 3, 4, 5, 5, 5)]
 
 
-# ---------------------------------------------------------------------------------------------------------- the server rule
+# ------------------------------------------------------------------------------------------------------------- the strategy
 
 
 def server(config_changes, num_nodes=4, num_rounds=5):
-    """The server half without a network around it."""
+    """Return the strategy without a network."""
     rule = rule_of("pmfl", [1] * num_nodes, **config_changes)
     rule.num_rounds = num_rounds
     return rule
@@ -286,7 +287,7 @@ def test_history_by_hand():
 
 
 def test_history_coefficient():
-    """P8: T = 5 gives 0.5, 0.375, 0.25, 0.125, 0; seen through an update of 0 onto a history of 1."""
+    """P8: T = 5 gives 0.5, 0.375, 0.25, 0.125, 0, measured by an update of 0 onto a history of 1."""
     got = []
     for t in range(5):
         rule = server({"history_size": 2}, num_rounds=5)
@@ -319,7 +320,7 @@ def test_constant_history_stays():
 
 @pytest.mark.parametrize(("half", "size", "drift"), [(0, 3, 0.285714), (0, 5, 0.222222), (1, 3, 0.545455)])
 def test_history_shortens_the_way(half, size, drift):
-    """An update of 1 in every round moves W by (1 - psi) / (1 + psi H / 2) a round; psi = 1/2, and 1/4 half way."""
+    """An update of 1 in every round moves W by (1 - psi) / (1 + psi H / 2) a round. psi is 1/2, and 1/4 half way."""
     rule, model = server({"history_size": size}, num_nodes=1, num_rounds=10**9), [0.0]
     for t in range(60):
         model.append(aggregate(rule, half * 5 * 10**8 + t, model[-1], {0: 1.0}))
@@ -391,7 +392,7 @@ def test_with_the_papers_sign_climbs():
 def test_step_is_divided_by_all_nodes():
     # K = 4, Delta = 1 with x = 4 (first seen in round 4), Delta = -2 with x = 1 (seen every round).
     changes = {**PLAIN, "history_size": 0}
-    # Node 1 sits at its optimum at first (Delta 0), so that only round 4 moves; see the server rule's own test below.
+    # Client 1 starts at its optimum (Delta 0), so only round 4 moves. See the strategy's own test below.
     values = run_scalar("pmfl", [[], [], [], [0]], targets=(12, 2, 2, 2), **changes)
     # x = 4, Delta = 0.19 (12 - 2) = 1.9, K = 4: W = 2 + 4 * 1.9 / 4
     assert values == pytest.approx([2, 2, 2, 3.9], rel=1e-12)

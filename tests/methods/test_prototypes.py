@@ -1,4 +1,4 @@
-"""Class prototypes, of FedCRL, FedCoSR, MpFedcon and FedProto alike: nodes' class means, and the server's table."""
+"""Class prototypes of FedCRL, FedCoSR, MpFedcon and FedProto: the clients' class means, and the server's table."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def merged(rows, weighting="class_count", means=None, valid=None):
 
 
 def test_prototypes_are_pooled_by_class_count():
-    """I6: 3 examples of mean (1,0) and 1 of mean (0,4) give (0.75, 1); a node without the class changes nothing."""
+    """I6: 3 examples of mean (1,0) and 1 of mean (0,4) give (0.75, 1). A client without the class changes nothing."""
     rows = [(3, [3.0], [[1.0, 0.0]]), (1, [1.0], [[0.0, 4.0]]), (9, [0.0], [[0.0, 0.0]])]
     assert merged(rows) == ([[0.75, 1.0]], [1.0])
 
@@ -61,7 +61,7 @@ def test_prototypes_are_class_means_over_the_whole_training_part(nodes):
 
 
 def test_pooled_prototypes_are_those_of_the_pooled_data():
-    """I7: with one shared body, Equation 6 over nodes is the mean over all their examples."""
+    """I7: with one shared body, Equation 6 over clients is the mean over all their examples."""
     workspace = workspace_of(config_of("strategy=fedcrl", "num_nodes=4", "model=mlp"), dtype=torch.float64)
     parts, rows = [workspace.federation.partition.train(node) for node in range(4)], []
     for node, part in enumerate(parts):
