@@ -67,7 +67,7 @@ def method(name: str) -> Method:
     paper = client.papers_of_variants.get(name, vars(own).get("paper"))
     return Method(
         name, title.removesuffix(" (SOLO)"), line, values, client, fields[0], server, rule.name, fields[1],
-        "server" in values, own.family, paper,
+        values.get("server") in registry.choices("strategy/server"), own.family, paper,
     )  # fmt: skip
 
 
