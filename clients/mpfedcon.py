@@ -39,7 +39,7 @@ class MpFedconClient(FedRepClient):
 
     Deviation: line 25 of Algorithm 1 lacks mu, which Equation 6 has. An example whose class has no centre yet has l_con = 0.
 
-    Interpretation: ``body_phase: all`` minimises over the whole model, as Equation 6 prints it. With ``frozen_model: body`` the
+    Interpretation: ``body_phase: all`` minimises over all parameters, as Equation 6 prints it. With ``frozen_model: body`` the
     body alone is frozen, as section 4.3 describes.
     """
 

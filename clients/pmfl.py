@@ -49,11 +49,11 @@ class PMFLClient(Client):
     Deviation: the paper's threshold mu = cos(z_k^{tE}, Z^t) is 1 by its own definition of w_k^{tE}. The key ``threshold``
     selects the interpretation.
 
-    * ``previous`` (default): z_k^{tE} is the representation under the client's last local model. In its first round mu is 1.
-    * ``literal``: 1.
-    * ``current``: cos(z, Z).
-    * ``node``: the mean of ``previous`` over the batch.
-    * ``constant``: a number.
+    - ``previous`` (default): z_k^{tE} is the representation under the client's last local model. In its first round mu is 1.
+    - ``literal``: 1.
+    - ``current``: cos(z, Z).
+    - ``node``: the mean of ``previous`` over the batch.
+    - ``constant``: a number.
 
     A similarity within 1e-6 of the threshold reaches it.
 

@@ -35,9 +35,9 @@ class FedAvg(FederatedStrategy):
 
     Source: McMahan et al. 2017, Algorithm 1. Two further settings are from the comparisons of Wang and Ji 2024 (FedAU).
 
-    * ``weights=all_nodes``: W += (eta_g / K) sum_k Delta_k for K clients in all. An absent client counts as one that did not
+    - ``weights=all_nodes``: W += (eta_g / K) sum_k Delta_k for K clients in all. An absent client counts as one that did not
       move.
-    * ``weights=known_probability``: W += (eta_g / K) sum_k Delta_k / p_k. p_k is client k's long-term share of rounds.
+    - ``weights=known_probability``: W += (eta_g / K) sum_k Delta_k / p_k. p_k is client k's long-term share of rounds.
     """
 
     averages = True

@@ -1,7 +1,7 @@
-"""A stand-in for a GPU: its tensors are computed on the CPU, but refuse to meet tensors that are not on it.
+"""A simulated GPU: its tensors compute on the CPU, but refuse operations with tensors that are not on it.
 
-So that a machine without a GPU finds out where a tensor is forgotten on the other side. Speed, the rounding of real kernels
-and bfloat16 are beyond it.
+A machine without a GPU can thus find a tensor that was not moved. It does not simulate speed, the rounding of real kernels or
+bfloat16.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 # What the stand-in calls itself: torch lets no other device exist that is not there. Nothing else here uses it.
 NAME = "meta"
 aten = torch.ops.aten
-# Where something crossed between the CPU and the stand-in: on a GPU the processor waits there until all before it is done.
+# Transfers between the CPU and the simulated accelerator. On a GPU the processor waits there for all earlier work.
 crossings = []
 COPIES = (aten.copy_.default, aten._to_copy.default)
 JOINS = (aten.cat.default, aten.stack.default)
@@ -82,7 +82,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Making(TorchFunctionMode):
-    """Tensors of numbers, which torch makes where no dispatch mode sees it."""
+    """Create tensors of numbers, which torch does outside of a dispatch mode's control."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -98,6 +98,6 @@ class _Making(TorchFunctionMode):
 
 @contextlib.contextmanager
 def accelerator():
-    """Have the device NAME compute, in this thread."""
+    """Let the device NAME compute in this thread."""
     with _Operations(), _Making():
         yield

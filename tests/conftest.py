@@ -44,7 +44,7 @@ def _ctrl_c_arrives():
 
 @pytest.fixture(autouse=True)
 def _no_figures(request, monkeypatch):
-    """Runs draw nothing but in tests marked ``figures``: it takes half a second of a run's one."""
+    """Draw figures only in tests marked ``figures``, because they take half of a run's second."""
     if request.node.get_closest_marker("figures") is None:
         monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
 
@@ -69,7 +69,7 @@ def called(monkeypatch, capsys):
 
 @pytest.fixture(scope="session")
 def local_runs(tmp_path_factory):
-    """One run of the tiny experiment per method with engine=local, made when first asked for."""
+    """Return one run of the tiny experiment per method with engine=local, made on first use."""
     from tiny import run_tiny
 
     done = {}
@@ -84,7 +84,7 @@ def local_runs(tmp_path_factory):
 
 @pytest.fixture
 def quick_devices(monkeypatch):
-    """Look at inboxes every hundredth of a second."""
+    """Poll inboxes every hundredth of a second."""
     import contrafed.engines.client_registry
     import contrafed.engines.device_grid
     from contrafed.training.workspace import uninstall

@@ -25,7 +25,7 @@ class Left:
 
     @property
     def w(self):
-        """The scalar problem's W after each round."""
+        """Return the scalar problem's W after each round."""
         return [float(model["classifier.w"]) for model in self.models[1:]]
 
     def kept(self, name):

@@ -15,7 +15,7 @@ def data_of(count=2000, classes=10, test=0, owner=None, seed=0):
 
 
 def data_with_a_gap():
-    """Ten classes, the last two without an example."""
+    """Return data of ten classes, the last two without an example."""
     y = (np.arange(2000) % 8).astype(np.int64)
     return with_images(np.zeros((2000, 1, 8, 8), dtype=np.uint8), y, np.zeros(2000, dtype=bool), None, 10)
 

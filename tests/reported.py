@@ -1,4 +1,4 @@
-"""Folders of runs as a run leaves them, written by hand, for the tests of reports."""
+"""Write the folders of runs by hand for the tests of reports."""
 
 import json
 

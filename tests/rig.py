@@ -1,4 +1,4 @@
-"""What tests share: a whole federated run on a tiny problem, and the scalar problem of the golden values."""
+"""Helpers of the tests: a complete federated run on a tiny problem, and the scalar problem of the golden values."""
 
 from copy import deepcopy
 from functools import cache
@@ -34,12 +34,12 @@ def _composed(*overrides):
 
 
 def checked(*overrides, folder=None):
-    """One job's run, checked as the command line does it."""
+    """Return one job's run, checked as by the command line."""
     return resolve_and_try(check_yaml(list(overrides), folder))
 
 
 def checked_jobs(*overrides, folder=None):
-    """The runs of a sweep's jobs, checked before the first."""
+    """Return the runs of a sweep's jobs, checked before the first starts."""
     return check_jobs(expand_jobs(list(overrides), folder), folder)
 
 
@@ -56,7 +56,7 @@ def resolve_and_try(config):
 
 
 def workspace_of(config, **options):
-    """The Workspace of a composed configuration."""
+    """Return the Workspace of a composed configuration."""
     return Workspace(node_run(config), **options)
 
 
@@ -71,7 +71,7 @@ def strategy_settings(name, **changes):
 
 
 def work_of(**changes):
-    """A LocalTraining of the defaults in conf/strategy/_local.yaml with changes."""
+    """Return a LocalTraining of the defaults in conf/strategy/_local.yaml with changes."""
     files = [OmegaConf.load(registry.CONF / "strategy" / f"{name}.yaml") for name in ("_recipe", "_local")]
     defaults = OmegaConf.to_container(OmegaConf.merge(*files))
     del defaults["defaults"]  # Hydra's list
@@ -272,7 +272,7 @@ def same(a, b):
 
 
 def with_images(x, y, test=None, owner=None, num_classes=None):
-    """ImageData from arrays, unchecked."""
+    """Return ImageData from arrays without checks."""
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     test = torch.zeros(len(y), dtype=torch.bool) if test is None else torch.as_tensor(test)
     classes = num_classes or int(y.max()) + 1

@@ -1,4 +1,4 @@
-"""Everything stays on the accelerator that should: every method on a stand-in for one gives the CPU's numbers."""
+"""All data stay on the accelerator that should: every method on a simulated one gives the CPU's numbers."""
 
 import os
 import re
@@ -36,7 +36,7 @@ STACKED = ("engine=local", "engine.stack_size=4", "num_rounds=3")
 
 @pytest.fixture(autouse=True)
 def _alike(monkeypatch):
-    """Evaluate as many examples at a time as on the CPU, so that sums round alike."""
+    """Evaluate as many examples at a time as on the CPU, for equal rounding of sums."""
     monkeypatch.setattr(
         contrafed.training.workspace,
         "EVALUATION_BATCH_ELSEWHERE",
@@ -116,7 +116,7 @@ def test_a_lone_node_on_an_accelerator_equals_the_cpu_up_to_rounding(tmp_path):
 
 
 def test_a_stack_asks_each_frozen_model_once_a_round():
-    """For all the batches that are compared with it: the received, the previous, five stored, newest first, and three new."""
+    """For all batches to compare: the received, the previous, five stored, newest first, and three new models."""
     config = config_of("strategy=pmfl", "num_nodes=4", "model=mlp", "model.hidden=[8]", "strategy.local.batch_size=8")
     calls = []
     with accelerator():
@@ -212,7 +212,7 @@ def test_a_stack_that_raises_is_halved_until_the_faulty_node_fails_alone(monkeyp
 
 
 def test_what_nodes_remember_leaves_the_accelerator_stack_by_stack(monkeypatch):
-    """Not at the end of the round, when the stacks of a whole round would be there."""
+    """It does not wait for the end of the round, when the stacks of a complete round would be in memory."""
     log, update, put = [], PMFLClient.update, NodeMemory.put
     monkeypatch.setattr(PMFLClient, "update", lambda self, *args: (log.append(len(self.nodes)), update(self, *args))[1])
     monkeypatch.setattr(NodeMemory, "put", lambda self, *args: (log.append("put"), put(self, *args))[1])
@@ -331,7 +331,7 @@ def test_a_gpu_that_is_lost_is_no_nodes_fault(monkeypatch):
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_gpu_that_is_lost_ends_the_run_in_one_line(tmp_path, monkeypatch, saved):
-    """Also where the model is there and cannot be saved."""
+    """Also if the model is on it and cannot be saved."""
 
     def broken(*_):
         raise LOST
@@ -356,7 +356,7 @@ TESTS = os.path.dirname(__file__)
 
 
 class OnAccelerator(contrafed.engines.ray_worker.Worker):
-    """A Ray worker with the stand-in."""
+    """A Ray worker with the simulated accelerator."""
 
     def __init__(self, *args):
         sys.path.insert(0, TESTS)  # of the worker's process

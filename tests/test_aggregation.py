@@ -1,4 +1,4 @@
-"""What may stand in for a mean of replies: by hand, where it is the mean after all, and where a rule takes none."""
+"""Aggregations in place of a mean: by hand, in cases that equal the mean, and for strategies that accept none."""
 
 import importlib
 from pathlib import Path
@@ -29,7 +29,7 @@ def make(name, **changes):
 
 
 def combined(name, points, weights=None, **changes):
-    """What becomes of changes of two tensors: the first number of each point, and the rest."""
+    """Return the aggregate of updates of two tensors: the first number of each point, and the rest."""
     rows = [{"a": torch.tensor(point[:1]), "b": torch.tensor([point[1:]])} for point in points]
     weights = np.ones(len(points)) if weights is None else np.array(weights, dtype=np.float64)
     found = make(name, **changes).combine(rows, weights / weights.sum())
@@ -57,7 +57,7 @@ def test_the_plain_mean_is_the_rules_own():
         ("multi_krum", {"assumed": 0.3}, [[0.0, 0.0], [1.0, 0.0], [1.5, 0.0], [10.0, 0.0]], [1, 1, 3, 1], [1.375, 0]),
         ("geometric_median", {"iterations": 200}, [[0.0, 0.0], [1.0, 0.0], [50.0, 0.0]], None, [1, 0]),
         ("geometric_median", {"iterations": 200}, [[0.0, 0.0], [1.0, 0.0], [50.0, 0.0]], [1, 1, 3], [50, 0]),
-        # One step from the mean (0, 1), sqrt(2), sqrt(2) and 2 away: (3 / 2) / (2 / sqrt(2) + 1 / 2).
+        # One step from the mean (0, 1), at distances sqrt(2), sqrt(2) and 2: (3 / 2) / (2 / sqrt(2) + 1 / 2).
         ("geometric_median", {"iterations": 1}, [[-1.0, 0.0], [1.0, 0.0], [0.0, 3.0]], None, [0, 1.5 / (0.5 + 2**0.5)]),
         # Lengths 5, 10 and 1: the median 5 halves the second.
         ("norm_clip", {}, [[3.0, 4.0], [6.0, 8.0], [1.0, 0.0]], None, [7 / 3, 8 / 3]),
@@ -76,7 +76,7 @@ def test_a_share_of_replies_is_that_of_the_decimal_that_was_written(share, count
 
 
 def test_a_trimmed_mean_cuts_as_many_as_are_said():
-    """63 of 180 at either end, where 0.35 * 180 is 62.99 in binary."""
+    """63 of 180 at either end, although 0.35 * 180 is 62.99 in binary."""
     points = [[1e6 if k < 63 else 1.0, 0.0] for k in range(180)]
     assert combined("trimmed_mean", points, trim=0.35) == pytest.approx([1, 0])
 
@@ -166,7 +166,7 @@ def test_noise_on_a_mean_goes_with_the_mean_alone():
 
 
 def test_a_rule_of_ones_own_says_so_itself(monkeypatch):
-    """One that inherits FedAvg may do something else with replies."""
+    """A strategy that inherits FedAvg may use replies differently."""
 
     class Mine(FedAvg):
         pass

@@ -1,4 +1,4 @@
-"""Analyses by hand, and from the folder of a run that logged what they need."""
+"""Analyses by hand, and from the folder of a run with the logs that they need."""
 
 import csv
 import itertools
@@ -127,7 +127,7 @@ def test_features_that_are_not_finite_have_no_numbers(wild):
 
 
 def test_constant_features_have_no_spread():
-    """Means of 0.1 differ from it in their last digit, so that S_B is rounding and not 0."""
+    """Means of 0.1 differ from it in their last digit, so S_B is a rounding error instead of 0."""
     found = covariance.spread(np.full((100, 16), 0.1), np.repeat(range(10), 10))
     assert list(vars(found).values()) == [0, 0, 0, 1]
 
@@ -192,7 +192,7 @@ SEEN = {
 
 @pytest.mark.parametrize("eye", SEEN)
 def test_colours_of_classes_are_apart_for_the_colour_blind(eye):
-    """In CIE L*a*b*, where 2.3 can just be seen and matplotlib's tab10 comes to 4.6 and 7.2."""
+    """In CIE L*a*b* a distance of 2.3 is just visible. matplotlib's tab10 has 4.6 and 7.2."""
     rgb = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in CLASSES])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ np.array(SEEN[eye]).T
     to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])

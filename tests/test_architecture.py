@@ -1,4 +1,4 @@
-"""The house as docs/ARCHITECTURE.md draws it: imports only run down, files and functions stay short."""
+"""The architecture of docs/ARCHITECTURE.md: imports only point down, and files and functions are short."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ ALL = sorted({*HOUSE, *sources("benchmarks", "conf", "docs", "tests", "hydra_plu
 
 
 def module_of(path):
-    """The name by which a file is imported."""
+    """Return the name by which a file is imported."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts if parts[0] == "contrafed" or len(parts) == 1 else ("contrafed", *parts)).removesuffix(".__init__")
 
@@ -34,7 +34,7 @@ def room_of(module):
 
 
 def imported(path):
-    """Every import of a file with its line, also those in functions and for types alone."""
+    """Return every import of a file with its line, also those in functions and for types."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -44,7 +44,7 @@ def imported(path):
 
 
 def runs_up(room, other):
-    """Whether a file of ``room`` may not import one of ``other``."""
+    """Return whether a file of ``room`` may not import one of ``other``."""
     if room is None or other is None or room == other:
         return False
     if other in LEAVES:
@@ -101,7 +101,7 @@ def test_no_function_is_too_long():
 
 
 def functions_of(path):
-    """The functions of a file, those of a class as CLASS.NAME."""
+    """Return the functions of a file, those of a class as CLASS.NAME."""
     found = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         inside = node.body if isinstance(node, ast.ClassDef) else [node]

@@ -87,7 +87,7 @@ def there(folder, name, present):
 
 
 def made(folder, *overrides):
-    """A tiny run of the real thing: its model, participants and metrics."""
+    """Make a tiny real run, and return its model, participants and metrics."""
     summary = run(config_of(*TINY, "engine=local", *overrides, f"output_dir={folder}"))
     out = folder.__class__(summary["folder"])
     return load_file(out / "model.safetensors"), (out / "participants.csv").read_bytes(), (out / "metrics.csv").read_bytes()

@@ -117,9 +117,9 @@ def test_without_an_attack_there_is_nothing_in_between():
         ("scale", {}, 2 + (-0.38 + 7.6 + 0.19) / 3),
         ("ipm", {}, 2 + (-0.38 + 0.0475 + 0.19) / 3),  # the honest mean is -0.095
         ("ipm", {"epsilon": 2.0}, 2 + (-0.38 + 0.19 + 0.19) / 3),
-        ("alie", {"z": 1.0}, 2 + (-0.38 - 0.38 + 0.19) / 3),  # and their deviation 0.285
+        ("alie", {"z": 1.0}, 2 + (-0.38 - 0.38 + 0.19) / 3),  # and their std 0.285
         ("alie", {}, 2 + (-0.38 - 0.095 + 0.19) / 3),  # z_max of 3 with 1 attacker is 0
-        ("alie", {"z": 1.0, "known": "attackers"}, 2.19),  # one attacker knows itself alone, without any deviation
+        ("alie", {"z": 1.0, "known": "attackers"}, 2.19),  # one attacker knows itself alone, so the std is 0
     ],
 )
 def test_a_round_by_hand(name, changes, model):
@@ -210,7 +210,7 @@ def test_prototypes_are_attacked_where_a_method_sends_them(tmp_path):
 
 @pytest.mark.parametrize("name", ["sign_flip", "alie"])
 def test_a_method_that_sends_changes_is_attacked_alike(tmp_path, name):
-    """SCAFFOLD sends its change: its first model without control variates is FedAvg's, attacked or not."""
+    """SCAFFOLD uploads updates. Without control variates its first model is FedAvg's, with and without an attack."""
     both = (f"attack={name}", "attack.nodes=[1,2]", "num_rounds=1", "strategy.local.lr=0.02")
     recipe = ("strategy.local.iterations=5", "strategy.local.epochs=null", "strategy.local.batch_size=16")
     sent, _, summary = made(tmp_path / "a", "strategy=scaffold", *both, *recipe)

@@ -1,4 +1,4 @@
-"""Augmentation: each change exactly, how changes are drawn, and that training alone has it."""
+"""Augmentation: each transform exactly, the draws, and its use in training alone."""
 
 import math
 
@@ -74,7 +74,7 @@ def test_augmentation_is_drawn_by_seed_round_and_node():
 
 
 def pictures(count=6, channels=3):
-    """Random pictures (n, C, H, W) uint8: noise, smooth ones, one of few levels, one grey, one of a single level."""
+    """Return random pictures (n, C, H, W) uint8: noise, smooth ones, one of few levels, one grey, one of a single level."""
     rng = torch.Generator().manual_seed(3)
     x = (torch.rand(count, channels, 32, 32, generator=rng) * 256).to(torch.uint8)
     x[1] = torch.nn.functional.interpolate(x[1:2].float()[..., :4, :4], (32, 32), mode="bilinear")[0].to(torch.uint8)
@@ -86,12 +86,12 @@ def pictures(count=6, channels=3):
 
 
 def laid(x):
-    """(n, C, H, W) as images lie in a workspace."""
+    """Return (n, C, H, W) in the layout of a workspace."""
     return x.permute(0, 2, 3, 1).float()
 
 
 def off(ours, theirs):
-    """By how many levels each number differs."""
+    """Return the difference of each number in levels."""
     return (ours - laid(theirs)).abs()
 
 

@@ -1,4 +1,4 @@
-"""Wrong configurations and damaged files by the hundred: each is one line (``UserError``), and nothing is created on disk."""
+"""Hundreds of wrong configurations and damaged files: each gives one line (``UserError``), and no file is created."""
 
 import copy
 import io
@@ -52,7 +52,7 @@ def one_line(call):
 
 
 def places(config, above=()):
-    """Every key of a configuration, and every group of keys."""
+    """Return every key of a configuration, and every group of keys."""
     for key, value in config.items():
         yield (*above, key)
         if isinstance(value, dict):
@@ -122,7 +122,7 @@ def test_what_the_command_line_is_given_is_read_or_refused_in_a_line(data):
 
 
 def arrays(**changes):
-    """A good npz file's bytes, with changes."""
+    """Return a valid npz file's bytes, with changes."""
     rng = np.random.default_rng(0)
     held = {"x": rng.integers(0, 256, (60, 8, 8), dtype=np.uint8), "y": np.arange(60) % 3} | changes
     file = io.BytesIO()
@@ -131,7 +131,7 @@ def arrays(**changes):
 
 
 def claiming(shape):
-    """An npz file whose array claims to be much larger than it is."""
+    """Return an npz file whose array claims to be much larger than it is."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name in ("x", "y"):
@@ -142,7 +142,7 @@ def claiming(shape):
 
 
 def without_arrays():
-    """An npz file whose members are text."""
+    """Return an npz file whose members are text."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name in ("x", "y"):
@@ -166,7 +166,7 @@ BAD_NPZ = {
 
 
 def refuses(tmp_path, *overrides):
-    """A run with these overrides is refused in one line and leaves nothing."""
+    """Assert that a run with these overrides is refused in one line and leaves no file."""
     before = sorted(tmp_path.rglob("*"))
     assert one_line(lambda: run(config_of(*QUICK, *overrides, f"output_dir={tmp_path}/run"))), overrides
     assert sorted(tmp_path.rglob("*")) == before
@@ -236,7 +236,7 @@ def test_damaged_partitions_and_traces_are_one_line_and_leave_nothing(tmp_path):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """The folder of a finished run with checkpoints and personal models."""
+    """Return the folder of a finished run with checkpoints and personal models."""
     folder = tmp_path_factory.mktemp("done") / "run"
     how = ("strategy=fedper", "checkpoint_every=1", "save_personal=true", "partition.test_fraction=0.2")
     run(config_of(*QUICK, *how, "participation=full", f"output_dir={folder}"))
@@ -244,7 +244,7 @@ def done(tmp_path_factory):
 
 
 def damaged(good):
-    """Safetensors files that are none, or not what they were."""
+    """Safetensors files that are invalid or were changed."""
     header = int.from_bytes(good[:8], "little")
     yield from (
         b"",

@@ -49,7 +49,7 @@ def equal(a, b):
 
 
 def stop_in(server_round, monkeypatch):
-    """Have the next run die in the middle of a round's bookkeeping."""
+    """Let the next run stop in the middle of a round's bookkeeping."""
     write = RoundLog.write
 
     def fatal(self, done):
@@ -62,7 +62,7 @@ def stop_in(server_round, monkeypatch):
 
 @pytest.fixture
 def stopped(tmp_path, monkeypatch):
-    """Make a run that died in round 6, with checkpoints of rounds 2 and 4."""
+    """Make a run that stopped in round 6, with checkpoints of rounds 2 and 4."""
 
     def make(name="pmfl", *overrides, folder="run"):
         with monkeypatch.context() as patch:
@@ -76,7 +76,7 @@ def stopped(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What PMFL's run leaves that nothing stopped."""
+    """Return the results of PMFL's uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     run(config_of("strategy=pmfl", *SMALL, f"output_dir={folder}"))
     return outcome(folder)
@@ -98,7 +98,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped, name, overrides):
 
 @pytest.mark.figures
 def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stopped, monkeypatch):
-    """Who took part before the checkpoint is read from the log: choosing again would change the state."""
+    """Earlier participants are read from the log, because another selection would change the state."""
 
     def select(self, server_round):
         here = self.participation.participants(server_round)
@@ -306,7 +306,7 @@ def test_where_there_is_no_checkpoint(tmp_path, capsys):
 
 
 def left_of(session):
-    """The processes of a session that are still there, such as Ray's."""
+    """Return the remaining processes of a session, such as Ray's."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -320,7 +320,7 @@ def rows_of(log):
 
 
 def killed_until_done(folder, overrides, kills, rng):
-    """Run the command again and again, killing its main process alone ``kills`` times at random moments."""
+    """Run the command until it finishes, and kill its main process ``kills`` times at random moments."""
     command = [sys.executable, "main.py", *overrides, "checkpoint_every=1", "resume=latest", f"output_dir={folder}"]
     log, sessions = folder / "metrics.csv", []
     for _ in range(kills):

@@ -1,4 +1,4 @@
-"""The command line: one clear line for every mistake, sweeps, help, and what a run leaves."""
+"""The command line: one clear line for every mistake, sweeps, help, and a run's files."""
 
 import csv
 import dataclasses
@@ -209,7 +209,7 @@ def test_the_top_level_keys_and_every_rule_have_their_defaults_in_yaml():
 
 
 def defaults_of(config):
-    """The fields of a dataclass that have a default in Python."""
+    """Return the fields of a dataclass that have a default in Python."""
     missing = dataclasses.MISSING
     return [f.name for f in dataclasses.fields(config) if not (f.default is f.default_factory is missing)]
 
@@ -227,7 +227,7 @@ def test_help_shows_every_choice_with_its_line(called):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a finished run of the real command, and what it printed."""
+    """Return the folder of a finished run of the real command, and its output."""
     folder = tmp_path_factory.mktemp("cli") / "run"
     done = command(
         *QUICK,
@@ -339,7 +339,7 @@ def test_a_run_can_start_from_a_saved_model(finished, tmp_path, called):
 
 
 def test_a_run_leaves_one_folder(tmp_path, called, monkeypatch):
-    """However many seconds pass between the check of its configuration and its start."""
+    """For any number of seconds between the check of its configuration and its start."""
     monkeypatch.chdir(tmp_path)
     assert called(*QUICK, "engine=local").returncode == 0
     (folder,) = tmp_path.glob("outputs/*/*")
@@ -347,7 +347,7 @@ def test_a_run_leaves_one_folder(tmp_path, called, monkeypatch):
 
 
 def test_a_failed_job_does_not_end_a_sweep(tmp_path, called):
-    """The middle job asks for more classes than the data have, which shows only when they are loaded."""
+    """The middle job needs more classes than the data have, which is only known after loading."""
     done = called(
         "-m", *QUICK, "partition=pathological", "partition.classes_per_node=3,20,4", f"output_dir={tmp_path / 'sweep'}"
     )
@@ -359,7 +359,7 @@ def test_a_failed_job_does_not_end_a_sweep(tmp_path, called):
 
 
 def processes_with(mark):
-    """The command lines of all processes whose environment holds ``mark``."""
+    """Return the command lines of all processes whose environment contains ``mark``."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and entry.name != str(os.getpid()):

@@ -1,4 +1,4 @@
-"""Types that a ``Config`` may have: bounds hold for items too, lists have their length, others are named."""
+"""Types of a ``Config``'s fields: bounds hold for items too, lists have their length, and other types are named."""
 
 from enum import Enum
 from pathlib import Path

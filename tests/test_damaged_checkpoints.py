@@ -70,7 +70,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stopped):  # 
 
 
 def test_files_of_a_checkpoint_that_was_cut_off_are_not_taken_for_spare_ones(tmp_path):
-    """They have the names that the same checkpoint gives its own files, written after one of another round."""
+    """The same checkpoint gives these names to its own files, written after one of another round."""
     memory = {node: {"a": torch.full((3,), float(node))} for node in range(6)}
     keeper = checkpoint.Checkpoints(tmp_path, {"checkpoint_keep": 1}, None)
     keeper.save(20, {}, {}, memory, {})
@@ -86,7 +86,7 @@ def test_files_of_a_checkpoint_that_was_cut_off_are_not_taken_for_spare_ones(tmp
 
 
 def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stopped, whole):  # noqa: F811
-    """The damaged one is neither kept in place of a good one nor read again."""
+    """The damaged one neither replaces a valid one nor is read again."""
     folder = stopped()
     damage_state(folder)
     run(config_of("strategy=pmfl", *SMALL, "checkpoint_every=1", "checkpoint_keep=1", "resume=latest", f"output_dir={folder}"))

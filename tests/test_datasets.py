@@ -63,7 +63,7 @@ def test_the_papers_deviation_is_the_mean_of_single_images(tmp_path):
 
 
 def images(*highest):
-    """Grey images (N, 1, 8, 8) half of whose pixels are 0, and the others so bright."""
+    """Return grey images (N, 1, 8, 8) with half of the pixels 0, and the others at a given level."""
     x = torch.zeros(len(highest), 1, 8, 8, dtype=torch.uint8)
     for image, value in zip(x, highest, strict=True):
         image[:, ::2] = value
@@ -202,7 +202,7 @@ def test_the_hub_without_a_network_is_one_line(tmp_path, monkeypatch, capfd, nam
 
 
 def cache_table(root, repository, rows_of_split, features, tmp_path):
-    """Put tables where the hub's client keeps what it downloaded."""
+    """Write tables to the cache of the hub's client."""
     import datasets
 
     files = {}

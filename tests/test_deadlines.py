@@ -1,4 +1,4 @@
-"""A reply that never comes counts as failed, also where no setting limits the wait. The clock is a stand-in."""
+"""A reply that never arrives counts as failed, also without a time limit. The clock is simulated."""
 
 import json
 
@@ -22,7 +22,7 @@ POLL_SECONDS = 600.0
 
 
 class Clock:
-    """Stands in for the module ``time``: sleeping takes no time and moves the clock on."""
+    """Replaces the module ``time``: sleep takes no time and advances the clock."""
 
     def __init__(self):
         self.now = 1000.0

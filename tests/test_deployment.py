@@ -1,4 +1,4 @@
-"""The same two apps as processes on loopback: SuperLink, three SuperNodes, ``flwr run``."""
+"""Server and client apps as processes on loopback: SuperLink, three SuperNodes, ``flwr run``."""
 
 import contextlib
 import csv
@@ -34,7 +34,7 @@ SMALL = (
 
 
 def app_folder(folder):
-    """A copy of what a fresh checkout has, so that nothing built here gets into the FAB."""
+    """Return a copy of a fresh checkout, so that no build file gets into the FAB."""
     folder.mkdir()
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -224,7 +224,7 @@ def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, 
     assert failed[2] == (2 if name == "fedcrl" else 1)  # FedCRL's clients are also asked to evaluate
     away = sum(count > 0 for count in failed.values())
     assert sorted(failed) == list(range(1, ROUNDS + 1))
-    assert all(failed[t] == 0 for t in range(2 + away, ROUNDS + 1))  # away in a row, and back for good
+    assert all(failed[t] == 0 for t in range(2 + away, ROUNDS + 1))  # absent in consecutive rounds, then present
     assert away < ROUNDS - 2  # at least two rounds after its return
     # Its state is of its first round alone when it returns. Every later round adds to it.
     trained = [count for count in rounds if count is not None]
@@ -262,7 +262,7 @@ def test_a_node_that_is_not_known_is_refused(federation, tmp_path, how, says):
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """The Flower app bundle that ``flwr build`` makes."""
+    """Return the Flower app bundle of ``flwr build``."""
     app = app_folder(tmp_path_factory.mktemp("bundle") / "app")
     built = subprocess.run([command("flwr"), "build"], cwd=app, env=os.environ | QUIET, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
@@ -278,7 +278,7 @@ def test_the_fab_holds_what_a_node_needs_and_nothing_else(bundle):
 
 
 def test_the_fab_is_imported_and_trains(bundle, tmp_path):
-    """As Flower does it: unpacked, with its folder first on the path and the apps by their names in pyproject.toml."""
+    """As in Flower: unpacked, with its folder first on the path and the apps by their names in pyproject.toml."""
     bundle.extractall(tmp_path / "app")
     code = """
 import sys

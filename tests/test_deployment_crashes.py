@@ -55,7 +55,7 @@ def kill(processes):
 
 
 def server_apps(federation):
-    """The processes of the ServerApp and of what starts it, but not the SuperLink's own."""
+    """Return the processes of the ServerApp and its launcher, without the SuperLink's own."""
     found = processes_of(federation.folder / "server-home")
     return [p for p in found if b"flwr-serverapp" in read(p, "cmdline")]
 
@@ -72,14 +72,14 @@ def kill_server_app(federation):
 
 
 def kill_server(federation):
-    """Pull the server's plug, and start it again."""
+    """Kill the server, and start it again."""
     kill(processes_of(federation.folder / "server-home"))
     federation.processes.pop("server").wait()
     federation.start_server()
 
 
 def revive(federation):
-    """Start SuperNodes that ended, as a supervisor would: Flower refuses one that is back too early."""
+    """Restart SuperNodes that ended, as a supervisor would. Flower refuses one that returns too early."""
     for k in range(NODES):
         process = federation.processes.get(f"node{k}")
         if process is None or process.poll() is not None:
@@ -87,7 +87,7 @@ def revive(federation):
 
 
 def rounds_of(out):
-    """The last round in the metrics, which can be read at any moment."""
+    """Return the last round in the metrics, which are readable at any time."""
     if not (out / "metrics.csv").exists():
         return 0
     with open(out / "metrics.csv", newline="") as file:
@@ -157,7 +157,7 @@ def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
 
 
 def peaks(federation):
-    """The most memory so far, in MB, of the SuperLink and of every process of a ServerApp, by what it is called."""
+    """Return the peak memory in MB of the SuperLink and of every process of a ServerApp, by name."""
     found = {}
     for process in processes_of(federation.folder / "server-home"):
         peak = [int(line.split()[1]) for line in read(process, "status").decode().splitlines() if line.startswith("VmHWM")]

@@ -22,7 +22,7 @@ AGAIN = RUN + 1  # Flower's id of the second attempt
 
 
 class Stopped(BaseException):
-    """What ends a server without a word."""
+    """The exception that ends a server silently."""
 
 
 def nodes(folder, run_id, change=None, **more):
@@ -52,7 +52,7 @@ def memory_of(folder, k, run_id=RUN):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What each method's run leaves that nothing stopped."""
+    """Return the results of each method's uninterrupted run."""
     done = {}
 
     def get(name):
@@ -132,7 +132,7 @@ def of_another_run(state):
 
 
 def of_long_ago(state):
-    """A disk that was put back to a copy of an earlier day."""
+    """Restore an old copy of a disk."""
     path = state / "memory" / f"{RUN}-1.kept"
     tensors, _ = StateDir(state, str(RUN), 1, "pmfl")._read(path)
     path.unlink()

@@ -1,4 +1,4 @@
-"""Devices that are started wrongly, hold other data, lost their memory or say odd words: a reply, a line, no wrong number."""
+"""Devices with wrong options, other data, a lost state or odd replies: a reply and a line, and never a wrong number."""
 
 import json
 
@@ -37,7 +37,7 @@ def evaluated(folder, run_id, of):
 
 
 def test_a_double_that_no_float32_holds_costs_its_reply(tmp_path):
-    """It is finite where it arrives, and the model made of it is not."""
+    """The value is finite on arrival, but the model made of it is not."""
 
     def change(k, message, reply):
         if k == 1 and trains(message, 2):
@@ -63,7 +63,7 @@ def test_nodes_that_do_not_score_what_they_kept_are_failures(tmp_path):
 
 
 def test_a_device_that_is_started_again_as_another_partition_trains_nothing(tmp_path, capsys):
-    """Under its key it has the id that it had, by which its replies are filed."""
+    """Under its key it keeps its id, by which its replies are stored."""
 
     def change(k, message, reply):
         if k == 2 and trains(message, 1):
@@ -103,7 +103,7 @@ def test_a_device_that_holds_other_data_than_before_does_not_go_on(tmp_path, mon
 
 
 def test_a_node_whose_class_folders_have_other_names_holds_other_examples():
-    """Of the same counts: the same labels would be other classes."""
+    """With equal counts, equal labels would be other classes."""
     named = ((1, ["cat", "owl"]), (2, ["dog", "owl"]), (3, []))
     was, renamed, unnamed = (_Answer(node, 0, np.array([4, 4]), 2, True, names) for node, names in named)
     assert renamed.other_examples(was)
@@ -113,7 +113,7 @@ def test_a_node_whose_class_folders_have_other_names_holds_other_examples():
 
 
 def test_a_node_whose_memory_is_lost_keeps_no_personal_model(tmp_path, capsys):
-    """A finished run is looked at again for its personal models after another run: they would be untrained ones."""
+    """A finished run is read again for its personal models after another run. Without the state they would be untrained."""
     how = ("strategy=fedcrl", "num_rounds=4", "checkpoint_every=2", "save_personal=true", "resume=latest")
     run_devices(tmp_path / "run", nodes(tmp_path, 1), *how)
     run_devices(tmp_path / "other", nodes(tmp_path, 2), "strategy=fedavg", "num_rounds=1")

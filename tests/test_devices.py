@@ -199,7 +199,7 @@ def first(reply):
 
 
 def lying(reply, shape):
-    """The first array under a .npy header that claims another shape than Flower's does."""
+    """Return the first array under a .npy header that claims another shape than Flower's does."""
     header = np.lib.format.magic(1, 0)
     text = str({"descr": "<f4", "fortran_order": False, "shape": shape}).encode().ljust(117) + b"\n"
     data = header + len(text).to_bytes(2, "little") + text + b"\0" * 64
@@ -290,7 +290,7 @@ def test_a_message_is_not_delivered_after_its_rounds_time_is_up(tmp_path):
 
 @pytest.mark.parametrize("engine", ["local", "devices"])
 def test_fewer_than_min_replies_leave_the_model_as_it_is(tmp_path, capsys, engine):
-    """Round 2 has two replies of three: with min_replies=3 it counts as a round and changes nothing."""
+    """Round 2 has two replies of three. With min_replies=3 it counts as a round without a change."""
     bad = answers_but(1, "2", lambda m, r: with_array(r, Array(first(r).numpy() * np.nan)))
     options = ("strategy=pmfl", "min_replies=3", "num_rounds=2")
     if engine == "devices":

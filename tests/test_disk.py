@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or slow: one clear line, the last good checkpoint as it was, an exit status that is not 0."""
+"""A full, read-only or slow disk: one clear line, an intact last checkpoint, and a non-zero exit status."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ def small_disk(folder, kilobytes):
 
 
 def fill(folder):
-    """Take up all of a disk."""
+    """Fill a disk."""
     with open(folder / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"x" * 4096)
@@ -95,7 +95,7 @@ def no_room(*_):
 
 
 def half_a_file(path, tensors, metadata=None):
-    """Write as far as there is room."""
+    """Write until the disk is full."""
     contrafed.core.tensors.write(path, tensors, metadata)
     os.truncate(path, path.stat().st_size // 2)
     no_room()
@@ -138,7 +138,7 @@ def test_other_errors_are_not_the_disks(tmp_path):
 
 
 def test_a_slow_disk_only_takes_time(tmp_path, monkeypatch, whole):
-    """A checkpoint that takes longer than its rounds holds up the next one, so that they do not pile up in memory."""
+    """A checkpoint that takes longer than its rounds delays the next one, so that they do not fill the memory."""
     waiting, most = [], []
 
     def slow(*arguments):

@@ -42,7 +42,7 @@ class InWeights(Diverging):
 
 
 def test_a_node_whose_own_model_alone_diverges_keeps_the_one_it_had():
-    """Ditto's v, in the last step: nothing that is sent shows it, and its next loss would be NaN for ever."""
+    """Ditto's v diverges in the last step. No upload shows it, and every later loss would be NaN."""
     workspace = sized_workspace("ditto", [20, 24], local={"epochs": None, "iterations": 2})
 
     class Own(workspace.client_class):
@@ -151,7 +151,7 @@ def test_nodes_are_named_by_their_numbers_whoever_was_first():
 
 
 def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, called, monkeypatch):
-    """Where its author has mended it, it begins with round 1, and has all its rounds."""
+    """After its author has fixed it, the run starts with round 1 and has all its rounds."""
 
     def broken(self, stack):
         raise ValueError("a slip of its author's")

@@ -1,4 +1,4 @@
-"""The README and the site: commands and code blocks run, what is not run is composed or parsed, links lead somewhere."""
+"""The README and the site: commands and code blocks run, or are composed or parsed, and links are valid."""
 
 import ast
 import json
@@ -31,7 +31,8 @@ import blocks  # noqa: E402
 import catalogue  # noqa: E402
 import results as made_of  # noqa: E402
 
-OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")  # a command of ours, without a shell's signs
+# A command of Contrafed without a shell's signs.
+OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")
 FAST = ("docs/own-method.md", "docs/own-parts.md", "docs/quickstart.md")
 ALL = [(page, list(blocks.blocks_of(page))) for page in blocks.pages()]
 RUN = {str(page.relative_to(ROOT)): found for page, found in ALL if any(not b.needs for b in found)}
@@ -117,7 +118,7 @@ def parsed(block):
 
 
 def composed(command):
-    """Compose and check what a command of ours runs, or a ``flwr run`` by its overrides."""
+    """Compose and check the jobs of a command, or of a ``flwr run`` by its overrides."""
     if ours := OURS.match(command):
         asked = read_arguments(shlex.split(ours["arguments"]))
     elif found := re.search(r"overrides=\"([^\"]*)\"", command):
@@ -217,7 +218,7 @@ def test_every_method_has_a_page_with_paper_symbols_and_readings():
     assert "and the global one" not in catalogue.page("fedamp")
     assert "two readings" not in catalogue.page("fedavg")
     assert "Theorem 1 then minimises" in text  # its errata
-    assert "look-ahead" not in catalogue.page("fedexp")  # a section that rules share gives each its own part
+    assert "look-ahead" not in catalogue.page("fedexp")  # a section that strategies share gives each its own part
 
 
 def test_every_partition_has_a_picture():
@@ -303,7 +304,7 @@ def test_a_method_with_results_shows_them_beside_the_papers_and_others_show_noth
 
 
 def test_the_readmes_methods_are_as_their_classes_say():
-    """One that is not listed yet does not fail: ``python docs/generate/catalogue.py`` writes the list anew."""
+    """A method that is not listed yet does not fail: ``python docs/generate/catalogue.py`` updates the list."""
     rows, found = made_list((ROOT / "README.md").read_text(encoding="utf-8")), made_list(catalogue.readme_list())
     assert rows.keys() <= found.keys()
     listed = [(family, entry) for family, row in rows.items() for entry in row.split(", ")]
@@ -312,7 +313,7 @@ def test_the_readmes_methods_are_as_their_classes_say():
 
 
 def made_list(text):
-    """The rows of the list of methods in a text: {family: its methods}."""
+    """Return the rows of the list of methods in a text: {family: its methods}."""
     rows = catalogue.LIST.search(text)[0].partition("| --- | --- |")[2]
     return dict(re.findall(r"^\| ([^|]+) \| (.+) \|$", rows, re.MULTILINE))
 

@@ -32,7 +32,7 @@ def test_ray_equals_local_bit_for_bit(tmp_path, local_runs, monkeypatch, method,
     assert metrics == expected_metrics
     assert nodes == expected_nodes
     assert None not in renewed, "a node kept hold of a broadcast, which then cannot use the same memory again"
-    assert renewed or not hasattr(os, "memfd_create")  # it did go through shared memory
+    assert renewed or not hasattr(os, "memfd_create")  # shared memory was in use
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pmfl"])
@@ -87,7 +87,7 @@ def test_evaluation_in_parallel_shards_equals_one_pass():
 
 
 def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
-    """More than one shard of training data: scores must equal those of the saved model."""
+    """With more than one shard of training data, scores must equal those of the saved model."""
     import csv
 
     from torch.func import functional_call

@@ -73,7 +73,7 @@ def test_a_stack_is_scored_as_its_nodes_alone(name):
     ],
 )
 def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
-    """Clients' other memories could not even be stacked: their shapes differ here."""
+    """Other client states cannot be stacked, because their shapes differ here."""
     workspace, received, memories = trained(name)
     others = [n for n in memories[0] if not n.startswith(looked_at or "-")]
     assert any(n.startswith("optimizer/") for n in others)
@@ -97,7 +97,7 @@ def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
 
 
 def counting(monkeypatch):
-    """A clock that says how often stacks have looked at it."""
+    """Return a clock that counts how often stacks read it."""
     clock = itertools.count()
     monkeypatch.setattr(stack_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     return clock

@@ -135,7 +135,7 @@ def test_evaluation_changes_nothing_and_the_same_seed_gives_the_same_bits(config
 
 
 def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
-    """On the stand-in, which refuses a tensor that was forgotten on the other side."""
+    """On the simulated one, which refuses a tensor that was not moved."""
     monkeypatch.setattr("contrafed.training.workspace.EVALUATION_BATCH_ELSEWHERE", EVALUATION_BATCH)
     config, rounds = settings_of(method, problem, epochs=1), [(1, 3), (1, 2, 4)]
     here = watch(config, rounds, stack_size=STACK)
@@ -147,7 +147,7 @@ def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
 
 
 def test_no_step_waits_for_the_accelerator(method, problem):
-    """Rounds of two epochs cross between the two as often as rounds of one."""
+    """Rounds of two epochs have as many transfers as rounds of one."""
     counts = []
     for epochs in (1, 2):
         crossings.clear()
@@ -187,14 +187,14 @@ def test_a_faulty_node_is_absent_and_keeps_the_memory_it_had(config, alone):
         sorted(set(ROUNDS[1]) - {broken_one}),
         (),
         (),
-    ]  # as many rounds: a rule may go by how many are planned
+    ]  # as many rounds, since a strategy may use the planned number
     absent = watch(config, without, stack_size=STACK, judge=False)
-    if set(absent.rounds[2].participants.tolist()) == here - {broken_one}:  # a rule that chooses may take another in its place
+    if set(absent.rounds[2].participants.tolist()) == here - {broken_one}:  # a strategy that selects may replace it
         close(broken.models[2], absent.models[2])
 
 
 def wrong_for(hint):
-    """A value that a setting of this type does not take."""
+    """Return a value that a setting of this type does not accept."""
     for value in ("nonsense", [], -1e9):
         try:
             convert(hint, value, "key")

@@ -1,4 +1,4 @@
-"""An experiment's recipe: one for every method of a table, what it sets for one method only, and plain SGD."""
+"""An experiment's training settings: those of all methods of a table, those of one method only, and plain SGD."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -28,7 +28,7 @@ def test_an_experiment_has_one_recipe_for_every_method(experiment):
     assert all(expected[key] == value for key, value in OmegaConf.to_container(own.strategy.local).items())
     for name in registry.choices("strategy"):
         config = config_of(f"experiment={experiment}", f"strategy={name}")
-        if name == "fednova" and expected["optimizer"] == "adam":  # a rule that only SGD's steps fit
+        if name == "fednova" and expected["optimizer"] == "adam":  # a strategy that needs SGD's steps
             with pytest.raises(UserError, match="strategy.server=fednova divides by the length of SGD's steps"):
                 resolve(config)
             continue
@@ -39,7 +39,7 @@ def test_an_experiment_has_one_recipe_for_every_method(experiment):
 
 
 def local_settings(experiment, name):
-    """What an experiment's file says of one method's local training alone."""
+    """Return an experiment's settings of one method's local training alone."""
     found = {}
     for condition, values in OmegaConf.to_container(experiment).get("where", {}).items():
         if condition.startswith("strategy=") and name in condition.removeprefix("strategy=").split(","):

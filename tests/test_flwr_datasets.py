@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub by name, from a folder here, and the partitioners of flwr-datasets on our labels."""
+"""Data sets of the Hugging Face hub by name, from a local folder, and the partitioners of flwr-datasets on our labels."""
 
 import datasets
 import numpy as np
@@ -16,7 +16,7 @@ from contrafed.partitions.datasets import hub_sets
 
 @pytest.fixture
 def repository(tmp_path):
-    """A folder as a repository of the hub has it: 12 grey images of two named classes for training, 4 for testing."""
+    """Return a folder with a hub repository's layout: 12 grey images of two named classes for training, 4 for testing."""
 
     def write(sizes=(9,), who=(0, 1, 2)):
         rng = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def test_images_of_several_sizes_want_one(repository):
     ],
 )
 def test_numbers_that_do_not_count_from_zero_want_classes(repository, labels, message):
-    """Else there would be classes without images, which networks, partitions and probabilities take for real ones."""
+    """Otherwise networks, partitions and probabilities would have classes without images."""
     named = (*repository(who=labels), "dataset.image_column=picture", "dataset.label_column=who")
     with pytest.raises(UserError) as error:
         loaded(*named)
@@ -107,7 +107,7 @@ def test_a_repository_must_be_named_before_anything_is_fetched(tmp_path):
 
 
 def dealt(partitioner, nodes=4, seed=0, count=240, owner=None, **arguments):
-    """The parts that a partitioner makes of so many examples of six classes."""
+    """Return a partitioner's parts of so many examples of six classes."""
     values = config_of("partition=flwr")["partition"] | {"partitioner": partitioner, "arguments": arguments, "min_node_size": 0}
     data = with_images(np.zeros((count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 6, owner=owner)
     partition = make_partition(choose("partition", values), data, nodes, seed)

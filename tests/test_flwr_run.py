@@ -21,7 +21,7 @@ SMALL = "strategy=pmfl num_rounds=2 eval_every=1 participation=full model=mlp mo
 
 
 def processes_of(home):
-    """The ids of the processes whose environment names ``home``: what Flower leaves behind."""
+    """Return the ids of the processes whose environment names ``home``, which Flower leaves behind."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

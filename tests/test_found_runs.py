@@ -1,4 +1,4 @@
-"""Which runs a report finds, what it calls them, and where it keeps them."""
+"""The runs that a report finds, their labels, and their storage."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What only a real GPU can show: CONTRAFED_GPU=1 pytest -n 0 tests/test_gpu.py. No other test sees one (conftest.py)."""
+"""Properties of a real GPU: CONTRAFED_GPU=1 pytest -n 0 tests/test_gpu.py. No other test sees a GPU (conftest.py)."""
 
 import gc
 
@@ -131,7 +131,7 @@ def test_two_runs_of_a_seed_are_near_each_other(tmp_path):
 
 
 def test_a_stack_without_room_is_halved(tmp_path, monkeypatch):
-    """Of the GPU's memory three quarters of what the whole stack took."""
+    """The GPU's memory is limited to three quarters of what the full stack used."""
     sizes, cut = [], BatchRunner._cut
     monkeypatch.setattr(BatchRunner, "_cut", lambda self, *asked: sizes.append(self.stack_size) or cut(self, *asked))
     asked = ("strategy=fedavg", "engine=local", "model=cnn", "model.hidden=8192", "num_nodes=40", "num_rounds=2")

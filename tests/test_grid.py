@@ -120,7 +120,7 @@ def test_an_unknown_message_type_is_an_error_reply(tiny):
 
 
 def test_messages_survive_the_wire(tiny):
-    """Through Flower's own wire form and back: the ClientApp gives the very same reply."""
+    """Through Flower's own serialisation and back, the ClientApp gives an equal reply."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 

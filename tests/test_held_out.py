@@ -72,7 +72,7 @@ def test_a_personal_part_that_never_trained_is_the_initial_one(tmp_path):
 
 
 def test_the_others_train_as_if_they_were_alone(tmp_path):
-    """Participation is drawn over those that may train: a fraction is one of them, and a rule counts no others."""
+    """Participation is drawn over the clients that may train. Fractions and strategies count no others."""
     drawn = ("strategy=fedau", "participation=uniform", "participation.select=0.5", "partition=iid")
     summary = run(config_of(*TINY, "engine=local", *drawn, "held_out_nodes=2", f"output_dir={tmp_path / 'a'}"))
     alone = run(config_of(*TINY, "engine=local", *drawn, "num_nodes=4", f"output_dir={tmp_path / 'b'}"))

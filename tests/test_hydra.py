@@ -30,7 +30,7 @@ def main(folder, *arguments, **environment):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The folder of a sweep of two jobs, one after the other."""
+    """Return the folder of a sweep of two jobs in sequence."""
     folder = tmp_path_factory.mktemp("alone")
     done = main(folder, "-m", *QUICK, "seed=0,1", "hydra.sweep.dir=jobs")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Contrafed from the checkout, from its wheel, and from an editable install that is used from another folder."""
+"""Contrafed from the checkout, from its wheel, and from an editable install in use from another folder."""
 
 import ast
 import csv
@@ -41,7 +41,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(source):
-    """The wheel, and what was printed when it was built."""
+    """Return the wheel, and the build's output."""
     printed = pip("wheel", "-v", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(source.parent), str(source))
     (wheel,) = source.parent.glob("*.whl")
     return wheel, printed
@@ -73,7 +73,7 @@ def editable(source, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def programs(request):
-    """The Python with which Contrafed is used: ``checkout``, ``wheel`` or ``editable``, and what its path must be."""
+    """Return the Python with Contrafed (``checkout``, ``wheel`` or ``editable``), and the necessary path."""
     if request.param == "checkout":
         return Path(sys.executable).parent, str(ROOT), ROOT
     name = {"wheel": "from_wheel", "editable": "editable"}[request.param]
@@ -87,7 +87,7 @@ def called(program, *arguments, folder, path="", timeout=900):
 
 
 def accuracies(folder):
-    """The accuracy of the global model after each round that was evaluated."""
+    """Return the accuracy of the global model after each evaluated round."""
     with open(folder / "metrics.csv", newline="") as file:
         rows = [
             row for row in csv.DictReader(file) if (row["scope"], row["split"], row["metric"]) == ("global", "test", "accuracy")
@@ -99,7 +99,7 @@ def accuracies(folder):
 
 
 def test_the_list_of_packages_is_what_is_on_the_disk():
-    """setuptools takes a list where folders have other names than packages."""
+    """setuptools needs a list if folders have other names than packages."""
     found = {"hydra_plugins"}
     for package, top in {"contrafed": "contrafed", **SETUPTOOLS["package-dir"]}.items():
         for folder in (ROOT / top, *(path for path in (ROOT / top).rglob("*") if path.is_dir())):
@@ -111,7 +111,7 @@ def test_the_list_of_packages_is_what_is_on_the_disk():
 
 
 def test_the_folder_of_plugins_belongs_to_nobody():
-    """Others' plugins for Hydra are in a package of this name too."""
+    """Other plugins for Hydra are in a package of this name too."""
     assert not (ROOT / "hydra_plugins" / "__init__.py").exists()
 
 
@@ -253,7 +253,7 @@ def test_the_command_outside_the_clone_says_where_its_choices_are(from_wheel, tm
 
 @pytest.mark.slow
 def test_the_first_run_of_the_readme_from_the_wheel(from_wheel, tmp_path):
-    """``contrafed strategy=pmfl participation=markovian`` whole, and its figures and tables."""
+    """Run ``contrafed strategy=pmfl participation=markovian`` completely, with figures and tables."""
     done = called(from_wheel / "contrafed", "strategy=pmfl", "participation=markovian", folder=tmp_path, timeout=3000)
     assert done.returncode == 0, done.stderr
     (summary,) = tmp_path.glob("outputs/**/summary.json")

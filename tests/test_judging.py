@@ -50,7 +50,7 @@ def test_what_is_judged_after_local_work_leaves_no_trace(name):
 
 @pytest.mark.parametrize("name", ["fedavg", "moon", "fedproc"])
 def test_a_lone_nodes_is_the_global_model_of_the_next_round(name, tmp_path):
-    """Its batches, its learning rate, and what the server tells of the round."""
+    """Its batches, its learning rate, and the server's broadcast are those of the next round."""
     one = (f"strategy={name}", *OWN[2:4], "dataset.merge_splits=true", "num_nodes=1", "partition=iid", "participation=full")
     found = {}
     for judge in ("received", "post_train"):

@@ -1,4 +1,4 @@
-"""Gradient leakage: the exact facts behind it, what is shared under each defence, and pictures that come back or do not."""
+"""Gradient leakage: its exact facts, the shared tensors under each defence, and reconstructed pictures."""
 
 import math
 
@@ -18,7 +18,7 @@ from contrafed.report.leakage_report import markdown
 
 @pytest.fixture(scope="module")
 def digit():
-    """An image of 8x8 in [0, 1] whose label is 3, and its network."""
+    """Return an image of 8x8 in [0, 1] with label 3, and its network."""
     x = (torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255).round() / 255
     return x, [3], sigmoid_lenet(1, (8, 8), 10, 0)
 
@@ -45,7 +45,7 @@ def test_the_network_is_dlgs():
 
 
 def test_the_last_layer_tells_the_label():
-    """Logits 0, C = 3, h = (1, 2), y = 1: rows (p_c - y_c) h sum to 1, -2, 1."""
+    """Logits 0, C = 3, h = (1, 2) and y = 1: rows (p_c - y_c) h sum to 1, -2, 1."""
     weight, h = torch.zeros(3, 2, requires_grad=True), torch.tensor([[1.0, 2.0]])
     F.cross_entropy(h @ weight.T, torch.tensor([1])).backward()
     assert weight.grad.sum(1).tolist() == pytest.approx([1, -2, 1])

@@ -1,4 +1,4 @@
-"""What a run's folder holds when a disk, Ctrl-C, another process or time comes between: never less than before."""
+"""A run's folder after disk errors, Ctrl-C, another process or a time limit: it never has less than before."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ def full(*_, **__):
 
 
 def stopped(folder, *asked):
-    """A run that Ctrl-C ended in its third round."""
+    """Return a run that Ctrl-C ended in its third round."""
 
     def stop(server_round, _):
         if server_round == 3:

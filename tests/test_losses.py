@@ -1,4 +1,4 @@
-"""The losses that methods share: contrast by hand, cosines of nothing, padding."""
+"""The losses that methods share: contrast by hand, cosines of zero vectors, padding."""
 
 import math
 

@@ -17,7 +17,7 @@ from contrafed.core.tensors import size_of
 from contrafed.engines.client_state import NodeMemory, _available, default_budgets
 from contrafed.runs.run import run
 
-EIGHT = 8 * 4  # bytes of one memory below
+EIGHT = 8 * 4  # bytes of one client state below
 
 
 def memory(value):
@@ -130,7 +130,7 @@ def test_a_run_from_disk_equals_a_run_from_memory(tmp_path, name):
 
 
 def test_ray_shows_what_memory_costs(tmp_path):
-    """After every round as many bytes as engine=local has, and the seconds of moving them."""
+    """After every round it reports as many bytes as engine=local, and the seconds of moving them."""
     small = (
         "strategy=pmfl", "num_nodes=5", "num_rounds=4", "participation=uniform", "participation.select=3", "model=mlp",
         "model.hidden=[12]", "partition.min_node_size=5", "checkpoint_every=2",

@@ -95,7 +95,7 @@ def test_a_loss_that_is_none_is_told_which_function_and_why(nodes, loss, wanted)
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize("kind", [torch.float16, torch.int64])
 def test_what_is_sent_is_in_single_or_double_precision(nodes, kind):
-    """The server takes no other, and would count no reply."""
+    """The server rejects replies of any other type."""
 
     def local_work(self, stack):
         return {name: value.to(kind) for name, value in FedAvgClient.local_work(self, stack).items()}
@@ -108,7 +108,7 @@ def test_what_is_sent_is_in_single_or_double_precision(nodes, kind):
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize(("loss", "wanted"), LOSSES)
 def test_gradients_of_a_loss_that_is_none_are_refused_alike(nodes, loss, wanted):
-    """Else a detached one has gradients of zero, and its author never learns it."""
+    """Otherwise a detached loss has gradients of zero, and its author never notices."""
 
     def local_work(self, stack):
         self.train(stack, loss=partial(FedAvgClient.loss, self), each_step=self.asked)
@@ -120,7 +120,7 @@ def test_gradients_of_a_loss_that_is_none_are_refused_alike(nodes, loss, wanted)
     refused(nodes, message, line_of(loss), local_work=local_work, asked=asked)
 
 
-# ------------------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------------------------- client state
 
 
 def remembering(value):
@@ -160,7 +160,7 @@ def test_a_memory_of_the_right_shape_is_kept(nodes):
 
 
 def test_a_value_that_nodes_begin_to_remember_later_has_the_nodes_first_too():
-    """A checkpoint of a method that its author has changed since."""
+    """A checkpoint of a method whose author has changed it since."""
     method = remembering(lambda stack: torch.ones(5))
     client, received = node_half([0, 1], **method)
     client.memories = [{"other": torch.zeros(3)}] * 2
@@ -256,7 +256,7 @@ def test_shared_parts_that_is_no_class_method_is_refused_in_one_line(monkeypatch
     ],
 )
 def test_parts_to_train_that_there_are_none_of_are_refused(nodes, parts, said):
-    """Nothing would be trained, without a word."""
+    """Otherwise nothing would be trained, without a message."""
 
     def local_work(self, stack):
         self.train(stack, parts=parts)
@@ -285,7 +285,7 @@ def test_scores_are_one_a_class(nodes, scores, found):
 
 
 def test_the_accuracy_of_nodes_models_is_that_of_the_nodes_which_answered(capsys):
-    """Some may have failed: a summary does not have how many."""
+    """Some may have failed, and a summary does not have their number."""
     own = {"personal_accuracy_mean": 0.5, "personal_accuracy_std": 0.125, "personal_accuracy_best": 0.75}
     rest = {"rounds": 3, "seconds": 6.0, "seconds_per_round": 2.0, "bytes_up": 0, "bytes_down": 0, "failures": 3}
     print_summary({**own, **rest, "replies_rejected": 0}, "some/folder")
@@ -298,7 +298,7 @@ def test_the_accuracy_of_nodes_models_is_that_of_the_nodes_which_answered(capsys
 
 @pytest.mark.parametrize("nodes", NODES)
 def test_a_mistake_that_a_tool_meets_is_placed_where_the_method_calls_it(nodes):
-    """Not in the file of the tool, which its author did not write."""
+    """The line is not in the helper's file, which the method's author did not write."""
 
     def loss(self, params, batch, constants):
         return {"loss": cosine(self.forward(params, batch).z, batch.mask.expand(7, 7, -1)).mean()}
@@ -351,7 +351,7 @@ def test_a_model_of_its_own_name_is_trained_by_that(nodes):
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_loss_has_the_same_names_at_every_step(nodes, first):
-    """Else a mean over the phase would count steps that have none."""
+    """Otherwise a mean over the phase would count steps without it."""
 
     def loss(self, params, batch, constants):
         found = FedAvgClient.loss(self, params, batch, constants)

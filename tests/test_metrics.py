@@ -35,7 +35,7 @@ def test_scores_are_those_of_another_library():
 
 @pytest.mark.parametrize("classes", [3, 10, 14, 38])
 def test_a_perfect_node_has_no_score_above_one(classes):
-    """Sums of shares in single precision end at 1.0000001, which no server would take for a score."""
+    """Sums of shares in single precision reach 1.0000001, which a server would reject as a score."""
     assert scores_of(FUNCTIONS, 7 * torch.eye(classes)) == pytest.approx(dict.fromkeys(FUNCTIONS, 1.0))
     assert max(scores_of(FUNCTIONS, 7 * torch.eye(classes)).values()) <= 1
 

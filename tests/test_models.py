@@ -1,4 +1,4 @@
-"""Split networks: shapes, names, parameter counts, seeds, and stacked == one by one."""
+"""Split networks: shapes, names, parameter counts, seeds, and equality of stacks and single clients."""
 
 import math
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def make(name, channels=3, size=32, classes=10, seed=0, **changes):
 
 
 class Raising(nn.Module):
-    """A layer whose code is wrong."""
+    """A layer with a mistake."""
 
     def forward(self, x):
         return {}["size"]
@@ -106,7 +106,7 @@ def test_the_representation_is_taken_before_or_after_the_relu():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_later_stages_continue_from_any_stage(name):
-    """What FedMLB grafts: the stages above l, fed with the output of stage l, end in the same logits."""
+    """FedMLB's hybrid paths: the stages above l on the output of stage l give the same logits."""
     model, x = make(name, 1, 8), torch.randn(2, 1, 8, 8)
     pairs = list(zip(model.encoder.stages, model.encoder.tails, strict=True))
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_backbones_of_fedrcls_table_6(name, parameters, levels):
 
 
 def test_shufflenet_shuffles_channels_between_its_groups():
-    """Without the shuffle an output channel of a unit would see the inputs of one group alone."""
+    """Without the shuffle an output channel of a unit would depend on one group's inputs alone."""
     unit = Unit(24, 24, 1, 2)
     unit.squeeze[1] = unit.depthwise[1] = unit.expand[1] = torch.nn.Identity()  # a norm spreads what it sees
     for parameter in unit.parameters():
@@ -224,7 +224,7 @@ def test_kaiming_normal_where_pmfl_has_it():
     model = make("cnn_pmfl")
     weight = model.projector[0].weight  # 2048 -> 256
     assert weight.std().item() == pytest.approx((2 / 2048) ** 0.5, rel=0.02)
-    assert weight.abs().max() > 3 * weight.std()  # a uniform draw would end at 1.73 deviations
+    assert weight.abs().max() > 3 * weight.std()  # a uniform draw would end at 1.73 stds
     biases = {n: p.abs().max().item() for n, p in model.named_parameters() if n.endswith("bias")}
     assert [n for n, largest in biases.items() if largest] == ["classifier.bias"]
 
@@ -320,13 +320,13 @@ def test_group_norm_computes_in_full_precision_whatever_comes_in():
 
 
 def built_by(build):
-    """What a module of the user's with this ``build`` makes of grey images."""
+    """Return a user's model with this ``build`` for grey images."""
     module = SimpleNamespace(__name__="mine", __file__=__file__, build=build)
     return lambda **options: build_model(Choice("mine", module, None, {}), 1, (8, 8), 10, 0, **options)
 
 
 def split_of(stage, width=16):
-    """A ``build`` of one stage and a classifier of so many inputs."""
+    """Return a ``build`` of one stage and a classifier of so many inputs."""
 
     def build(config, in_channels, image_size, num_classes):
         return SplitModel(Stages([stage()], [nn.ReLU()]), nn.Identity(), nn.Linear(width, num_classes))

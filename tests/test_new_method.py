@@ -1,4 +1,4 @@
-"""A new method in the repository is its code, its YAML and its test: what lists methods takes it without being told."""
+"""A new method in the repository is its code, its YAML and its test. Lists of methods include it without changes."""
 
 import os
 import shutil

@@ -16,7 +16,7 @@ ALL = [0, 1, 2]
 
 
 class Between:
-    """A grid whose replies go through ``change(round, replies)``."""
+    """A grid whose replies pass through ``change(round, replies)``."""
 
     def __init__(self, grid, change):
         self.grid, self.change, self.round = grid, change, 0
@@ -27,7 +27,7 @@ class Between:
 
 
 def rounds_of(schedule, change=lambda server_round, replies: replies, name="fedavg", **settings):
-    """W after each round of the scalar problem, what each round rejected, and the grid."""
+    """Return W after each round of the scalar problem, each round's rejected replies, and the grid."""
     config = config_of("num_nodes=3") | {"strategy": strategy_settings(name, weights="uniform", **settings)}
     config["strategy"]["local"] |= {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1}
     grid, rejected = LocalGrid(3, 1), []

@@ -22,7 +22,7 @@ SMALL = (*TINY, "participation=full", "num_rounds=1", "engine=local")
 
 @pytest.fixture
 def counts(monkeypatch):
-    """How often the configuration was resolved, and models and strategies were built, in this process."""
+    """Return how often this process resolved the configuration and built models and strategies."""
     found = Counter()
 
     def count(name, function):
@@ -80,7 +80,7 @@ def test_so_does_an_evaluation_of_a_finished_run(counts, tmp_path):
 
 
 def test_so_does_a_server_of_devices(counts, tmp_path):
-    """Which Flower starts: first ``deployed``, then ``serve`` on the Grid that there is."""
+    """Flower starts it: first ``deployed``, then ``serve`` on the existing Grid."""
     overrides = " ".join((*SMALL, "strategy=moon", f"output_dir={tmp_path}/run"))
     wanted = deployed(overrides)
     try:

@@ -1,4 +1,4 @@
-"""A method in a package of the user's own, with YAMLs in a folder of the user's own: nothing of the clone is touched."""
+"""A method in a user's package, with YAMLs in a user's folder, without changes in the clone."""
 
 import os
 import subprocess
@@ -74,7 +74,7 @@ def write(path, text):
 
 
 def packaged(folder, monkeypatch):
-    """Yield a folder with the package my_package, which this process sees until then."""
+    """Yield a folder with the package my_package, which is importable in this process until then."""
     write(folder / "my_package" / "__init__.py", "")
     write(folder / "my_package" / "my_method.py", NODE)
     write(folder / "my_package" / "my_rule.py", RULE)
@@ -86,7 +86,7 @@ def packaged(folder, monkeypatch):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder with the package my_package and the YAMLs yamls/, seen by this process and its children."""
+    """Return a folder with the package my_package and the YAMLs yamls/, visible to this process and its children."""
     write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
     write(tmp_path / "yamls" / "strategy" / "server" / "half.yaml", OTHER_RULE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))

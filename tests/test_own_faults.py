@@ -46,7 +46,7 @@ def resolved_fault(*overrides):
     ],
 )
 def test_a_model_is_of_floating_point_numbers(made, said):
-    """Anything else would be cast to the model's type: rounded, or without its imaginary part."""
+    """Others would be cast to the model's type, and rounded or lose their imaginary part."""
     assert stopped(rule(aggregate=lambda self, model, replies: made(model)))[0].endswith(said)
 
 
@@ -232,7 +232,7 @@ def test_what_each_step_gives_is_nodes_first(nodes, value, wanted):
     ],
 )
 def test_models_to_be_judged_by_are_whole(nodes, models, wanted):
-    """For a tensor that is left out the initial model's would stand in."""
+    """The initial model would replace a missing tensor."""
 
     def judged(self, stack):
         return {"model": models(stack)}
@@ -342,7 +342,7 @@ def test_nodes_of_a_partition_that_is_drawn_when_asked_are_looked_at(train, test
     ("part", "said"), [(np.ones(4, bool), "whole numbers, got bool"), (np.array([7]), "positions in y, 0..3, got 7..7")]
 )
 def test_index_arrays_index(part, said):
-    """A mask would be taken for ones and zeros."""
+    """A mask would be read as ones and zeros."""
     with pytest.raises((TypeError, ValueError), match=said):
         Partition([part], [part[:0]], np.zeros(4, dtype=np.int64), 2)
 

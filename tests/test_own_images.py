@@ -1,4 +1,4 @@
-"""Images of a user's own, as npz and as a folder: their conversion to tensors and one-line refusals."""
+"""A user's images, as npz and as a folder: their conversion to tensors and one-line refusals."""
 
 import numpy as np
 import pytest

@@ -35,7 +35,7 @@ PARTS = {"model": "small", "dataset": "stripes", "partition": "sorted_labels", "
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder with what docs/own-parts.md has in its files."""
+    """Return a folder with the files of docs/own-parts.md."""
     write(tmp_path / "parts" / "__init__.py", "")
     for block in blocks_of(ROOT / "docs" / "own-parts.md"):
         if block.title:
@@ -267,7 +267,7 @@ def test_a_channel_axis_that_comes_first_is_named():
 
 
 def piece(name):
-    """The block of docs/own-parts.md that defines a function and is no file."""
+    """Return the block of docs/own-parts.md that defines a function without a file."""
     (text,) = [b.text for b in blocks_of(ROOT / "docs" / "own-parts.md") if f"def {name}(" in b.text and not b.title]
     return text
 

@@ -17,7 +17,7 @@ AVERAGED = OWN_RULE.replace("_local@local,", "_local@local, server: fedavg,").re
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder with the package my_package and the YAMLs yamls/."""
+    """Return a folder with the package my_package and the YAMLs yamls/."""
     write(tmp_path / "yamls" / "strategy" / "mine.yaml", AVERAGED)
     yield from packaged(tmp_path, monkeypatch)
 

@@ -17,7 +17,7 @@ FEATURES = ("within", "between", "effective_rank", "vci")
 
 
 def is_drawn(experiment):
-    """Whether a report draws runs' numbers as the file says of its figure."""
+    """Return whether a report draws runs' numbers as the file describes its figure."""
     path = registry.CONF / "experiment" / f"{experiment}.yaml"
     plot = (OmegaConf.load(path).get("published") or {}).get("plot") or {}
     return bool(plot) and plot.get("kind", "curves") in plots.KINDS
@@ -38,7 +38,7 @@ def sampled(experiment):
 
 
 def leave(folder, config):
-    """Write what a run of a configuration leaves, as far as figures take it."""
+    """Write the files of a run that figures need."""
     from contrafed.core.client_run import choose
     from contrafed.training.workspace import client_class_of
 

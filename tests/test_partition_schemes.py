@@ -1,4 +1,4 @@
-"""How each partition deals examples out: sizes, class limits and shares, by hand and with the same generator."""
+"""How each partition deals out examples: sizes, class limits and shares, by hand and with the same generator."""
 
 import random
 

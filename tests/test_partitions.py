@@ -1,4 +1,4 @@
-"""Who holds what: reproducibility, test parts, scarcity, files, and refusals with the numbers."""
+"""Partitions: reproducibility, test parts, scarcity, files, and refusals with the numbers."""
 
 import json
 

@@ -1,10 +1,10 @@
-"""The seconds of a round's phases, as a run's summary has them."""
+"""The seconds of a round's phases in a run's summary."""
 
 from contrafed.runs.output import RunRecorder
 
 
 def test_seconds_of_phases_are_medians_of_rounds_that_only_train(tmp_path):
-    """Rounds 4, 5 and 7: the first three warm up, the sixth is evaluated, one of another scope and split counts as well."""
+    """Rounds 4, 5 and 7 are used. The first three warm up, and the sixth has an evaluation, of any scope and split."""
     recorder = RunRecorder(tmp_path, "")
     for t, seconds, rule in ((1, 90, 50), (2, 90, 50), (3, 90, 50), (4, 5, 1), (5, 7, 2), (6, 60, 40), (7, 9, 5), (8, 70, 30)):
         recorder.time(t, seconds, rule)
@@ -16,7 +16,7 @@ def test_seconds_of_phases_are_medians_of_rounds_that_only_train(tmp_path):
 
 
 def test_a_run_without_times_of_phases_has_no_medians(tmp_path):
-    """All rounds warm up, or an earlier version began the run."""
+    """All rounds warm up, or an earlier version started the run."""
     (tmp_path / "short").mkdir()
     recorder = RunRecorder(tmp_path / "short", "")
     recorder.time(1, 3.0, 1.0)

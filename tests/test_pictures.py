@@ -1,4 +1,4 @@
-"""Figures of the papers with a picture a run: t-SNE, who holds which classes, who is there."""
+"""The papers' figures with a picture per run: t-SNE, classes of clients, and participation."""
 
 import csv
 from dataclasses import replace

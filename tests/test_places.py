@@ -15,7 +15,7 @@ from contrafed.report.runs import find
 
 
 def run_of(folder, *overrides, accuracy=0.8):
-    """A finished run of a command line, by hand."""
+    """Return a finished run of a command line, written by hand."""
     write_run(folder, summary={"accuracy_top5_mean": accuracy, "train_accuracy_top5_mean": 0.9})
     (folder / "config.yaml").write_text(yaml.safe_dump(to_plain(compose_job(list(overrides)))))
     return folder

@@ -1,4 +1,4 @@
-"""Figures: one look a method, which figure suits which runs, and what each of them shows."""
+"""Figures: one style per method, the figure for given runs, and the content of each."""
 
 import math
 
@@ -73,7 +73,7 @@ def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path):
 
 
 def test_long_curves_are_smoothed_and_say_so():
-    """All curves of a figure alike, also one that has not come so far."""
+    """All curves of a figure are smoothed equally, also a shorter one."""
     long, short = ([[(t, float(t % 2)) for t in range(1, end)]] for end in (201, 41))
     for window, end in ((20, 0.5), (3, 1 / 3)):
         figure = plots.draw("curves", {"": {"pmfl": long, "fedau": short}}, "", "round", "accuracy (%)", None, window)

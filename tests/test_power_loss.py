@@ -1,4 +1,4 @@
-"""A loss of power while a checkpoint is saved: after every single file operation the last good one is found, whole."""
+"""A loss of power while a checkpoint is saved: after every file operation the last valid one is found complete."""
 
 import contextlib
 import io

@@ -157,7 +157,7 @@ def test_what_has_no_clip_is_refused(name, reason):
     "how", [central.Config(**HOW | {"noise": "secret"}, amplification=False), laplace.Config(variance=1.0, noise="secret")]
 )
 def test_secret_noise_cannot_be_drawn_again(monkeypatch, how):
-    """Nor be guessed: of a seed that torch's generators take, 32 bits count, which can be tried out in hours."""
+    """Nor guessed: of a seed for torch's generators 32 bits matter, which a search finds in hours."""
     keys = []
     monkeypatch.setattr(secrets, "randbits", lambda bits: keys.append(bits) or 5 + len(keys) * 2**100)
     like = {"model/w": torch.zeros(2, 50_000), "model/b": torch.zeros(())}
@@ -257,7 +257,7 @@ def test_epsilon_is_that_of_flowers_accountant():
 
 
 def test_epsilon_of_the_accountants_own_example():
-    """Its table of Renyi divergences: 50 rounds, noise 2.5, probability 0.01, at orders among those it tries itself."""
+    """Its table of Renyi divergences: 50 rounds, noise 2.5, probability 0.01, at orders that it tries itself."""
     divergences = {5: 2.18075656e-03, 50: 2.38460375e-02}
     budget = Budget(local.Config(**HOW | {"noise_multiplier": 2.5}), 1, 1, 0.01)
     budget.rounds = 50
@@ -267,7 +267,7 @@ def test_epsilon_of_the_accountants_own_example():
 
 
 def gaussian_epsilon(sigma, delta):
-    """The exact epsilon of one Gaussian mechanism: Balle and Wang 2018 (arXiv:1805.06530), Theorem 8."""
+    """Return the exact epsilon of one Gaussian mechanism: Balle and Wang 2018 (arXiv:1805.06530), Theorem 8."""
 
     def excess(epsilon):
         a, b = 1 / (2 * sigma), epsilon * sigma
@@ -277,7 +277,7 @@ def gaussian_epsilon(sigma, delta):
 
 
 def test_mechanisms_of_one_round_compose_as_the_accountants_example_says():
-    """Its effective noise of several Gaussians is (sum of their squares' inverses)^(-1/2); and the exact epsilon is below."""
+    """Its effective noise of several Gaussians is (sum of their squares' inverses)^(-1/2). The exact epsilon is below."""
     both, one = Budget(LOCAL, 2, 3, None), Budget(LOCAL, 1, 3, None)
     for _ in range(5):
         both.pass_round(np.array([1]))

@@ -1,4 +1,4 @@
-"""Ray workers: who runs what, workers that die, a cluster, GPUs."""
+"""Ray workers: their messages, workers that die, a cluster, GPUs."""
 
 import logging
 import os
@@ -48,7 +48,7 @@ def test_workers_that_share_no_memory_with_the_driver_get_everything_through_ray
 
 
 def test_without_an_address_no_other_cluster_is_joined(tmp_path, monkeypatch):
-    """One that runs on this machine already, or that RAY_ADDRESS names, has its own store and refuses ours."""
+    """A cluster that already runs on this machine, or in RAY_ADDRESS, has its own store and refuses another."""
     contrafed.engines.ray.stop_ray()
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     run_tiny(tmp_path / "run", "strategy=fedavg", "engine=ray", "engine.workers=1", "num_rounds=1")
@@ -178,7 +178,7 @@ def test_more_workers_than_ray_has_cores_is_refused_with_the_numbers(tmp_path):
 
 
 def test_a_worker_has_a_part_of_one_gpu():
-    """Two GPUs have room for two workers of 0.6 each, one a GPU, and three have room for six of 0.4."""
+    """Two GPUs fit two workers of 0.6, one per GPU, and three GPUs fit six of 0.4."""
     shares = ((2, 0.6), (3, 0.4), (4, 0.25), (2, 1.0))
     assert [contrafed.engines.ray.room(*share) for share in shares] == [2, 6, 16, 2]
 
@@ -227,7 +227,7 @@ def test_a_worker_that_lost_its_gpu_ends(monkeypatch, said, ends):
 
 @pytest.mark.parametrize("engine", ["ray engine.gpus_per_worker=0", "flower"])
 def test_a_run_whose_nodes_have_no_gpu_evaluates_without_one(tmp_path, monkeypatch, engine):
-    """Else its summary would name a GPU that trained nothing."""
+    """Otherwise its summary would name a GPU that trained nothing."""
     module, made = getattr(contrafed.engines, engine.split()[0]), []
 
     def workspace(run, *, device, federation, model):
@@ -291,14 +291,14 @@ def test_ray_that_cannot_start_is_one_line(tmp_path):
 
 
 class Pinned(contrafed.engines.ray_worker.Worker):
-    """A worker that says which GPU it was given."""
+    """A worker that reports its GPU."""
 
     def gpu(self):
         return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def test_workers_have_a_gpu_each_and_the_numbers_are_those_of_local(tmp_path, local_runs, monkeypatch):
-    """Ray is told of two GPUs that are not there: it pins one to each worker, and torch trains on the CPU."""
+    """Ray is configured with two GPUs that do not exist. It pins one to each worker, and torch trains on the CPU."""
     import ray
 
     seen = []

@@ -14,7 +14,7 @@ KILLS = 3  # in each run
 
 
 class Doomed(contrafed.engines.ray.Worker):
-    """A worker that SIGKILL meets before or after its work on a message of one kind, ``KILLS`` times in all."""
+    """A worker that gets SIGKILL before or after its work on a message of one kind, ``KILLS`` times in all."""
 
     kind, moment, folder = "train", "before", ""
 

@@ -1,4 +1,4 @@
-"""Composed configurations are those of tests/compositions.json, which benchmarks/record.py wrote before the refactoring."""
+"""Composed configurations equal those of tests/compositions.json, which benchmarks/record.py wrote before the refactoring."""
 
 import gzip
 import json

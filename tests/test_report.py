@@ -1,4 +1,4 @@
-"""The command line of reports, the tables that it writes, and what is kept of runs in the repository."""
+"""The command line of reports, their tables, and the runs stored in the repository."""
 
 import errno
 import math
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Two methods, two patterns, two seeds of the first method."""
+    """Two methods, two patterns, and two seeds of the first method."""
     for seed, top in ((0, 0.8), (1, 0.6)):
         for pattern in ("full", "cyclic"):
             name = {"participation": {"name": pattern}, "seed": seed}
@@ -57,7 +57,7 @@ def test_a_key_of_another_choice_is_not_varied(tmp_path):
 
 
 def test_a_key_that_only_one_method_has_otherwise_is_said_with_it(sweep):
-    """Moon alone has another rate as well: that is no panel, while participation still is."""
+    """Only Moon has another rate, so that rate makes no panel. Participation still does."""
     runs = find([sweep])
     for pattern in ("full", "cyclic"):
         strategy = {"name": "moon", "server": "fedavg", "local": {"lr": 0.3}}
@@ -74,7 +74,7 @@ def test_a_key_that_only_one_method_has_otherwise_is_said_with_it(sweep):
 def test_methods_are_named_with_another_server_rule(tmp_path):
     rule = {"strategy": {"name": "fedrcl", "server": "fedadam"}}
     write_run(tmp_path / "a", **rule)
-    write_run(tmp_path / "b", **method("fedcl"))  # its YAML inherits FedRCL's, whose rule is FedAvg's
+    write_run(tmp_path / "b", **method("fedcl"))  # its YAML inherits FedRCL's, whose strategy is FedAvg's
     write_run(tmp_path / "c", strategy={"name": "fedavgm", "server": "fedavgm"})
     assert [run.method for run in find([tmp_path])] == ["fedrcl+fedadam", "fedcl", "fedavgm"]
 

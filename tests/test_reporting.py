@@ -1,4 +1,4 @@
-"""What a run leaves: folders that are never shared, tidy files, summaries by hand, figures that show something."""
+"""A run's files: separate folders, readable files, summaries by hand, and figures with content."""
 
 import csv
 import json
@@ -266,7 +266,7 @@ def test_models_are_saved_as_safetensors(tmp_path):
 
 
 def ink(path):
-    """The share of pixels that are not white."""
+    """Return the share of pixels that are not white."""
     pixels = image.imread(path)[..., :3]
     return float((pixels < 0.98).any(-1).mean())
 

@@ -1,4 +1,4 @@
-"""The files around the code: the workflow, the citation, the changelog, the containers, what Flower is told of the app."""
+"""Other files of the repository: the workflow, the citation, the changelog, the containers, Flower's description of the app."""
 
 import re
 import subprocess
@@ -101,7 +101,7 @@ PLACE = re.compile(
 
 
 def named_places(text):
-    """The files and folders that a page names, without those that stand for any (``clients/NAME.py``)."""
+    """Return the files and folders that a page names, without placeholders (``clients/NAME.py``)."""
     return {place.rstrip("/") for place in PLACE.findall(text) if not re.search(r"[A-Z]{3}", place.partition(".")[0])}
 
 

@@ -24,7 +24,7 @@ NAME = "classifier.bias"
 
 
 def rule(**functions):
-    """FedAvg with other functions, as a class that is called Mine."""
+    """Return FedAvg with other functions, as a class with the name Mine."""
     return type("Mine", (FedAvg,), functions)
 
 
@@ -52,7 +52,7 @@ def unsent(**functions):
     return str(first.value)
 
 
-# ------------------------------------------------------------------------------------------------ the model that a rule makes
+# ------------------------------------------------------------------------------------------------ a strategy's model
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_no_model_is_refused_before_it_is_taken(change, said):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e300])
 def test_a_model_that_is_not_finite_ends_the_run_as_the_rules_fault(value):
-    """Also one that is finite in the rule's float64, but not in the model's float32."""
+    """Also one that is finite in the strategy's float64, but not in the model's float32."""
 
     def aggregate(self, model, replies):
         mean = self.mean(model, replies)
@@ -311,7 +311,7 @@ def test_what_the_broadcast_lacks_may_come_with_what_each_node_alone_receives():
     assert same(models[1], digits_run("fedavg", 1, nodes=2)[0][1])
 
 
-# -------------------------------------------------------------------------------------------------------- before a run begins
+# -------------------------------------------------------------------------------------------------------- before a run starts
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def stub(settings, sizes):
 
 
 class Watching:
-    """A grid that keeps what is sent through it."""
+    """A grid that records the messages sent through it."""
 
     def __init__(self, grid):
         self.grid, self.sent = grid, []
@@ -129,7 +129,7 @@ def test_what_a_node_alone_receives_is_what_it_trains_from_and_what_its_change_i
     models, rule, grid = scalar_run(Shifted, [[0, 1, 2]])
     assert [float(m["classifier.w"]) for m in rule.models] == pytest.approx([1.62, 4.38, 4.62])
     assert [float(d["classifier.w"]) for d in rule.deltas] == pytest.approx([-0.38, 0.38, -0.38])
-    assert float(models[-1]["classifier.w"]) == 2  # what a rule leaves out stays as it is
+    assert float(models[-1]["classifier.w"]) == 2  # what a strategy leaves out does not change
     records = [message.content["arrays"] for message in grid.sent[0]]
     assert [float(codec.from_record(record)["model/classifier.w"]) for record in records] == [2, 4, 5]
 
@@ -289,7 +289,7 @@ def test_other_judged_models_are_reported_under_their_names():
 
 
 def rows_of(folder):
-    """The accuracies in metrics.csv of the last round, by scope, split and name."""
+    """Return the accuracies in metrics.csv of the last round, by scope, split and name."""
     with (folder / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["round"] == "2" and row["metric"].endswith("accuracy")]
     return {(row["scope"], row["split"], row["metric"]): float(row["value"]) for row in rows}

@@ -1,4 +1,4 @@
-"""Memory that a worker and the driver share: nothing is overwritten that somebody still reads."""
+"""Memory that a worker and the driver share: data in use are never overwritten."""
 
 import os
 
@@ -18,7 +18,7 @@ def reply(value, size=1000):
 
 
 def round_trip(pool, value, mapped):
-    """What one batch does: take a block, write to it as the worker, read as the driver."""
+    """Simulate one batch: take a block, write to it as the worker, and read as the driver."""
     block = pool.take(1)
     how, body, extent = shared_memory.write(value, None if block is None else block.address, mapped)
     if how == "shared":

@@ -1,4 +1,4 @@
-"""What a newcomer types: one line that says what is wrong, or what was left out."""
+"""A new user's mistakes: each gives one line that names the mistake or the missing part."""
 
 import fcntl
 import os

@@ -123,7 +123,7 @@ WIDTHS = pytest.mark.parametrize("widths", [(16, 3), (3, 16), (1, 8), (1, 1)], i
 @WIDTHS
 @pytest.mark.parametrize("name", ["fedrep", "mpfedcon"])
 def test_phases_whose_batches_are_of_different_width(name, widths):
-    """What an encoder or a frozen model makes of each image once, in batches of one width and then of another."""
+    """An encoder or a frozen model computes each image once, in batches of one width and then of another."""
     first, second = widths
     local = {"iterations": None, "epochs": 2, "batch_size": second}
     workspace = sized_workspace(name, [20, 11, 1], head_epochs=2, local=local)
@@ -139,7 +139,7 @@ def test_phases_whose_batches_are_of_different_width(name, widths):
 @WIDTHS
 @pytest.mark.parametrize("name", ["moon", "pmfl"])
 def test_local_work_done_again_in_batches_of_another_width(name, widths):
-    """Previous models and a buffer of iterates outlive a phase, and are asked about other batches."""
+    """Previous models and a buffer of iterates outlast a phase, and are applied to other batches."""
     first, second = ({"iterations": None, "epochs": 2, "batch_size": width} for width in widths)
     workspace = sized_workspace(name, [20, 11, 1], local=first)
 

@@ -1,4 +1,4 @@
-"""Images in the place of a data set that is downloaded, and a share of one."""
+"""Images that replace a downloaded data set, and a share of one."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_what_is_not_the_data_set_is_not_at_hand(tmp_path, there):
 
 
 def test_a_repository_with_capitals_is_found_in_the_cache(tmp_path):
-    """The library writes its name in small letters."""
+    """The library writes the name in lower case."""
     wanted = ("dataset=hub", "dataset.repository=Someone/Brain_MRI", f"dataset.root={tmp_path}", "dataset.download=false")
     with pytest.raises(UserError, match="not found, and dataset.download is false"):
         check(chosen(*wanted))

@@ -47,7 +47,7 @@ def test_a_state_comes_back_with_its_types(value):
 
 
 def test_tables_of_the_state_stay_those_that_a_rule_holds():
-    """Also where they are brought to a GPU, or back from a checkpoint."""
+    """Also after a move to a GPU, or back from a checkpoint."""
     table = {3: torch.ones(1)}
     state = {"groups": {"first": table, "list": [{"w": torch.ones(2)}]}, "count": 1}
     move(state, torch.device("meta"))

@@ -53,7 +53,7 @@ def test_when_a_run_ends(patience, target, curve, stopped, reached):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of six rounds, and the accuracy that its third is the first to reach or pass."""
+    """Return a run of six rounds, and the accuracy that its third round first reaches."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     run(config_of(*SIX, f"output_dir={folder}"))
     found = accuracies(folder)
@@ -164,7 +164,7 @@ def test_what_never_could_end_a_run_is_refused(tmp_path, ends):
 
 
 def test_a_run_that_was_evaluated_before_its_first_round_alone(tmp_path):
-    """As one of a method that reports a second model is until its first evaluation."""
+    """For example a method with a second model until its first evaluation."""
     first = [(0, "personal", "test", "trained/accuracy", 0.1)]
     found = read(write_run(tmp_path / "a", (0.1,), scope=("personal", "test"), more=first, summary=False), "a")
     assert not [key for key in found.summary if key.startswith("personal_")]

@@ -70,7 +70,7 @@ def test_a_command_line_narrows_a_grid_and_extends_it(folder):
 
 @pytest.mark.parametrize("values", ["shuffle(0,1,2)", "shuffle(range(3))"])
 def test_values_in_an_order_of_their_own_are_refused(values):
-    """Names, folders, shards and runs would each be of another order."""
+    """Names, folders, shards and runs would each have another order."""
     with pytest.raises(UserError, match=r"^seed=shuffle\(.* cannot be listed here: write the values out, as seed=a,b,c$"):
         expand_jobs([f"seed={values}"])
 
@@ -213,14 +213,14 @@ PUBLISHED = {
 
 
 def rows_of(paper, table):
-    """The published rows of a table, as (dataset, setting, method, metric)."""
+    """Return the published rows of a table, as (dataset, setting, method, metric)."""
     with (registry.CONF.parent / "contrafed" / "report" / "published" / f"{paper}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] not in ELSEWHERE]
     return {tuple(row[key] for key in ("dataset", "setting", "method", "metric")) for row in rows}
 
 
 def filled(experiment, *overrides):
-    """The rows that a grid's jobs fill."""
+    """Return the rows that a grid's jobs fill."""
     found = set()
     for job in expand_jobs([f"experiment={experiment}", *overrides]):
         said = OmegaConf.to_container(compose_job(job.overrides).published, resolve=True)
@@ -245,7 +245,7 @@ LARGEST_LAST = {"pmfl/figure10", "pmfl/figure14"}
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_cell_of_every_experiment_runs_at_a_small_scale(experiment, tmp_path):
-    """Each on drawn images of its data set's shape and classes, the digits on themselves."""
+    """Each on generated images of its data set's shape and classes, and the digits on themselves."""
     jobs = expand_jobs([f"experiment={experiment}", "scale=small", "engine=local"])
     job = jobs[0 if experiment in LARGEST_LAST else -1]
     paths = [] if "digits" in experiment else ["dataset.download=false", f"dataset.root={tmp_path}"]

@@ -1,4 +1,4 @@
-"""Running a sweep: what its folder holds already, jobs that were stopped, that fail, or that another process has."""
+"""Running a sweep: finished jobs in its folder, stopped and failed jobs, and jobs of another process."""
 
 import fcntl
 import json
@@ -75,7 +75,7 @@ def test_a_data_set_that_cannot_be_loaded_is_told_once_before_the_first_job(call
 
 @pytest.mark.parametrize("asked", [(), ("checkpoint_every=2",)])
 def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, monkeypatch, asked):
-    """A job that was not asked to keep checkpoints does so until it is finished."""
+    """A job without a request for checkpoints keeps them until it is finished."""
     monkeypatch.setattr(contrafed_sweeper, "MIN_CHECKPOINT_ROUNDS", 2)
     whole = ("seed=0", "num_rounds=6", *asked)
     assert called(*DIGITS, *whole, "output_dir=whole").status == 0
@@ -116,7 +116,7 @@ def test_a_stopped_sweep_leaves_the_table_of_what_is_finished(called, monkeypatc
 
 
 def test_where_the_data_lie_makes_no_other_run():
-    """Nor another table: a finished job is known on another disk."""
+    """Nor another table: a finished job is found on another disk."""
     asked = ["experiment=pmfl/base", "dataset=svhn"]
     one, other, third = (
         checked(*asked, *more).composed
@@ -173,7 +173,7 @@ def test_a_folder_that_is_a_runs_or_has_a_jobs_is_refused_before_any_job(called)
 
 
 def sweeper_in(folder, named=False):
-    """A sweeper whose command line names a folder, or whose folder is by the time."""
+    """Return a sweeper whose command line names a folder, or whose folder has the current time."""
     sweeper = ContrafedSweeper()
     sweeper.named, sweeper.config = named, OmegaConf.create({"hydra": {"sweep": {"dir": folder}}})
     return sweeper
@@ -313,7 +313,7 @@ def test_a_numbered_job_finds_its_folder_taken_by_a_process_that_has_not_claimed
 
 
 def test_parts_of_a_sweep_leave_a_table_of_all_that_is_finished(called):
-    """Whichever part ends last: also jobs of the others, but no run of something else in the folder."""
+    """The table is complete after the last part, in any order, and has no other runs of the folder."""
     plain = ("-m", *QUICK, "strategy=fedavg", "output_dir=plain")
     for line, home in ((DIGITS, "outputs/digits"), (plain, "plain")):
         for shard in ("shard=1/2", "shard=2/2"):

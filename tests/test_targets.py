@@ -13,7 +13,7 @@ import results
 
 
 def targets(folder, *keys):
-    """{the row's cells under ``keys``: FedAvg's last, rounds and MiB to it}."""
+    """Return {the row's cells under ``keys``: FedAvg's last, rounds and MiB to it}."""
     table = tables.runs_table(find([folder]), "t")
     return {tuple(row[table.heads.index(key)] for key in keys): row[-3:] for row in table.rows}
 

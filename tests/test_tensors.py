@@ -1,4 +1,4 @@
-"""Tensors by name, their weighted sums, and the safetensors files they are written to."""
+"""Tensors by name, their weighted sums, and their safetensors files."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_values_of_every_width_are_aligned(tmp_path):
 
 
 def test_what_is_read_is_in_the_order_in_which_it_was_written(tmp_path):
-    """The library gives wide tensors first, each width by name."""
+    """The library returns wide tensors first, and each width by name."""
     tensors = {"b": torch.ones(1), "c": torch.ones(1, dtype=torch.bool), "a": torch.ones(1), "d": torch.ones(1).double()}
     for given in (tensors, dict(reversed(tensors.items()))):
         write(tmp_path / "file.safetensors", given, {"node": "7"})
@@ -70,7 +70,7 @@ def test_a_shorter_file_over_a_longer_one_is_whole(tmp_path):
 
 
 def models_and_factors(count):
-    """Models of odd sizes and layouts, and the sum one addition after another, as torch rounds it."""
+    """Return models of odd sizes and layouts, and their sum by single additions, with torch's rounding."""
     rng = torch.Generator().manual_seed(count)
     models = [
         {
@@ -93,7 +93,7 @@ def models_and_factors(count):
 
 @pytest.fixture
 def large(monkeypatch):
-    """Small models count as large ones: they are added in blocks, by three threads."""
+    """Treat small models as large ones: they are added in blocks, by three threads."""
     monkeypatch.setattr("contrafed.core.weighted_sum.BLOCK", 8)
     monkeypatch.setattr("contrafed.core.weighted_sum.LARGE", 100)
     monkeypatch.setattr("contrafed.core.weighted_sum.cores", lambda: 3)

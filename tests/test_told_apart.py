@@ -36,7 +36,7 @@ def test_server_rules_beside_one_method_are_groups_of_their_own(tmp_path):
 
 
 def test_a_run_of_before_a_key_was_has_it_at_the_value_that_it_came_with(tmp_path):
-    """Moon's mu is 1 today: one without the key is a seed of that, and none of another mu."""
+    """Moon's mu is 1 today. A run without the key is a seed of that value, and of no other."""
     old, rest = method("moon")["strategy"], {"temperature": 0.5}
     mu = OmegaConf.to_container(compose_job(["strategy=moon"]).strategy)["contrast_weight"]
     write_run(tmp_path / "old", (0.1, 0.5), strategy=old | rest)
@@ -136,7 +136,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
 
 
 def test_a_cell_counts_a_seed_once(tmp_path):
-    """Also where one of its runs is of before a key was new."""
+    """Also if one of its runs is older than a key."""
     cells = [{"metric": "ema_accuracy", "setting": "", "value": "accuracy_final", "std": None}]
     about = of_a_paper("fedavgm")["published"] | {"cells": cells}
     for name, more in (("a", {}), ("b", {"partition__skew": 1})):
@@ -205,7 +205,7 @@ def test_a_long_list_of_changes_makes_no_name_that_cannot_be_written(tmp_path):
 
 
 def test_a_run_that_another_process_just_begins_is_waited_for_and_not_run_twice(called, monkeypatch):  # noqa: F811
-    """Between the claim of its folder and the first line in it, while Ray starts, it does not say yet what it is."""
+    """After it claims its folder, while Ray starts, the folder does not identify the run yet."""
     done = called(*DIGITS, "seed=0")
     assert (done.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
     folder = Path("outputs/digits/fedavg-uniform-seed=0")

@@ -28,7 +28,7 @@ BESIDE |= {"fedgh": (0, 10), "fedproc": (11, 10), "fedpac": (11, 10), "fedppo": 
 
 
 def payload(record):
-    """The bytes of a record's arrays as Flower serialises them, without the headers of the .npy files."""
+    """Return the bytes of a record's arrays as Flower serialises them, without the headers of the .npy files."""
     total = 0
     for array in record.values():
         file = io.BytesIO(array.data)

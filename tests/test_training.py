@@ -1,4 +1,4 @@
-"""A phase of local work: its batches, its optimiser, clipping and rates, what is kept between rounds, and its deadline."""
+"""A phase of local training: its batches, optimiser, clipping, rates, state between rounds, and deadline."""
 
 import itertools
 from dataclasses import replace
@@ -182,7 +182,7 @@ def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
 
 @pytest.mark.parametrize("nodes", [[0], [0, 1, 2]])
 def test_losses_of_a_phase_that_learns_nothing_are_zero(nodes):
-    """A body without parameters: not its batches' sizes, which are what stood in for them."""
+    """A body without parameters has losses of zero, not the placeholders of its batches' sizes."""
     config = config_of("strategy=fedrep", "num_nodes=3", "model=mlp", "model.hidden=[]")
     workspace, seen = workspace_of(config), []
 

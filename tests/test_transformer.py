@@ -41,7 +41,7 @@ def transformer(dropout=0.0):
 
 
 def built(stage, tail, projector=None):
-    """What a ``build`` of one stage and its tail makes."""
+    """Return the model of a ``build`` of one stage and its tail."""
 
     def build(config, in_channels, image_size, num_classes):
         return SplitModel(Stages([stage(in_channels)], [tail]), projector or nn.Identity(), nn.Linear(8, num_classes))
@@ -58,7 +58,7 @@ def test_levels_are_mean_tokens():
     torch.testing.assert_close(out.levels[1], out.z)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no rule for some layers in a stack
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch cannot batch some layers in a stack
 @pytest.mark.parametrize("graded", [True, False])
 def test_a_stack_of_three_equals_one_by_one(graded):
     model, x = transformer().double(), torch.randn(3, 2, 1, 8, 8, dtype=torch.float64)
@@ -116,7 +116,7 @@ def test_what_a_model_may_not_hold(layer, message):
 
 
 class Table(nn.Module):
-    """A table of positions, as many write one."""
+    """A typical table of positions."""
 
     def __init__(self):
         super().__init__()
@@ -124,6 +124,6 @@ class Table(nn.Module):
 
 
 def test_an_encoder_makes_rows():
-    """Heads that train alone are given what the encoder makes: methods tell it from images by its shape."""
+    """Heads that train alone receive the encoder's output, which methods distinguish from images by its shape."""
     with pytest.raises(UserError, match=r"whose encoder makes a row of each image, \(2, E\), got \(2, 16, 8\); a pool"):
         built(lambda channels: Tokens(channels, 8), nn.Identity(), nn.Sequential(Mean()))

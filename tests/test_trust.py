@@ -52,7 +52,7 @@ sys.addaudithook(_audit)
 
 
 def or_refused(function, *arguments):
-    """What a function returns, or the one line with which it refuses, and None of the other."""
+    """Return a function's result and None, or None and the one line of its refusal."""
     try:
         return function(*arguments), None
     except UserError as error:

@@ -26,7 +26,7 @@ STACK = 4
 
 @dataclass
 class Run:
-    """What a watched run left behind. Lists have an item per round, the initial state first."""
+    """The record of a run. Lists have an item per round, with the initial state first."""
 
     models: list = field(default_factory=list)  # the global model
     memories: list = field(default_factory=list)  # {client: client state}
@@ -117,7 +117,7 @@ def copied(tensors):
 
 
 def shapes(record):
-    """Names and shapes of what is in a record of arrays."""
+    """Return names and shapes of a record of arrays."""
     return {name: tuple(array.shape) for name, array in record.items()}
 
 
@@ -131,10 +131,10 @@ def numbers(done):
 
 
 def settings_of(method, problem, **local):
-    """The composed configuration of a method on the problem."""
+    """Return the composed configuration of a method on the problem."""
     return small_steps(config_of(f"strategy={method}", *problem), **local)
 
 
 def sent_tensors(pair):
-    """What crossed in a message and its reply, by name."""
+    """The tensors of a message and its reply, by name."""
     return [item for message in pair for item in codec.from_record(message.content["arrays"]).items()]

@@ -26,7 +26,7 @@ SMALL = (
 
 
 def over_the_wire(message, pull=lambda content: SimpleNamespace(object_content=content)):
-    """The message as its receiver has it: taken apart and put together by what Flower sends it with, part by part."""
+    """Return the message as its receiver gets it, after Flower's serialisation of each part."""
     parts = {i: pull(part.deflate()).object_content for i, part in get_all_nested_objects(message).items()}
     found = inflate_object_from_contents(message.object_id, parts)
     found.metadata.__dict__["_message_id"] = message.object_id

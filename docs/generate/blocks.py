@@ -1,6 +1,6 @@
-"""The commands and code blocks of the documentation: what tests/test_docs.py runs, and what it only reads.
+"""Find the commands and code blocks of the documentation, which tests/test_docs.py runs or parses.
 
-A block is run as it stands, in the order of its page, unless a comment ``<!-- needs: WHAT -->`` stands before it.
+Blocks run unchanged, in the order of their page. A comment ``<!-- needs: WHAT -->`` before a block exempts it.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What keeps a block from being run by every ``pytest``, and what that means.
+# Reasons why ``pytest`` does not run a block, with their meaning.
 NEEDS = {
     "minutes": "takes minutes; run by pytest -m slow",
     "hours": "a paper's table in full",
@@ -18,7 +18,7 @@ NEEDS = {
     "devices": "needs a server and devices; tests/test_deployment.py starts the same on one machine",
     "reading": "a piece to read, no program by itself",
 }
-# What a page's blocks need where nothing stands before them.
+# The need of a page's blocks without a comment.
 USUAL = {"DEPLOY.md": "devices", "ANALYSES.md": "minutes", "EXPERIMENTS.md": "hours"}
 FENCE = re.compile(r"^```(?P<language>\w*)(?: +title=\"(?P<title>[^\"]+)\")?\s*$")
 MARK = re.compile(r"^<!-- needs: (?P<needs>\w+) -->$")
@@ -26,28 +26,32 @@ MARK = re.compile(r"^<!-- needs: (?P<needs>\w+) -->$")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of a page."""
+    """A fenced block of a page."""
 
     page: Path
-    line: int  # of its first fence, from 1
+    line: int  # line of its first fence, from 1
     language: str
-    title: str  # of a file: the path that its text is written to
+    title: str  # of a file: the path for its text
     needs: str  # a key of NEEDS, or nothing
     text: str
 
     @property
     def name(self) -> str:
-        """Where it stands."""
+        """The block's page and line."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     def commands(self) -> list[str]:
-        """Return a shell block's commands, continued lines joined, without comments."""
+        """Return a shell block's commands without comments, with continued lines joined."""
         joined = re.sub(r"\\\n\s*", "", self.text)
         return [line for line in (re.sub(r"(^|\s{2,})# .*$", "", line).strip() for line in joined.splitlines()) if line]
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """Yield a page's fenced blocks. Raises ``ValueError`` for a comment before one that says something unknown."""
+    """Yield a page's fenced blocks.
+
+    Raises:
+        ValueError: If the comment before a block has an unknown need.
+    """
     usual = USUAL.get(page.name, "")
     needs, begun, lines = usual, None, list[str]()
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
@@ -68,5 +72,5 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 def pages() -> list[Path]:
-    """Return the README and every page that is written by hand."""
+    """Return the README and all manually written pages."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

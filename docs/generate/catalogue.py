@@ -1,6 +1,6 @@
-"""A page for every method, from its docstrings, paper and YAMLs, and the sections of docs/METHODS.md.
+"""Generate a page for every method from its docstrings, paper, YAMLs and the sections of docs/METHODS.md.
 
-``python docs/generate/catalogue.py`` writes the README's list of methods anew.
+``python docs/generate/catalogue.py`` updates the README's list of methods.
 """
 
 import inspect
@@ -29,25 +29,25 @@ KEY = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*)(?:# ?(?P<comment
 
 @dataclass(frozen=True)
 class Method:
-    """What the pages say of a method."""
+    """The facts of a method on the pages."""
 
     name: str
-    title: str  # as the paper writes it
-    line: str  # what it is, in a line
+    title: str  # the paper's spelling
+    line: str  # a description in one line
     values: dict[str, Any]  # the composed ``strategy`` group
     client: type
     client_fields: list[str]
     rule: type
     rule_name: str
     rule_fields: list[str]
-    free: bool  # whether strategy.server= offers other rules
+    free: bool  # whether strategy.server= offers other strategies
     family: str
     paper: Paper | None
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the methods, a choice of ``strategy`` each."""
+    """Return the names of all methods, which are the choices of ``strategy``."""
     return tuple(registry.choices("strategy"))
 
 
@@ -80,12 +80,12 @@ def cite(paper: Paper | None) -> str:
 
 
 def link(m: Method) -> str:
-    """Return a method's name, with a link to its paper where there is one."""
+    """Return a method's name, with a link to its paper if there is one."""
     return f"[{m.title}]({m.paper.url})" if m.paper is not None and m.paper.url else m.title
 
 
 def readme_list() -> str:
-    """Return the README's list of methods: a row for each family."""
+    """Return the README's list of methods, with a row for each family."""
     families: dict[str, list[str]] = {}
     for m in map(method, names()):
         families.setdefault(m.family or "others", []).append(link(m))
@@ -94,7 +94,7 @@ def readme_list() -> str:
 
 
 def write_readme() -> None:
-    """Write the README's list of methods anew."""
+    """Update the README's list of methods."""
     path = ROOT / "README.md"
     path.write_text(LIST.sub(lambda _: readme_list(), path.read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -109,13 +109,13 @@ def judged_by(client: type, rule: type, values: dict[str, Any]) -> str:
 
 
 def prose(docstring: str | None) -> str:
-    """Return a docstring as Markdown: its formulas escaped, its ``code`` kept."""
+    """Return a docstring as Markdown, with formulas escaped and ``code`` unchanged."""
     pieces = re.split(r"(``[^`]+``)", inspect.cleandoc(docstring or ""))
     return "".join(p if p.startswith("``") else escaped(p) for p in pieces)
 
 
 def escaped(text: str) -> str:
-    """Return plain text as Markdown that shows it."""
+    """Escape plain text for Markdown."""
     return re.sub(r"([\\*_|\[\]])", r"\\\1", text).replace("<", "&lt;")
 
 
@@ -140,7 +140,7 @@ def keys_of(files: list[str]) -> dict[str, str]:
 
 @cache
 def comments(name: str) -> dict[str, str]:
-    """Return what the YAMLs say of a method's keys."""
+    """Return the YAMLs' comments on a method's keys."""
     text = (registry.CONF / "strategy" / f"{name}.yaml").read_text(encoding="utf-8")
     defaults = yaml.safe_load(text).get("defaults", [])
     parents = [entry for entry in defaults if isinstance(entry, str) and "@" not in entry and not entry.startswith("_")]
@@ -150,7 +150,7 @@ def comments(name: str) -> dict[str, str]:
 
 
 def table(name: str, keys: list[str]) -> list[str]:
-    """Return the table of some keys: default, and what the YAML says, which begins with the paper's symbol."""
+    """Return the table of some keys: default, and the YAML's comment, which starts with the paper's symbol."""
     rows = ["| key | default | symbol and meaning |", "| --- | --- | --- |"]
     for key in keys:
         value: Any = method(name).values
@@ -170,7 +170,7 @@ def sections() -> list[tuple[str, str]]:
 
 
 def readings(title: str) -> list[str]:
-    """Return what docs/METHODS.md says of a method: its section, or its part of a section that it shares with others."""
+    """Return the text of docs/METHODS.md on a method: its section, or its part of a shared section."""
     found = []
     word = re.compile(rf"(?<![\w+-]){re.escape(title)}(?![\w+-])")
     for heading, text in sections():
@@ -188,7 +188,7 @@ def readings(title: str) -> list[str]:
                 found += ["\n".join([*lines[:2], *rows])] if rows else []
             elif word.search(paragraph):
                 found.append(paragraph if len(others_in(paragraph)) < 4 else sentences(paragraph, word))
-    # The pages lie a folder deeper than what they quote.
+    # The pages are one folder below docs/METHODS.md.
     return [re.sub(r"\]\((?=\w+\.md)", "](../", text) for text in found]
 
 
@@ -258,7 +258,7 @@ def index() -> str:
 
 
 def not_run() -> str:
-    """Return the table of the documentation's blocks that no fast test runs, and why."""
+    """Return the table of the documentation's blocks that no fast test runs, with the reasons."""
     rows = ["| where | begins with | why not |", "| --- | --- | --- |"]
     for block in (block for page in pages() for block in blocks_of(page) if block.needs):
         first = block.text.strip().splitlines()[0][:70].replace("|", "\\|").rstrip("\\ ")
@@ -267,7 +267,7 @@ def not_run() -> str:
 
 
 def choices() -> str:
-    """Return every group of the configuration with its choices, a line on each."""
+    """Return every group of the configuration with its choices and their descriptions."""
     lines = []
     for group in ("dataset", "partition", "participation", "model", "engine", "experiment", *sorted(other_groups())):
         lines += [f"### {group}", "", "| choice | what it is |", "| --- | --- |"]

@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site: the pages that are made from the code join those that are written."""
+"""Hooks of MkDocs that add the pages generated from the code."""
 
 import re
 import sys
@@ -13,20 +13,20 @@ from mkdocs.structure.pages import Page
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of libraries among themselves, which a strict build would take for its own
+    warnings.simplefilter("ignore")  # warnings of libraries, which a strict build would count
     import catalogue
     import results
 from blocks import ROOT
 
 CHANGELOG = ROOT / "CHANGELOG.md"
-# In a table's code GitHub wants "\|" where Python-Markdown takes "|".
+# In a table's code GitHub needs "\|" and Python-Markdown "|".
 ROW, CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
-# "<g_k, w>" is an inner product, no element of HTML.
+# "<g_k, w>" is an inner product, not an HTML element.
 PRODUCT = re.compile(r"<(?=[A-Z]?\w*, |[A-Z]?\w*,[A-Z])")
 
 
 def on_config(config: Any) -> Any:
-    """Leave out of the menu what is not there."""
+    """Remove missing pages from the menu."""
     config["nav"] = [entry for entry in map(_there, config["nav"]) if entry]
     return config
 
@@ -64,13 +64,13 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
-    """Do the same for docstrings, which mkdocstrings brings in."""
+    """Escape inner products in docstrings, which mkdocstrings inserts."""
     return PRODUCT.sub("&lt;", html)
 
 
 @event_priority(-100)
 def on_post_build(config: Any) -> None:
-    """Put the search index into a script as well, which a page that is read from disk can load."""
+    """Write the search index also as a script, which a page opened from disk can load."""
     folder = Path(config["site_dir"]) / "search"
     index = (folder / "search_index.json").read_text(encoding="utf-8")
     (folder / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The documentation's pictures, drawn by the code that runs use: python docs/generate/pictures.py [home] [own] ..."""
+"""Draw the documentation's pictures from real runs: python docs/generate/pictures.py [home] [own] ..."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def class_counts(*overrides: str) -> np.ndarray:
 
 
 def draw_partitions() -> None:
-    """Draw who holds what, a picture for each way of dealing out."""
+    """Draw the classes of each client, a picture for each partition."""
     for name, more in PARTITIONS.items():
         counts = class_counts(f"partition={name}", "num_nodes=20", *more)
         partition_figure(FIGURES / f"partition_{name}.png", counts)
@@ -92,7 +92,7 @@ def draw_presence(name: str, *overrides: str) -> None:
 
 
 def draw_home() -> None:
-    """Draw who holds what, who is there, and what three methods make of it."""
+    """Draw the classes and participation of clients, and the accuracy of three methods."""
     import pandas as pd
 
     from contrafed.runs.run import run
@@ -122,7 +122,7 @@ def draw_home() -> None:
 
 
 def draw_own() -> None:
-    """Do what the tutorial says, up to its plot."""
+    """Draw the plot of the tutorial by running its blocks."""
     with tempfile.TemporaryDirectory() as made:
         folder, env = Path(made), os.environ | {"PYTHONPATH": f"{made}/my_project"}
         for block in blocks_of(ROOT / "docs" / "own-method.md"):

@@ -1,6 +1,6 @@
-"""What results/ says of a method, by the functions that reports are made with: nothing where it has no numbers.
+"""Return the results of a method from results/ with the functions of reports. Methods without results have none.
 
-``python docs/generate/results.py`` writes the README's table of the papers' numbers anew.
+``python docs/generate/results.py`` updates the README's table of the papers' numbers.
 """
 
 import io
@@ -41,9 +41,9 @@ def is_of(method: str, name: str) -> bool:
 
 
 def beside_fedavg(name: str, runs: list[FinishedRun]) -> tuple[list[Group], list[Group]]:
-    """Return a method's groups of runs that differ in their seeds alone, and these with FedAvg's of the same settings.
+    """Return a method's groups of runs that differ only in seeds, and these with FedAvg's groups of equal settings.
 
-    What the latter have in common is what they are compared by.
+    FedAvg's groups determine which settings are compared.
     """
     every = groups(runs)
     place = tables.place_beside([group for group in every if group.method == "fedavg"])
@@ -100,9 +100,10 @@ TABLE = re.compile(r"<!-- results -->\n.*?<!-- end of results -->\n", re.DOTALL)
 
 
 def readme_table(home: Path = ROOT) -> str:
-    """Return the README's table: the papers' columns of test images that two rows of ours fill, in brackets the paper's.
+    """Return the README's table: the papers' columns of test images with at least two of our values.
 
-    Of runs for one column that changed different things, in whichever file, the most complete ones count.
+    A cell has our value and, in brackets, the published value. If several runs differ in one column's settings, the most
+    complete ones are used.
     """
     found: dict[str, tuple[pd.DataFrame, str]] = {}
     for _, runs in stored(home).values():

@@ -102,7 +102,7 @@ ROUNDS = [[0, 1, 2, 3], [1, 3, 4, 5], [0, 1, 6, 7]]
 
 
 def client_of(name, **changes):
-    """A client whose representation of every image is its two parameters."""
+    """Return a client whose representation of every image is its two parameters."""
     settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, **changes)}
     workspace = scalar_workspace(settings, Vector([1.0, 0.0]), targets=(1,))
     return workspace.client_class(workspace, [0])
@@ -118,7 +118,7 @@ def losses_of(client, now, y=0, **constants):
 
 
 def class_losses(name, w, y=0, changes=None, **constants):
-    """As ``losses_of``, by cross-entropy proper: of one example with as many logits as ``w`` has numbers, which are these."""
+    """Return the same as ``losses_of`` with cross-entropy, for one example whose logits are the numbers of ``w``."""
     settings = config_of("num_nodes=1") | {"strategy": strategy_settings(name, **changes or {})}
     data = with_images(torch.zeros(1, 1, 1, 1, dtype=torch.uint8), [y], num_classes=len(w))
     federation = Federation(data, Partition([np.arange(1)], [np.arange(0)], data.y.numpy(), len(w)))

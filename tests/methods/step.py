@@ -7,9 +7,9 @@ from contrafed.training.client_stack import Memory, Stack
 
 
 def loss_of(client, now, received, memory):
-    """The named losses of ``hand.client_of(...)`` at parameters ``now`` (2,), and these as a leaf (1, 2).
+    """Return the named losses of ``hand.client_of(...)`` at parameters ``now`` (2,), and these as a leaf (1, 2).
 
-    Its own ``local_work`` is run from there, and what it gave its loss as constants in the first step is what counts.
+    The client's own ``local_work`` starts there. The loss inputs are those of its first step.
     """
     tensor = lambda v: torch.tensor([v], dtype=torch.float64)  # noqa: E731
     params, received = {"classifier.w": tensor(now)}, {"model/classifier.w": tensor(received)}

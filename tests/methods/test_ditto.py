@@ -55,7 +55,7 @@ def test_a_node_never_seen_is_judged_by_the_initial_model():
 
 @pytest.mark.parametrize("name", ["ditto", "apfl", "fedamp"])
 def test_a_clipped_run_goes_on_bit_for_bit(name, tmp_path):
-    """A norm is summed tensor by tensor: in the model's order, not in that of a checkpoint's memory."""
+    """A norm is summed tensor by tensor, in the model's order, not in that of a checkpoint's client state."""
     config = settings_of(name, write_problem(tmp_path), clip_norm=0.05) | {"checkpoint_every": 2}
     run(config | {"output_dir": f"{tmp_path}/whole"})
     run(config | {"resume": f"{tmp_path}/whole/checkpoints/000002", "output_dir": f"{tmp_path}/later"})

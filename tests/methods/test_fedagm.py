@@ -17,7 +17,7 @@ def test_by_hand():
 
 
 def test_the_model_moves_by_the_momentum():
-    """W_(t+1) = W_t + m_(t+1) exactly, m read off what is sent: W + rho m."""
+    """W_(t+1) = W_t + m_(t+1) exactly, with m from the broadcast W + rho m."""
     models, sent = path(rule_of("fedagm", server_momentum=0.5), [1, -2, None, 4])
     for before, after, ahead in zip([0.0, *models], models, sent, strict=False):
         if after != before:

@@ -92,7 +92,7 @@ def test_with_a_of_1_it_is_fedavg_and_with_0_in_all_layers_local():
             fresh = super().fresh_memory(received)
             return fresh | {name: torch.zeros_like(value) for name, value in fresh.items() if name.startswith("blend/")}
 
-    rounds = [[0, 1, 2]] * 3  # who first takes part later starts from that round's W
+    rounds = [[0, 1, 2]] * 3  # a client's first participation starts from that round's W
     own = digits_left("fedala", rounds, layers=99, max_passes=1, client_class=Own, **STILL)
     alone = digits_left("local", rounds)
     for node in alone.memory:

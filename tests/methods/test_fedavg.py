@@ -1,4 +1,4 @@
-"""FedAvg: its rule by hand, the golden run, and what it equals."""
+"""FedAvg: its strategy by hand, the golden run, and equal methods."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""FedAvg+FitNet: its hint by hand, nothing of it at the first step, and FedAvg without it."""
+"""FedAvg+FitNet: its hint by hand, a zero hint in the first step, and equality to FedAvg without it."""
 
 import pytest
 import torch
@@ -10,7 +10,10 @@ from contrafed.core.split_model import Features
 
 
 def test_by_hand(monkeypatch):
-    """h (1, 2, 2) held to (1, 0, 0): 8/3 (not 4); with a second level (0, 3) held to (0, 1): (8/3 + 2) / 2, or it alone, 2."""
+    """h (1, 2, 2) with the hint (1, 0, 0) gives 8/3, not 4.
+
+    With a second level (0, 3) and (0, 1) it is (8/3 + 2) / 2, and the second level alone gives 2.
+    """
     h, second = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 1.0]], dtype=torch.float64)
     own = torch.tensor([[0.0, 3.0]], dtype=torch.float64)
     two = ((h, second), (own,))

@@ -1,4 +1,4 @@
-"""FedAvg+FT: tuning by hand and in the golden problem, which leaves FedAvg's W as it is."""
+"""FedAvg+FT: tuning by hand and in the golden problem, without a change of FedAvg's W."""
 
 import pytest
 import torch

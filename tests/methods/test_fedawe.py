@@ -33,7 +33,7 @@ def test_with_everybody_there_it_is_fedavg(weights):
 
 
 class Seen(FedAWE):
-    """What was sent to whom."""
+    """The messages to each client."""
 
     def setup(self):
         super().setup()

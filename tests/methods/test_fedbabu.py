@@ -1,4 +1,4 @@
-"""FedBABU: one head for all that never learns, and a last tuning by hand that leaves no trace."""
+"""FedBABU: one common head that never trains, and a last tuning by hand that changes nothing afterwards."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_it_is_fedrep_without_its_head_phase():
 
 
 def scalar_client(**changes):
-    """Clients of the golden problem, whose one number is the head."""
+    """Return clients of the golden problem, whose single number is the head."""
     local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1, "momentum": 0.0}
     settings = config_of("num_nodes=3") | {"strategy": strategy_settings("fedbabu", local=local, **changes)}
     model = Scalar(2.0)

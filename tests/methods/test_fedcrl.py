@@ -16,7 +16,7 @@ TWO = torch.eye(2, dtype=torch.float64)
 
 
 def infonce(z, y, means=TWO, valid=(1, 1), temperature=0.1):
-    """The contrastive loss of a representation (2,), and its gradient."""
+    """Return the contrastive loss of a representation (2,), and its gradient."""
     losses, z = losses_of(client_of("fedcrl", temperature=temperature), z, y, means=means, valid=valid)
     losses["contrast"].backward()
     return losses["contrast"].item(), z.grad
@@ -37,7 +37,7 @@ def test_infonce_of_equal_prototypes_is_log_of_their_number_with_no_gradient():
 
 
 def test_infonce_is_bounded():
-    """I5: log(1 + (C - 1) e^(2/T)), C = 10, T = 0.1: the class's prototype opposite, all others alike."""
+    """I5: log(1 + (C - 1) e^(2/T)) for C = 10 and T = 0.1, with the class's prototype opposite and all others equal."""
     means = torch.tensor([[-1.0, 0.0]] + [[1.0, 0.0]] * 9)
     assert infonce([3.0, 0.0], 0, means=means, valid=[1] * 10)[0] == pytest.approx(22.19722, abs=1e-5)
 
@@ -64,7 +64,7 @@ def blended(own, received, loss, rounds=1.0, contrasted=1.0, table=None, **chang
 
 
 def tau_of(loss, **changes):
-    """The weight of the own body."""
+    """Return the weight of the own body."""
     return blended(1.0, 0.0, loss, **changes)
 
 
@@ -107,7 +107,7 @@ def test_without_contrast_tau_may_be_zero():
 
 
 def test_a_literal_clip_puts_every_weight_between_0_and_1():
-    """0.449329 * own + 0.550671 * received, before it."""
+    """The blend before the clip is 0.449329 * own + 0.550671 * received."""
     for own, received, expected in ((5.0, 2.0, 1.0), (-5.0, -2.0, 0.0), (0.5, 0.25, 0.362332)):
         assert blended(own, received, 1.0, clip="literal") == pytest.approx(expected, abs=1e-6)
     assert blended(5.0, 2.0, 1.0, clip="none") == pytest.approx(3.347987, abs=1e-6)
@@ -156,7 +156,7 @@ def test_tau_is_set_by_the_examples_whose_class_has_a_prototype():
 
 
 def test_a_node_none_of_whose_classes_has_a_prototype_was_not_contrasted():
-    """It evaluates its loss when it is back, and takes the global body where it still cannot."""
+    """It evaluates its loss when it returns, and takes the global body if it still cannot."""
     update, client, received = trained([])
     assert (update.memory["contrasted"], update.memory["contrast"]) == (0, 0)
     client.memories, began = [update.memory], []
@@ -208,7 +208,7 @@ def test_without_contrast_and_blend_it_is_fedper():
 
 
 def test_keeping_its_own_body_it_is_local_training():
-    """I1: alpha = 0 and tau = 1, everyone from the initial round on."""
+    """I1: alpha = 0 and tau = 1, with all clients from the initial round on."""
     everyone = [range(8)] * 3
     _, crl, _ = whole("fedcrl", everyone, contrast_weight=0.0, blend="own")
     _, local, _ = whole("local", everyone)

@@ -9,7 +9,7 @@ PLAIN = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
 
 
 def test_the_loss_by_hand():
-    """At w = (3, 1), W = (1, 0), g = (1/2, 1/2): task (3 - 1)^2 / 2 = 2; <g, w> = 2; (alpha/2) |w - W|^2 = 0.05 * 5."""
+    """w = (3, 1), W = (1, 0), g = (1/2, 1/2): the task is (3 - 1)^2 / 2 = 2, <g, w> is 2, and the quadratic term 0.05 * 5."""
     client = client_of("feddyn", proximal_weight=0.1)
     losses, w = losses_of(client, [3.0, 1.0], **{"gradient/classifier.w": [0.5, 0.5], "global/classifier.w": [1.0, 0.0]})
     assert losses["loss"].item() == pytest.approx(2 - 2 + 0.05 * 5, rel=1e-12)
@@ -24,7 +24,7 @@ def test_the_loss_by_hand():
     ],
 )
 def test_the_golden_problem(alpha, full, pattern):
-    """f = (w - a)^2 / 2, two steps of 0.1: w -= 0.1 ((w - a) - g + alpha (w - W)), then g and h as the algorithm has them."""
+    """f = (w - a)^2 / 2, two steps of 0.1: w -= 0.1 ((w - a) - g + alpha (w - W)). Then g and h follow the algorithm."""
     assert run_scalar("feddyn", FULL, proximal_weight=alpha, local=PLAIN) == pytest.approx(full, abs=1e-5)
     assert run_scalar("feddyn", PATTERN, proximal_weight=alpha, local=PLAIN) == pytest.approx(pattern, abs=1e-5)
     assert run_scalar("feddyn", PATTERN, stack_size=3, proximal_weight=alpha, local=PLAIN) == pytest.approx(pattern, abs=1e-5)

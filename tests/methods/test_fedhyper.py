@@ -8,7 +8,7 @@ from contrafed.core.errors import UserError
 
 
 def alphas(updates, **changes):
-    """Alpha and W after rounds of one reply."""
+    """Return alpha and W after rounds of one reply."""
     rule, alpha, w = rule_of("fedhyper", **changes), [], [0.0]
     for update in updates:
         w += path(rule, [update], start=w[-1])[0]

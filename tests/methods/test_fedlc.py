@@ -16,7 +16,7 @@ def loss(logits, y, counts, **changes):
 
 
 def test_by_hand():
-    """Counts (16, 1), logits 0, tau 1: shifts 1/2 and 1, so that label 0 costs log(1 + e^-0.5), label 1 log(1 + e^0.5)."""
+    """Counts (16, 1), logits 0 and tau 1 give shifts 1/2 and 1. Label 0 costs log(1 + e^-0.5), and label 1 log(1 + e^0.5)."""
     assert loss([0.0, 0.0], 0, [16, 1])[0] == pytest.approx(0.474077, abs=1e-6)
     assert loss([0.0, 0.0], 1, [16, 1])[0] == pytest.approx(0.974077, abs=1e-6)
     assert loss([0.0, 0.0], 0, [16, 1], calibration=2.0)[0] == pytest.approx(0.313262, abs=1e-6)

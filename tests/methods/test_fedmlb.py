@@ -1,4 +1,4 @@
-"""FedMLB: its loss against a network written out, where gradients go, and FedAvg without its terms."""
+"""FedMLB: its loss against an explicit network, its gradients, and equality to FedAvg without its terms."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from contrafed.training.base import Batch
 
 
 def network(seed=0, **changes):
-    """A client of two hidden layers, ReLU after each, with a batch of eight."""
+    """Return a client of two hidden layers, each with a ReLU, and a batch of eight."""
     config = config_of("num_nodes=2", "model=mlp", "model.hidden=[8,6]") | {"seed": seed}
     config["strategy"] = strategy_settings("fedmlb", **changes)
     workspace = workspace_of(config, dtype=torch.float64)

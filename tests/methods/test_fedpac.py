@@ -120,7 +120,7 @@ def node():
 
 
 class Pixels(Vector):
-    """The representation of an image is its one pixel."""
+    """A model whose representation of an image is its single pixel."""
 
     def __init__(self):
         super().__init__([0.0, 0.0])

@@ -143,7 +143,7 @@ def moved(how, ratios=(1.0, 1.0)):
 
 @pytest.mark.parametrize("rate", [0.001, 0.02])
 def test_the_agents_rate_is_how_far_its_first_step_goes(rate):
-    """As Adam's is, for every number that has a gradient."""
+    """With Adam, every number with a gradient moves by the rate."""
     change, steps = moved(Learning(rate, 0.2, 1, 0.0))
     assert change == pytest.approx([rate, -rate], rel=1e-3)
     assert steps == 1

@@ -31,7 +31,7 @@ def features_of(*cosines):
 
 
 def _first(pairs, features, y, config):
-    """The first example's share, by giving each example in turn a weight through autograd."""
+    """Return the first example's share of the loss, from weights on each example through autograd."""
     weights = torch.ones(len(y), dtype=torch.float64, requires_grad=True)
     # masked_mean is sum(v m) / sum(m): with S = sum(v m), d/dm_0 [mean * sum(m)] = v_0 where v does not depend on m.
     return [
@@ -41,7 +41,7 @@ def _first(pairs, features, y, config):
 
 
 def each(pairs, features, y, **changes):
-    """Contrast and penalty of the first example."""
+    """Return contrast and penalty of the first example."""
     config = settings(**changes)
     return [float(v) for v in _first(pairs, features, torch.tensor(y), config)]
 
@@ -187,7 +187,7 @@ def test_fedcl_pushes_from_the_nearest_whatever_their_label():
 
 
 def two_views(pairs, **changes):
-    """A FedCL client's contrast of a batch seen twice, and the unit features (2b, D) of both views, first views first."""
+    """Return a FedCL client's contrast of a batch with two views, and the unit features (2b, D), first views first."""
     config = config_of("strategy=fedcl", "strategy.views=2", f"strategy.pairs={pairs}", "num_nodes=4", "model=mlp")
     config["strategy"] |= changes
     workspace = workspace_of(config, dtype=torch.float64)

@@ -13,7 +13,7 @@ from contrafed.training.batches import Batches
 
 
 def test_with_everything_in_the_head_it_is_local():
-    """By hand: two head epochs of one step each are Local's two steps, the body phase has nothing to train."""
+    """By hand: two head epochs of one step equal Local's two steps, and the body phase has nothing to train."""
     memory = golden_memory("fedrep", [[0, 1, 2]] * 3, head_epochs=2)
     assert [float(memory[node]["personal/classifier.w"][0]) for node in range(3)] == pytest.approx(LOCAL, abs=1e-5)
 
@@ -23,7 +23,7 @@ def test_no_head_ever_travels():
 
 
 def test_each_phase_leaves_the_other_part_as_it_was():
-    """M5 and FedRep's: no head epochs leave the heads, no body epochs the body."""
+    """M5, also for FedRep: without head epochs the heads do not change, and without body epochs the body does not."""
     initial = whole("fedrep", [[]])[0]
     body_only, memory, _ = whole("fedrep", head_epochs=0)
     assert all(torch.equal(v, initial[n.split("personal/")[1]]) for n, v in heads(memory).items())

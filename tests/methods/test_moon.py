@@ -29,7 +29,7 @@ def test_in_a_first_round_it_is_ln2_with_no_gradient():
 
 
 def test_what_a_node_trained_is_its_previous_model_in_its_next_round():
-    """And not what it received."""
+    """It is not the received model."""
     workspace = workspace_of(config_of("strategy=moon", "num_nodes=4", "model=mlp", "model.hidden=[8]"), dtype=torch.float64)
     client, received = workspace.client_class(workspace, [0]), {f"model/{n}": v for n, v in workspace.initial.items()}
     (update,) = client.update([received], 1)
@@ -72,7 +72,7 @@ def test_its_first_round_is_fedavgs():
 
 @pytest.mark.parametrize("stack_size", [1, 2])
 def test_an_example_is_represented_once_a_round_and_means_the_same(stack_size):
-    """Three epochs with looked-up representations, against asking both models for every batch anew."""
+    """Three epochs with stored representations equal three that compute both models for every batch."""
     config = config_of("strategy=moon", "num_nodes=30", "model=mlp", "model.hidden=[8]", "partition.min_node_size=5")
     config["strategy"]["local"] |= {"iterations": None, "epochs": 3}
     workspace, calls = workspace_of(config, dtype=torch.float64), {"often": 0, "once": 0}

@@ -1,4 +1,4 @@
-"""MpFedcon: its contrast by hand, FedRep without it, and what its messages give away."""
+"""MpFedcon: its contrast by hand, equality to FedRep without it, and what its messages reveal."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_contrast_by_hand():
 
 
 def test_push_has_no_gradient_at_the_start():
-    """M4: where z = z_con the push term is at its maximum, so that only the pull acts."""
+    """M4: at z = z_con the push term is at its maximum, so only the pull has a gradient."""
     client = client_of("mpfedcon", temperature=0.5)
     losses, w = losses_of(client, [1.0, 0.5], start=[[1.0, 0.5]], means=[[0.0, 1.0]], valid=[1.0])
     (gradient,) = torch.autograd.grad(losses["contrast"], w)
@@ -63,7 +63,7 @@ def test_the_body_phase_may_move_the_whole_model():
 
 
 def test_of_the_frozen_model_the_head_may_be_the_new_one():
-    """Which is the same where there is no head phase, and elsewhere not."""
+    """It makes no difference without a head phase, and a difference with one."""
     for epochs, equal in ((0, True), (1, False)):
         first, second = (whole("mpfedcon", head_epochs=epochs, frozen_model=frozen)[0] for frozen in ("all", "body"))
         if equal:
@@ -119,7 +119,7 @@ def test_holders_of_a_class_weigh_as_centre_weights_says(weights, expected):
 
 
 def test_a_loss_is_averaged_over_the_examples_that_had_it():
-    """The contrast exists in the body phase alone: its mean must not be thinned by the head epochs."""
+    """Only the body phase has the contrast, so the head epochs must not reduce its mean."""
     config = config_of("strategy=mpfedcon", "num_nodes=4", "model=mlp", "model.hidden=[12]", "model.projection=[9]")
     config["strategy"] |= {"invalid_centre": "zero_vector", "head_epochs": 3}
     workspace = workspace_of(config, dtype=torch.float64)
@@ -146,7 +146,7 @@ def test_neither_head_nor_projector_ever_travels():
 
 
 def test_the_label_rule_of_gradient_leakage_finds_no_input():
-    """M8 (iDLG): one step on one example gives its label away in the classifier's update, which MpFedcon never sends."""
+    """M8 (iDLG): one step on one example reveals its label in the classifier's update, which MpFedcon never uploads."""
     for name in ("fedavg", "mpfedcon"):
         config = config_of(f"strategy={name}", "num_nodes=4", "model=mlp")
         config["strategy"]["local"] |= {"epochs": None, "iterations": 1, "batch_size": 1, "momentum": 0.0}

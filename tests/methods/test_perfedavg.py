@@ -1,4 +1,4 @@
-"""Per-FedAvg: the golden problem and a step by hand, how batches are dealt out, FedAvg at a = 0, and the exact product."""
+"""Per-FedAvg: the golden problem and a step by hand, dealt batches, FedAvg at a = 0, and the exact product."""
 
 from dataclasses import replace
 
@@ -67,7 +67,7 @@ def test_with_a_of_0_it_is_fedavg_on_the_second_halves():
 
 
 def direction(gradient, difference=1e-3):
-    """The step's direction on a network for a batch of one example, which is each of a step's batches."""
+    """Return the step's direction on a network, with one example in each of a step's batches."""
     config = config_of("strategy=perfedavg", "num_nodes=8", "model=mlp", "model.hidden=[16]")
     config["strategy"] = strategy_settings("perfedavg", gradient=gradient, difference=difference, inner_lr=0.5)
     workspace = workspace_of(config, dtype=torch.float64)

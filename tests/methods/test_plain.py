@@ -13,7 +13,7 @@ from contrafed.training.batches import Batches, draw_batches
 
 
 def test_what_is_remembered_must_be_in_the_memory_that_a_node_begins_with():
-    """Else one engine would keep it and another not."""
+    """Otherwise one engine would keep it and another not."""
 
     class Remembers(FedAvgClient):
         def local_work(self, stack):
@@ -38,7 +38,7 @@ def test_what_is_remembered_must_be_in_the_memory_that_a_node_begins_with():
     ],
 )
 def test_what_is_sent_must_be_what_messages_declares(sent, said):
-    """Else no reply would count, on some engines without a reason."""
+    """Otherwise every reply would be rejected, on some engines without a reason."""
 
     class Sends(FedAvgClient):
         def local_work(self, stack):
@@ -56,7 +56,7 @@ def test_one_client_is_centralised_sgd():
         for _ in range(2):
             w -= 0.1 * (w - 6.0)
         expected.append(w)
-    plain = {"local": {"momentum": 0.0, "weight_decay": 0.0}}  # MOON's own recipe has both
+    plain = {"local": {"momentum": 0.0, "weight_decay": 0.0}}  # MOON's training settings have both
     for name, changes in (("fedavg", {}), ("fedprox", {"proximal_weight": 0.0}), ("fedau", {}), ("moon", plain)):
         values = run_scalar(name, [[0]] * 3, targets=(6,), **changes)
         assert values == pytest.approx(expected, rel=1e-14), name
@@ -144,7 +144,7 @@ def test_the_same_seed_is_the_same_run():
 
 
 def test_methods_share_their_batches(monkeypatch):
-    """The examples of every step of two rounds, of methods that train by one recipe."""
+    """Return the examples of every step of two rounds, for methods with equal training settings."""
     drawn, seen = Batches.drawn, {}
 
     def watched(workspace, work, stack, purpose):

@@ -1,4 +1,4 @@
-"""PMFL: its contrast and its rule by hand, its buffer, the golden runs, and the methods it contains."""
+"""PMFL: its contrast and its strategy by hand, its buffer, the golden runs, and its special cases."""
 
 import gc
 import math
@@ -91,7 +91,7 @@ def test_with_an_empty_buffer_or_a_threshold_of_minus_one_is_exactly_zero():
 
 
 def test_literal_with_one_previous_model_is_moons_loss():
-    """P3: same weight, the buffer holding only the previous local model."""
+    """P3: equal weights, with only the previous local model in the buffer."""
     pmfl = client_of("pmfl", buffer_size=1, threshold="literal", contrast_weight=0.7)
     moon = client_of("moon", contrast_weight=0.7)
     now, received, previous = [0.3, 1.1], [1.0, 0.4], [-0.2, 0.9]
@@ -105,9 +105,9 @@ def test_literal_with_one_previous_model_is_moons_loss():
 
 @pytest.mark.parametrize("start", ["received", "previous"])
 def test_buffer_holds_the_last_iterates_across_rounds(start):
-    """N = 3, two steps a round: after rounds 1 and 2 it holds iterates 1, 2 and 3 of the four that steps started from.
+    """N = 3, two steps a round: after two rounds the buffer holds iterates 1, 2 and 3 of the four start models.
 
-    With ``buffer_start=previous`` the second round's first step adds what the first round ended with.
+    With ``buffer_start=previous`` the second round's first step adds the final model of the first round.
     """
     local = {"iterations": 2, "batch_size": 1, "lr": 0.1}
     threshold = {"received": "previous", "previous": "literal"}[start]  # each needs the previous model in the client state
@@ -149,10 +149,10 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     ],
 )
 def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, local, stack_size):
-    """Representations made ahead, against embedding anew at each step the received model and the iterates, kept here.
+    """Stored representations equal those that are computed anew from the received model and the iterates at each step.
 
-    Clients of unequal size take part unequally often: a stack has buffers of different fill, and the one that fills last stays
-    longest. The threshold is each image's cosine, or its mean over the batch, of the received model's and the previous one's.
+    Clients participate unequally often, so that a stack has buffers of different fill. The last to fill stays longest. The
+    threshold is the cosine of the received and the previous model's representations of each image, or its mean.
     """
     config = config_of("strategy=pmfl", "num_nodes=12", "model=mlp", "model.hidden=[8]", f"strategy.buffer_scope={scope}")
     config["strategy"] |= {"buffer_size": size, "buffer_start": start, "threshold": threshold}
@@ -217,7 +217,7 @@ def row_of(model, k):
 
 
 def test_asks_each_frozen_model_once_for_all_steps_that_need_it():
-    """Five steps and five iterates: 5 old ones, 3 new ones, the received and the previous model, instead of 31 passes."""
+    """Five steps and iterates need 10 passes instead of 31: 5 old and 3 new iterates, the received and the previous model."""
     config = config_of("strategy=pmfl", "num_nodes=1", "model=mlp", "model.hidden=[8]", "strategy.local.iterations=5")
     workspace = workspace_of(config)
     calls, held = [], []
@@ -302,7 +302,7 @@ def test_history_coefficient():
 def test_history_warmup():
     """H = 4, psi = 1/2, models 8 and then 0: with one older model, 8, and then with two, 0 and 8.
 
-    available takes their mean, wait none before there are three, pad the first model, 8, for those that lack.
+    ``available`` takes their mean, ``wait`` none before there are three, and ``pad`` the first model, 8, for missing ones.
     """
     for warmup, second, third in (("available", 8 / 2, (0 + 8) / 2 / 2), ("wait", 0, 0), ("pad", 8 / 2, (0 + 8 + 8) / 3 / 2)):
         rule = server({"history_size": 4, "history_warmup": warmup}, num_rounds=10**9)
@@ -312,7 +312,7 @@ def test_history_warmup():
 
 
 def test_constant_history_stays():
-    """P11: no update and a constant history leave W where it is for any psi."""
+    """P11: without updates, a constant history leaves W unchanged for any psi."""
     rule = server({"history_size": 5}, num_rounds=7)
     for t in range(7):
         assert aggregate(rule, t, 3.0, {}) == pytest.approx(3.0, rel=1e-15)

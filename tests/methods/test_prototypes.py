@@ -11,7 +11,7 @@ from contrafed.server.prototypes import Prototypes
 
 
 def merged(rows, weighting="class_count", means=None, valid=None):
-    """The table after replies (num_examples, counts (C,), means (C, D))."""
+    """Return the table after replies (num_examples, counts (C,), means (C, D))."""
     shape, state = np.shape(rows[0][2]), {}
     table = Prototypes(state, {"proto/mean": shape, "proto/valid": shape[:1]})
     if means is not None:

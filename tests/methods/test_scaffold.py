@@ -1,4 +1,4 @@
-"""SCAFFOLD: the golden problem, a round and the correction by hand, what c is, and where it trains as without it."""
+"""SCAFFOLD: the golden problem, a round and the correction by hand, the value of c, and cases without an effect."""
 
 import pytest
 import torch
