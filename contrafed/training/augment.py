@@ -24,9 +24,9 @@ def draw_augmentation(
 ) -> Tensor:
     """Draw the changes of all examples that a client trains on in a round, in their order.
 
-    A row has the angle in radians, the shifts of rows and columns in pixels, and 1 for a mirrored image. Six more numbers
-    follow if a change of colour is named: 1 for a sharpened image, the factor of the brightness, the shift of the hue, 1 for
-    brightness before hue, 1 for a posterised image, 1 for an equalised image. Kinds that are not named change nothing.
+    A row has the angle in radians, the shifts of rows and columns in pixels, and 1 for a mirrored image. With a change of
+    colour six more numbers follow: sharpened (1), factor of the brightness, shift of the hue, brightness before hue (1),
+    posterised (1), equalised (1). Kinds that are not named change nothing.
 
     Args:
         kinds: Names of the changes.

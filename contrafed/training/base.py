@@ -168,8 +168,9 @@ class Client(NumPyClient):
             parts: Parts of the model to train.
             loss: The loss of one client, by default ``self.loss``.
             constants: Tensors (B, ...) that the loss receives by name.
-            frozen: By name, a model (B, ...) whose representations z (B, b, D) of the batch the loss receives, or a pair of one
-                client's function of (model, images) and a model. Each image is computed once.
+            frozen: Models (B, ...) whose representations z (B, b, D) of the batch the loss receives by name. A pair of one
+                client's
+                function of (model, images) and a model gives other outputs. Each image is computed once.
             each_step: Runs before every step without gradients. The loss receives its result in place of the frozen models'.
             repeat: Steps for each batch.
             purpose: Names the stream of the batches. Each phase of a round has its own.

@@ -4,8 +4,8 @@ from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
 
 def tuned(client: Client, stack: Stack, work: LocalTraining, parts: tuple[str, ...]) -> dict[str, Tensors]:
-    """Return the received model as ``model``. In the run's last evaluation it is fine-tuned, and ``untuned`` is the received
-    one.
+    """Return the received model. In the run's last evaluation return the fine-tuned one, with the received one as
+    ``untuned``.
     """
     if not stack.final:
         return {"model": stack.params}
