@@ -69,7 +69,7 @@ def claim_folder(path: Path, unique: bool) -> Path:
         else:
             if not unique or not taken(folder):
                 return folder
-            give_up_folder(folder)  # another process, which has not claimed it yet, is about to
+            give_up_folder(folder)  # another process holds it, and is about to claim it
     raise AssertionError("unreachable")
 
 
