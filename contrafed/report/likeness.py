@@ -1,28 +1,28 @@
-"""Compare two pictures: mean squared error, peak signal-to-noise ratio and structural similarity."""
+"""How like two pictures are: mean squared error, peak signal-to-noise ratio and structural similarity."""
 
 import math
 
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
-# Wang et al. 2004: standard deviation and reach of the Gaussian window in pixels, and the constants K_1, K_2.
+# Wang et al. 2004: the Gaussian window's deviation and reach in pixels, and the constants K_1, K_2.
 WINDOW, REACH, K1, K2 = 1.5, 5, 0.01, 0.03
 
 
 def mse(a: np.ndarray, b: np.ndarray) -> float:
-    """Compute the mean squared difference of two arrays of one shape."""
+    """Return the mean squared difference of two arrays of one shape."""
     return float(np.square(np.subtract(a, b, dtype=np.float64)).mean())
 
 
 def psnr(error: float) -> float:
-    """Compute the peak signal-to-noise ratio in dB of a mean squared error between pictures in [0, 1]. It is infinite at 0."""
+    """Return the peak signal-to-noise ratio in dB of a mean squared error between pictures in [0, 1]; infinite at 0."""
     return math.inf if error == 0 else -10 * math.log10(error)
 
 
 def ssim(a: np.ndarray, b: np.ndarray) -> float:
-    """Compute the mean structural similarity of pictures (C, H, W) in [0, 1], channel by channel. It is 1 for equal ones.
+    """Return the mean structural similarity of pictures (C, H, W) in [0, 1], channel by channel; 1 for equal ones.
 
-    Source: Wang et al. 2004, Equation 13, with its Gaussian window of 11x11 and standard deviation 1.5. Borders are mirrored.
+    Source: Wang et al. 2004, Equation 13, with its Gaussian window of 11x11 and deviation 1.5; borders are mirrored.
     """
 
     def local(picture: np.ndarray) -> np.ndarray:
@@ -37,5 +37,5 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def best_constant(picture: np.ndarray) -> np.ndarray:
-    """Return the picture (C, H, W) of one colour with the smallest squared error to ``picture``: its mean colour."""
+    """Return the picture (C, H, W) of one colour that is nearest to ``picture`` in squared error: its mean colour."""
     return np.broadcast_to(picture.mean((1, 2), keepdims=True), picture.shape)
