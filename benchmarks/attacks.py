@@ -1,7 +1,8 @@
-"""Accuracy under attackers: ``python benchmarks/attacks.py results/robustness/attacks.csv`` adds the rows that the file lacks.
+"""Measure accuracy under attackers: ``python benchmarks/attacks.py results/robustness/attacks.csv`` adds missing rows.
 
-FedAvg on digits by the recipe of ``experiment=digits``, on 20 nodes of a small network so that a run takes seconds: every
-attack and share of attackers with every aggregation. ``--table`` prints the file as the table of docs/RELIABILITY.md.
+FedAvg trains on digits with the settings of ``experiment=digits``, on 20 clients of a small network, so that a run takes
+seconds. Every attack and share of attackers is combined with every aggregation. ``--table`` prints the file as the table of
+docs/RELIABILITY.md.
 """
 
 import argparse
@@ -42,12 +43,12 @@ def main() -> None:
 
 
 def read(path: Path) -> list[tuple[str, ...]]:
-    """The rows of the file, none where there is no file yet."""
+    """Return the rows of the file, none if there is no file yet."""
     return [tuple(row) for row in list(csv.reader(path.open()))[1:]] if path.exists() else []
 
 
 def accuracy(aggregation: str, attack: str, share: float, seed: int) -> float:
-    """The final accuracy of one run."""
+    """Return the final accuracy of one run."""
     from contrafed import compose, run
 
     attacked = (f"attack={attack}", f"attack.fraction={share}") if share else ()
@@ -57,7 +58,10 @@ def accuracy(aggregation: str, attack: str, share: float, seed: int) -> float:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Rows of attacks, columns of aggregations; means over seeds in per cent under each share of attackers, and the worst."""
+    """Return a table with rows of attacks and columns of aggregations.
+
+    A cell has the means over seeds in per cent for each share of attackers. A last row has the worst attack.
+    """
     found: dict[tuple[str, str], list[float]] = {}
     for name, attack, share in itertools.product(AGGREGATIONS, ("none", *ATTACKS), (0.0, *SHARES)):
         values = [float(row[4]) for row in rows if row[:3] == (name, attack, str(share))]

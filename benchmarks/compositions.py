@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 SCALES = ("full", "small")
-CHOICES = "(choices)"  # stands for the experiment of a choice that is composed alone
+CHOICES = "(choices)"  # in place of the experiment of a choice that is composed alone
 TIME = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")  # in output_dir
 
 
 @dataclass(frozen=True)
 class Project:
-    """What a record needs of a checkout. ``adapt_project`` is the only place that knows the project's functions."""
+    """The functions of a checkout that a record needs. Only ``adapt_project`` knows the project's functions."""
 
     is_renamed: bool  # whether its keys have the new names of RENAMED
-    choices: dict[str, list[str]]  # group, as its user writes it -> its choices; experiment and scale are groups
+    choices: dict[str, list[str]]  # group, as the user writes it -> its choices, where experiment and scale are groups
     server_methods: list[str]  # methods that take strategy.server
     expand: Callable[[list[str]], list[tuple[str, list[str]]]]  # overrides of a sweep -> (name, overrides) of each job
     compose: Callable[[list[str]], dict[str, Any]]  # overrides of one job -> its configuration, plain and resolved
 
 
 def adapt_project() -> Project:
-    """Return the interface of the checkout that is imported. Add a branch for each generation of the code."""
+    """Return the interface of the imported checkout. Add a branch for each generation of the code."""
     if importlib.util.find_spec("contrafed.config") is not None:
         from contrafed.config import checks, compose
         from contrafed.core import registry
@@ -64,7 +64,7 @@ def adapt_first_design() -> Project:
 
 
 def enter_checkout(checkout: str) -> None:
-    """Have this process import a checkout's code, whatever is installed."""
+    """Make this process import a checkout's code instead of an installed one."""
     os.chdir(checkout)
     sys.path.insert(0, checkout)
     import contrafed
@@ -82,19 +82,19 @@ def compose_experiment(project: Project, experiment: str, scale: str = "full") -
 
 
 def list_choices(project: Project) -> list[list[str]]:
-    """Return the overrides that make each choice alone. A server strategy is chosen beside each method that takes one."""
+    """Return the overrides that make each choice alone. A strategy is chosen with each method that accepts one."""
     out = [[f"{group}={name}"] for group, names in project.choices.items() if group != "strategy.server" for name in names]
     servers = project.choices["strategy.server"]
     return out + [[f"strategy.server={rule}", f"strategy={name}"] for rule in servers for name in project.server_methods]
 
 
 def compose_choice(project: Project, overrides: list[str]) -> dict[str, Any]:
-    """Return the row of the record for a choice alone."""
+    """Return the row of the record for a single choice."""
     return compose_row(project, overrides, experiment=CHOICES, scale="full", name=" ".join(overrides), number=0)
 
 
 def compose_row(project: Project, overrides: list[str], **identity: Any) -> dict[str, Any]:
-    """Return a row: who the job is, its overrides and its configuration, in which a time is masked."""
+    """Return a row: the job's identity, its overrides, and its configuration with masked times."""
     with contextlib.redirect_stdout(io.StringIO()):  # a notice that a method needs plain SGD
         config = project.compose(list(overrides))
     return {**identity, "overrides": overrides, "config": mask_times(config)}
@@ -110,13 +110,13 @@ def mask_times(value: Any) -> Any:
 
 
 def describe_project() -> tuple[bool, list[str], list[list[str]]]:
-    """Return whether a checkout's keys are the new ones, its experiments and its choices. Runs in a worker process."""
+    """Return whether a checkout's keys are the new ones, its experiments, and its choices. Runs in a worker process."""
     project = adapt_project()
     return project.is_renamed, project.choices["experiment"], list_choices(project)
 
 
 def compose_task(task: tuple[str, Any]) -> list[str]:
-    """Return the lines of the record for an experiment, or for a list of choices. Runs in a worker process."""
+    """Return the lines of the record for an experiment or for a list of choices. Runs in a worker process."""
     project, (kind, what) = adapt_project(), task
     if kind == "experiment":
         rows = [row for scale in SCALES for row in compose_experiment(project, what, scale)]

@@ -1,4 +1,4 @@
-"""A step with frozen models beside FedAvg's, and beside the bare passes that it cannot do without."""
+"""Compare a step with frozen models with FedAvg's step, and with the forward passes that it needs at least."""
 
 import copy
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from timing import compose_on, in_turns
 
 
 def contrast(folder: Path, repeats: int, device: str) -> None:
-    """PMFL's and MOON's step beside FedAvg's, and beside plain steps and frozen forward passes of the same network and batch.
+    """Compare PMFL's and MOON's step with FedAvg's, and with plain steps and frozen passes of the same network and batch.
 
-    On a CPU of one node, on a GPU of 25 as one stack, where the bare passes of so many nodes are not timed.
+    On a CPU one client is timed, on a GPU a stack of 25. The bare passes of so many clients are not timed.
     """
     import torch
     from omegaconf import OmegaConf
@@ -34,7 +34,7 @@ def contrast(folder: Path, repeats: int, device: str) -> None:
     ):
 
         def rounds_of(method, model=model, batch=batch, more=more):
-            """Return a function that trains the nodes for one more round, their workspace, and their steps a round."""
+            """Return a function that trains the clients for one more round, their workspace, and their steps per round."""
             overrides = (f"strategy={method}", f"model={model}", f"strategy.local.batch_size={batch}", *more)
             common = ("strategy.local.lr=0.001", "num_nodes=250", "partition=iid")
             config: Any = OmegaConf.to_container(compose_on(folder, *overrides, *common))
@@ -66,9 +66,9 @@ def contrast(folder: Path, repeats: int, device: str) -> None:
 
 
 def bare_passes(model: Any, batch: int, steps: int, method: str, kind: str) -> Callable[[], None]:
-    """Return a function that takes plain steps and the frozen forward passes that a method needs beside them.
+    """Return a function that takes plain steps and the frozen forward passes of a method.
 
-    The network pools with torch's module, or, for kind ``pool``, with ours, which is faster without a gradient.
+    The network pools with torch's module. For kind ``pool`` it pools with ours, which is faster without a gradient.
     """
     import torch
     from torch import nn
@@ -84,7 +84,7 @@ def bare_passes(model: Any, batch: int, steps: int, method: str, kind: str) -> C
     frozen = [copy.deepcopy(network).requires_grad_(False) for _ in range(7)]
     x = torch.randn(batch, 32, 32, 3).permute(0, 3, 1, 2)
     y = torch.randint(0, 10, (batch,))
-    # PMFL: N + 1 a step, and Z once; MOON: two for each of the 160 examples, once.
+    # PMFL: N + 1 a step, and Z once. MOON: two for each of the 160 examples, once.
     passes = 6 * steps + 1 if method == "pmfl" else 2 * 160 // batch
 
     def bare() -> None:

@@ -1,11 +1,11 @@
-"""A long run, watched from outside: memory and open files of every process, and whether its metrics can be read.
+"""Watch a long run from outside: memory and open files of every process, and whether its metrics can be read.
 
     python benchmarks/long.py --engine local --rounds 5000
     python benchmarks/long.py --engine ray --rounds 5000
 
-Tells, per process, megabytes of anonymous memory (what no other process and no file shares) and open files after a tenth of the
-run and at its end, and the slope of a straight line through the samples between, per 1,000 rounds. ``--seconds`` ends it early,
-as Ctrl-C would. Linux only.
+Prints megabytes of anonymous memory per process (which it shares with no other process and no file), and its open files. Both
+are given after a tenth of the run and at its end. The slope per 1,000 rounds is that of a straight line through the samples
+between. The option ``--seconds`` ends the run early, as Ctrl-C would. Linux only.
 """
 
 import argparse
@@ -29,14 +29,14 @@ TINY = (
     "model.projection=[6]", "strategy.local.iterations=1", "strategy.local.batch_size=8", "partition.test_fraction=0.2",
     "eval_every=50", "checkpoint_every=100",
 )  # fmt: skip
-# Of the rounds, the share that fills caches and does not count.
+# Share of the rounds that fill caches and are excluded.
 WARMING = 0.1
 # Exit status after Ctrl-C.
 INTERRUPTED = 130
 
 
 class Sample(NamedTuple):
-    """What a process had when a round was over."""
+    """The memory and open files of a process after a round."""
 
     server_round: int
     megabytes: float
@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 
 
 def processes(session: int) -> dict[int, str]:
-    """Return the processes of a session by id, each with what it is; Ray's workers say after a dot what they do just now."""
+    """Return the processes of a session by id, each with its name. Ray's workers have their current task after a dot."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError, ValueError):
@@ -55,14 +55,14 @@ def processes(session: int) -> dict[int, str]:
 
 
 def look(process: int, server_round: int) -> Sample:
-    """Return what a process has now. Raises ``OSError`` where it is gone."""
+    """Return a process's current sample. Raises ``OSError`` if it has ended."""
     rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
     kilobytes = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Anonymous:"))
     return Sample(server_round, kilobytes / 1024, len(os.listdir(f"/proc/{process}/fd")))
 
 
 def last_round(log: Path) -> int:
-    """Read ``metrics.csv`` as anybody might while the run goes on; returns its last round. Raises for a row that is none."""
+    """Read ``metrics.csv`` during the run, and return its last round. Raises for a malformed row."""
     if not log.exists():
         return 0
     text = log.read_text(encoding="utf-8")
@@ -76,7 +76,9 @@ def last_round(log: Path) -> int:
 def watch(
     engine: str, rounds: int, every: float, limit: float, folder: Path
 ) -> tuple[dict[tuple[int, str], list[Sample]], int, float]:
-    """Run for so many rounds, or ``limit`` seconds; returns samples by process, how often metrics were read, and seconds."""
+    """Run for ``rounds`` rounds or ``limit`` seconds, and return samples by process, number of reads of metrics, and
+    seconds.
+    """
     overrides = [*TINY, f"engine={engine}", f"num_rounds={rounds}", f"output_dir={folder}"]
     command = [sys.executable, str(ROOT / "main.py"), *overrides, *(["engine.workers=2"] if engine == "ray" else [])]
     samples: dict[tuple[int, str], list[Sample]] = defaultdict(list)
@@ -126,7 +128,7 @@ def main() -> None:
     print("| process | MB after a tenth | at the end | per 1,000 rounds | open files after a tenth | at the end |")
     print("| --- | --- | --- | --- | --- | --- |")
     for (process, name), found in sorted(samples.items()):
-        # The last rounds are left out: a run that is over draws its figures.
+        # The last rounds are excluded, because a finished run draws its figures.
         settled = [sample for sample in found if WARMING * last <= sample.server_round < last]
         if len(settled) < 3:
             continue

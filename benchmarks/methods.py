@@ -1,10 +1,10 @@
-"""Every method on one recipe: what a round costs beside FedAvg's, and the table of docs/METHODS.md.
+"""Compare every method with the same settings: the time of a round relative to FedAvg's, and the table of docs/METHODS.md.
 
     python benchmarks/methods.py seconds     run each method in turns with FedAvg, into results/methods/seconds.csv
     python benchmarks/methods.py table       write the table from that, results/digits.csv and the code
 
-The recipe is ``experiment=digits`` with ``participation=uniform``; accuracies come from its sweep. Time is the process's own
-(CPU seconds on one core), so that other work on the machine counts little.
+The settings are ``experiment=digits`` with ``participation=uniform``, and accuracies come from its sweep. Time is the process's
+own (CPU seconds on one core), so that other work on the machine has little effect.
 """
 
 import ast
@@ -24,13 +24,13 @@ sys.path.insert(0, str(ROOT))
 
 SECONDS = ROOT / "results" / "methods" / "seconds.csv"
 PATTERNS = ("uniform", "bernoulli", "markovian")
-# Personal: each node's own model, or the global one, on the node's test part.
+# Personal: each client's personal model, or the global one, on the client's test part.
 GLOBAL, PERSONAL = ("accuracy_final",), ("personal_accuracy_mean", "nodes_accuracy_mean")
 BEGIN, END = "<!-- begin: every method on the digits -->", "<!-- end: every method on the digits -->"
 
 
 def seconds(rounds: int = 16, pairs: int = 3) -> None:
-    """Write the CPU seconds a round of each method and of FedAvg beside it."""
+    """Write the CPU seconds per round of each method, and of FedAvg in turns with it."""
     from contrafed.core import registry
 
     SECONDS.parent.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def seconds(rounds: int = 16, pairs: int = 3) -> None:
 
 
 def _seconds_a_round(name: str, rounds: int) -> float:
-    """Return the median CPU seconds of the rounds after the first, evaluation left out."""
+    """Return the median CPU seconds of the rounds after the first, without evaluation."""
     from contrafed import compose, run
 
     clock = list[float]()
@@ -87,20 +87,20 @@ def table() -> None:
 
 
 def _score(runs: list[dict[str, str]], columns: tuple[str, ...], pattern: str) -> str:
-    """Return the mean over the seeds, in %, of the first of the columns that the method has; empty without one."""
+    """Return the mean over the seeds, in %, of the first of the columns that the method has. Empty without one."""
     mine = [row for row in runs if row["participation"] == pattern]
     values = [float(next(filter(None, map(row.get, columns)), "nan")) for row in mine]  # type: ignore[arg-type]
     return f"{100 * statistics.mean(values):.1f}" if values and not math.isnan(values[0]) else ""
 
 
 def _kib(runs: list[Any]) -> str:
-    """Return what a node receives and sends in a round."""
+    """Return what a client receives and uploads in a round, in KiB."""
     down, up = (statistics.mean(run.number(f"bytes_{way}_per_node") for run in runs) for way in ("down", "up"))
     return f"{down / 1024:.0f} + {up / 1024:.0f}"
 
 
 def _halves(name: str) -> list[str]:
-    """Return the executable lines of a method's node half and of its server rule."""
+    """Return the executable lines of a method's client and of its strategy."""
     from omegaconf import OmegaConf
 
     from contrafed import compose
@@ -111,7 +111,7 @@ def _halves(name: str) -> list[str]:
 
 
 def _lines(module: ModuleType) -> int:
-    """Return the lines on which a statement begins, docstrings and imports left out."""
+    """Return the number of lines with the start of a statement, without docstrings and imports."""
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)

@@ -1,13 +1,13 @@
 """Record what a checkout composes and computes, and compare two records: the proof that a refactoring changed nothing.
 
     python benchmarks/record.py make CHECKOUT OUT        write the record of a checkout into the folder OUT
-    python benchmarks/record.py compare OLD NEW          compare two records; exit status 1 if they differ
+    python benchmarks/record.py compare OLD NEW          compare two records, with exit status 1 if they differ
     python benchmarks/record.py digest RECORD            print the digests of a record, for tests/compositions.json
 
 A record has four parts. ``--only PART ...`` makes or compares some of them.
 
 jobs     jobs.jsonl.gz: the configuration of every job of every experiment, at full scale and small, and of every choice alone
-help     help.txt: what ``python main.py --help`` prints (differences are reported, and do not count)
+help     help.txt: what ``python main.py --help`` prints (differences are reported, but do not fail the comparison)
 runs     runs/METHOD-ENGINE.csv: metrics.csv of ten short runs
 golden   golden.json: the float literals of the tests with six significant digits or more
 
@@ -35,7 +35,7 @@ from typing import Any
 import yaml
 from compositions import CHOICES, compose_task, describe_project, enter_checkout
 
-# Old dotted key -> new dotted key. It holds for all keys below it too; the longest old key wins.
+# Old dotted key -> new dotted key. It holds for all keys below it too. The longest old key has priority.
 RENAMED: dict[str, str] = {}
 
 # New dotted key -> {old value: new value}, also for each value of a list. Keys have no indexes: published.cells.value.
@@ -47,13 +47,13 @@ KEY_VALUES = ("published.plot.x", "published.plot.line", "published.plot.panel")
 # Old -> new text of a cell of metrics.csv, such as the name of a split.
 RENAMED_CELLS: dict[str, str] = {}
 
-# New dotted keys that neither side's comparison looks at, with all keys below them.
+# New dotted keys that the comparison ignores, with all keys below them.
 BOOKKEEPING = ("output_dir", "changed", "objective")
 
 PARTS = ("jobs", "help", "runs", "golden")
 MIN_DIGITS = 6  # significant digits of a golden value
 MAX_SHOWN = 20  # differences that are printed
-MAX_ATTEMPTS = 3  # on a busy machine Ray does not start within the 30 seconds that it allows itself
+MAX_ATTEMPTS = 3  # on a busy machine Ray may need more than its own limit of 30 seconds to start
 ABSENT = "(absent)"
 
 METHODS = ("fedavg", "pmfl", "moon", "fedcrl", "scaffold")
@@ -74,7 +74,7 @@ def build_environment(checkout: Path) -> dict[str, str]:
 
 
 def run_python(checkout: Path, *arguments: str) -> str:
-    """Run Python in a checkout and return what it prints. Raises ``SystemExit`` with its last lines if it fails."""
+    """Run Python in a checkout and return its output. Raises ``SystemExit`` with its last lines if it fails."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=checkout, env=build_environment(checkout), capture_output=True, text=True
     )
@@ -113,14 +113,14 @@ def make_record(checkout: Path, out: Path, parts: Iterable[str], processes: int)
 
 
 def write_about(checkout: Path, out: Path, is_renamed: bool) -> None:
-    """Write which commit the record is of, and whether its keys have the new names."""
+    """Write the commit of the record, and whether its keys have the new names."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
     about = {"commit": head, "is_renamed": is_renamed, "python": platform.python_version()}
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 def run_shortly(checkout: Path, engine: str, is_renamed: bool) -> dict[str, bytes]:
-    """Return metrics.csv, which holds no time, of a short run of each method: a sweep, since a process starts slowly."""
+    """Return metrics.csv, which holds no time, of a short run of each method. All are one sweep, which starts faster."""
     overrides = [override.partition("=") for override in (f"strategy={','.join(METHODS)}", *ENGINES[engine], *SHORT)]
     lines = [f"{rename_key(key) if is_renamed else key}={value}" for key, _, value in overrides]
     for attempts_left in range(MAX_ATTEMPTS - 1, -1, -1):
@@ -138,12 +138,12 @@ def run_shortly(checkout: Path, engine: str, is_renamed: bool) -> dict[str, byte
 
 
 def read_strategy(folder: Path) -> str:
-    """Return the name of the method that a run's folder is of."""
+    """Return the name of the method of a run's folder."""
     return str(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["strategy"]["name"])
 
 
 def find_golden(folder: Path) -> dict[str, list[str]]:
-    """Return {value of a float literal with six significant digits: the files that have it, one for each time}."""
+    """Return {value of a float literal with six significant digits: the files that contain it, once per occurrence}."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
@@ -185,7 +185,7 @@ def rename_value(key: str, value: Any) -> Any:
 
 
 def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each dotted key of a configuration with its value; mappings in a list have the list's key and an index."""
+    """Yield each dotted key of a configuration with its value. Mappings in a list have the list's key and an index."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from flatten(item, f"{key}.{name}" if key else name)
@@ -197,7 +197,7 @@ def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def flatten_config(config: dict[str, Any], rename: bool) -> dict[str, str]:
-    """Return {dotted key: value as JSON} without bookkeeping, by the new names if ``rename``. JSON tells 1 and 1.0 apart."""
+    """Return {dotted key: value as JSON} without bookkeeping, with new names if ``rename``. JSON distinguishes 1 and 1.0."""
     out: dict[str, str] = {}
     for old, old_value in flatten(config):
         key = rename_key(old) if rename else old
@@ -212,14 +212,14 @@ def flatten_config(config: dict[str, Any], rename: bool) -> dict[str, str]:
 
 
 class Differences:
-    """Counts differences; the same difference of many jobs is one, with an example."""
+    """Counts differences. The same difference of many jobs is counted as one, with an example."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str, str]] = Counter()
         self.examples: dict[tuple[str, str, str], str] = {}
 
     def add(self, key: str, old: str, new: str, where: str) -> None:
-        """Count a difference: what differs, the old value, the new value, and the job or file."""
+        """Count a difference: the key, the old value, the new value, and the job or file."""
         self.counts[key, old, new] += 1
         self.examples.setdefault((key, old, new), where)
 
@@ -233,7 +233,7 @@ class Differences:
 
 
 def read_about(record: Path) -> dict[str, Any]:
-    """Return what a record says of its checkout: commit, and whether its keys have the new names."""
+    """Return a record's commit, and whether its keys have the new names."""
     about: dict[str, Any] = json.loads((record / "about.json").read_text(encoding="utf-8"))
     return about
 
@@ -255,10 +255,10 @@ def read_groups(record: Path) -> dict[tuple[str, str], list[tuple[str, int, dict
 
 
 def pair_jobs(old: list[Any], new: list[Any]) -> list[tuple[Any, Any]]:
-    """Return pairs of the jobs of an experiment; ``None`` stands for one that the other side lacks.
+    """Return pairs of the jobs of an experiment. ``None`` stands for a job that the other side does not have.
 
-    First by the parts of the name in any order, which finds values that two jobs exchange. Then by equal configurations, which
-    finds jobs with a new name. Last by the fewest differences.
+    Jobs are paired by the parts of the name in any order, which finds exchanged values. Then equal configurations are paired,
+    which finds jobs with a new name. Last come the fewest differences.
     """
     pairs, left = list[tuple[Any, Any]](), list(new)
     for identify in (lambda job: tuple(sorted(re.split("[- ]", job[0]))), lambda job: tuple(sorted(job[2].items()))):
@@ -306,7 +306,7 @@ def read_run(record: Path, name: str) -> list[str]:
 
 
 def compare_runs(old: Path, new: Path, out: Differences) -> None:
-    """Compare metrics.csv of the short runs byte for byte; of two that differ, report the first line."""
+    """Compare metrics.csv of the short runs byte for byte, and report the first different line."""
     names = sorted({path.name for folder in (old, new) for path in (folder / "runs").glob("*.csv")})
     for name in names:
         one, two = read_run(old, name), read_run(new, name)
@@ -328,7 +328,7 @@ def compare_golden(old: Path, new: Path, out: Differences) -> None:
 
 
 def compare_help(old: Path, new: Path, out: Differences) -> None:
-    """Report how many lines of the help differ, which is no failure: a key's new name is in the help."""
+    """Report how many lines of the help differ. That is not a failure, because a key's new name is in the help."""
     one, two = (Counter((folder / "help.txt").read_text(encoding="utf-8").splitlines()) for folder in (old, new))
     print(f"help: {(one - two).total()} lines only in the old one, {(two - one).total()} only in the new one")
 
@@ -343,7 +343,9 @@ def digest_rows(rows: Iterable[dict[str, Any]], rename: bool) -> list[Any]:
 
 
 def digest_record(rows: Iterable[dict[str, Any]], rename: bool) -> dict[str, dict[str, list[Any]]]:
-    """Return the digest of each experiment at full scale, and of each choice: a server strategy's is of all methods with it."""
+    """Return the digest of each experiment at full scale, and of each choice. A strategy's digest covers all methods with
+    it.
+    """
     groups: dict[str, dict[str, list[Any]]] = {"experiments": {}, "choices": {}}
     for row in rows:
         if row["experiment"] == CHOICES:
@@ -354,7 +356,7 @@ def digest_record(rows: Iterable[dict[str, Any]], rename: bool) -> dict[str, dic
 
 
 def show_digests(digests: dict[str, dict[str, list[Any]]]) -> str:
-    """Return digests as JSON with one experiment or choice a line."""
+    """Return digests as JSON with a line per experiment or choice."""
     parts = [
         f" {json.dumps(kind)}: {{\n"
         + ",\n".join(f"  {json.dumps(name)}: {json.dumps(v)}" for name, v in found.items())

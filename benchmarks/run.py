@@ -1,12 +1,12 @@
-"""Seconds per round of every engine beside its peers, on the same model, data and schedule.
+"""Measure seconds per round of every engine and of other frameworks, with the same model, data and schedule.
 
     pip install -e ".[bench]" && python benchmarks/run.py            # every setting, five alternating repeats
     python benchmarks/run.py --settings floor work --repeats 3
 
-Each figure is the median over rounds of one process, then over processes that take turns, so that a busy machine slows all
-alike. ``flower`` is our own strategy and clients in Flower's simulation runtime, ``plain`` that runtime with Flower's FedAvg
-and a client as its tutorials write them, ``bare`` the training loop and nothing else, in as many concurrent processes as Ray
-has workers.
+Each figure is the median over rounds of one process, then over processes. The processes take turns, so that a busy machine
+slows all equally. The engine ``flower`` is Contrafed's strategy and clients in Flower's simulation runtime. With ``plain`` that
+runtime has Flower's FedAvg and a client as in its tutorials. The peer ``bare`` is only the training loop, in as many concurrent
+processes as Ray has workers.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-# name: (overrides, nodes a round, steps, batch size); 250 nodes of 160 images of 32x32x3, MpFedcon's CNN without projector
+# name: (overrides, clients per round, steps, batch size). There are 250 clients with 160 images of 32x32x3, and MpFedcon's CNN
+# without projector.
 COMMON = (
     "model=cnn5", "model.projection=[]", "num_nodes=250", "partition=iid", "eval_every=1000000",
     "participation=uniform", "strategy.local.lr=0.01",
@@ -44,7 +45,7 @@ WHAT = {
     "pmfl": "10 of 250 nodes, 5 steps of batch 32, PMFL with N = 5",
 }
 NAMES = {"flower": "our apps in Flower's runtime", "plain": "Flower alone"}
-# Rounds that are run, and of these the first that do not count, in which the memory that engines use again is new.
+# Rounds, and how many of them at the start are excluded, because memory that engines reuse is new in them.
 ROUNDS = {"floor": (50, 20), "work": (12, 4), "pmfl": (12, 4)}
 
 
@@ -58,7 +59,7 @@ def images(path: Path, train: int = 40_000, test: int = 100, seed: int = 0) -> N
 
 
 def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
-    """Run a setting on one of our engines; seconds per round as the run itself logs them."""
+    """Run a setting on one of Contrafed's engines, and return the seconds per round from the run's log."""
     from contrafed import compose, run
 
     overrides, *_ = SETTINGS[setting]
@@ -70,10 +71,10 @@ def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
 
 
 def loop(setting: str, nodes: int) -> float:
-    """Return the seconds that the plain training loop of ``nodes`` nodes takes in this process.
+    """Return the seconds that the plain training loop of ``nodes`` clients takes in this process.
 
-    For PMFL with the frozen forward passes of a node that takes part for the first time: at each step the received model and
-    the iterates since. Nodes that come again need more.
+    For PMFL it includes the frozen forward passes of a client's first participation: at each step the received model and the
+    earlier iterates. Later participations need more.
     """
     import torch
     from omegaconf import OmegaConf
@@ -89,7 +90,7 @@ def loop(setting: str, nodes: int) -> float:
     model = build_model(settings, 3, (32, 32), 10, 0)
     frozen = [copy.deepcopy(model) for _ in range(steps)] if setting == "pmfl" else []
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    x = torch.randn(size, 32, 32, 3).permute(0, 3, 1, 2)  # channels last, as our own engines have them
+    x = torch.randn(size, 32, 32, 3).permute(0, 3, 1, 2)  # channels last, as in Contrafed's engines
     y = torch.randint(0, 10, (size,))
     times = []
     for _ in range(rounds):
@@ -109,7 +110,7 @@ def loop(setting: str, nodes: int) -> float:
 
 
 def bare(setting: str) -> dict[str, float]:
-    """Run the bare loop in one process per core at the same time; the slowest is the round."""
+    """Run the bare loop in one process per core at the same time. The slowest one is the round's time."""
     _, nodes, *_ = SETTINGS[setting]
     workers = os.cpu_count() or 1
     shares = [nodes // workers + (i < nodes % workers) for i in range(workers)]
@@ -123,7 +124,7 @@ def between(moments: list[float]) -> float:
 
 
 def pfl(setting: str, folder: Path) -> dict[str, float]:
-    """Run the setting in Apple's pfl, serial as its simulation on one process is."""
+    """Run the setting in Apple's pfl, which is serial in its simulation on one process."""
     import numpy as np
     import torch
     from omegaconf import OmegaConf
@@ -185,7 +186,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
 
 
 def plain(setting: str, folder: Path) -> dict[str, float]:
-    """Run the setting in Flower alone: its simulation runtime, its FedAvg, and a client as its tutorials write them."""
+    """Run the setting in Flower alone: its simulation runtime, its FedAvg, and a client as in its tutorials."""
     import numpy as np
     import torch
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -208,7 +209,7 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
     @client.train()
     def train(message, context):
         torch.set_num_threads(1)
-        # The function is new with every message; what it holds on to is made once per process.
+        # The function is new for every message, so its data are made once per process and stored in a module.
         workspace = sys.modules.setdefault("contrafed_benchmark", types.SimpleNamespace())
         if not hasattr(workspace, "model"):
             workspace.model = build_model(settings, 3, (32, 32), 10, 0)
@@ -244,7 +245,7 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
 
 
 def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
-    """Measure one peer on one setting in this process."""
+    """Measure one framework on one setting in this process."""
     if peer == "bare":
         measured = bare(setting)
     elif peer == "pfl":
@@ -258,12 +259,14 @@ def cell(peer: str, setting: str, folder: Path) -> dict[str, float]:
 
 
 def peers(setting: str) -> list[str]:
-    """Return who is measured on a setting: peers know no method of ours, and pfl's rounds and a loop need a step."""
+    """Return what is measured on a setting. Other frameworks do not have our methods, and pfl's rounds and a loop need a
+    step.
+    """
     return ["ray", "local", "flower", *{"floor": ["plain"], "work": ["plain", "bare", "pfl"], "pmfl": ["bare"]}[setting]]
 
 
 def main() -> None:
-    """Measure every cell in turn, again and again, and print the table."""
+    """Measure every cell in turn, repeatedly, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--repeats", type=int, default=5)
@@ -271,7 +274,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.cell:
         peer, setting, folder = options.cell
-        sys.stdout, out = sys.stderr, sys.stdout  # what is measured prints its own progress
+        sys.stdout, out = sys.stderr, sys.stdout  # the measured code prints its own progress
         print(json.dumps(cell(peer, setting, Path(folder))), file=out)
         return
     found: dict[tuple[str, str], list[dict[str, float]]] = {}

@@ -1,15 +1,15 @@
-"""What the parts cost, each beside the least that its work could cost, measured in turns in one process.
+"""Measure the cost of parts, each compared with the least that its work could cost, in turns in one process.
 
     python benchmarks/scale.py                      # all that needs no GPU
     python benchmarks/scale.py contrast stacking --device cuda                   # on a GPU
 
 contrast    a step with frozen models: PMFL and MOON against FedAvg's, and against one step and its distinct frozen passes
-balance     a round of nodes of very unequal size with engine=ray against max(total / workers, longest node)
-population  a round of 100 participants among 1,000 and among 1,000,000 nodes; start-up and memory
-memory      PMFL on ResNet-18 with node memory on every tier: seconds a round and bytes
-aggregate   PMFL's server rule, 25 replies of 11 million parameters, against reading them once
+balance     a round of clients of very unequal size with engine=ray against max(total / workers, longest client)
+population  a round of 100 participants among 1,000 and among 1,000,000 clients, with start-up and memory
+memory      PMFL on ResNet-18 with client state on every tier: seconds a round and bytes
+aggregate   PMFL's aggregation, 25 replies of 11 million parameters, against one pass over them
 checkpoint  a run that saves every 10 rounds against one that does not
-stacking    PMFL's CIFAR-10 setting, 25 nodes a round as one stack against one by one; FedRCL on ResNet-18
+stacking    PMFL's CIFAR-10 setting, 25 clients a round as one stack against one by one, and FedRCL on ResNet-18
 """
 
 import argparse
@@ -38,7 +38,7 @@ REPEATS = 5
 
 
 def node_times(nodes: list[tuple[int, int]], frozen: int, barrier: Any) -> list[float]:
-    """Return the seconds that the bare loop takes for each node of a round; all processes begin together."""
+    """Return the seconds that the bare loop takes for each client of a round. All processes begin together."""
     import torch
     from omegaconf import OmegaConf
 
@@ -63,7 +63,7 @@ def node_times(nodes: list[tuple[int, int]], frozen: int, barrier: Any) -> list[
         for step in range(steps):
             size = last if step == steps - 1 else 32
             with torch.no_grad():
-                # PMFL's Z is in the buffer for five steps; before and after it takes a pass of its own.
+                # PMFL's Z is in the buffer for five steps. Before and after them it takes another pass.
                 for other in others[: len(others) - (1 <= step <= 5)]:
                     other(x[:size])
             optimizer.zero_grad()
@@ -74,7 +74,7 @@ def node_times(nodes: list[tuple[int, int]], frozen: int, barrier: Any) -> list[
 
 
 def balance(folder: Path, repeats: int) -> None:
-    """One epoch of 20 nodes of Dirichlet sizes a round, and after each round the bare loop of the same nodes."""
+    """Measure rounds of one epoch of 20 clients of Dirichlet sizes, and after each round the bare loop of the same clients."""
     import numpy as np
     from omegaconf import OmegaConf
 
@@ -122,7 +122,7 @@ def balance(folder: Path, repeats: int) -> None:
 
 
 def population(folder: Path, repeats: int) -> None:
-    """PMFL, 100 participants a round, engine=local, in processes of their own."""
+    """Measure PMFL with 100 participants a round and engine=local, each in its own process."""
     found: dict[int, list[tuple[float, float, float]]] = {1_000: [], 1_000_000: []}
     for _ in range(repeats):
         for count, rows in found.items():
@@ -136,7 +136,7 @@ def population(folder: Path, repeats: int) -> None:
 
 
 def one_population(count: int, folder: Path) -> None:
-    """Print the seconds of a round, the seconds until round 1 began, and the memory then."""
+    """Print the seconds of a round, the seconds until round 1 began, and the memory at that time."""
     from contrafed.runs.output import RoundLog
 
     began, ready = time.perf_counter(), []
@@ -144,7 +144,7 @@ def one_population(count: int, folder: Path) -> None:
 
     def note(self, done):
         if done.server_round == 0:
-            # Not ru_maxrss, which a process inherits from the one that started it.
+            # Not ru_maxrss, which a process inherits from its parent.
             status = Path("/proc/self/status").read_text().split()
             ready.append((time.perf_counter() - began, int(status[status.index("VmHWM:") + 1]) / 1024))
         write(self, done)
@@ -161,7 +161,7 @@ def one_population(count: int, folder: Path) -> None:
 
 
 def memory(folder: Path, repeats: int) -> None:
-    """25 nodes x 5 models of ResNet-18 (with previous ones 6.7 GB) with budgets that leave a third on disk, and without."""
+    """Measure 25 clients x 5 models of ResNet-18 (6.7 GB with previous ones), with and without a third of them on disk."""
     few = (
         "strategy=pmfl", "model=resnet18", "num_nodes=25", "partition=sampled", "partition.examples_per_node=8",
         "strategy.local.batch_size=2", "participation=uniform", "participation.select=3", "num_rounds=12",
@@ -182,7 +182,7 @@ def memory(folder: Path, repeats: int) -> None:
 
 
 def aggregate(folder: Path, repeats: int) -> None:
-    """PMFL's rule, its weighted sum alone and the check of replies, beside one pass that reads the replies on every core."""
+    """Measure PMFL's aggregation, its weighted sum alone and the check of replies, against one pass over them on every core."""
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
@@ -227,7 +227,7 @@ def aggregate(folder: Path, repeats: int) -> None:
 
 
 def checkpoint(folder: Path, repeats: int) -> None:
-    """PMFL's CNN, 50 nodes, 10 a round, 5 steps of 16, 150 rounds."""
+    """Measure checkpoints with PMFL's CNN, 50 clients, 10 a round, 5 steps of 16, 150 rounds."""
     base = (
         "strategy=pmfl", "model=cnn_pmfl", "num_nodes=50", "partition=iid", "participation=uniform",
         "participation.select=10", "num_rounds=150", "eval_every=1000000", "engine=ray",
@@ -245,7 +245,7 @@ def checkpoint(folder: Path, repeats: int) -> None:
 
 
 def stacking(folder: Path, repeats: int, device: str) -> None:
-    """Rounds with the nodes as one stack and one by one, on the same device, evaluated every 10 rounds as in a run."""
+    """Measure rounds with clients as one stack and one by one, on the same device, evaluated every 10 rounds as in a run."""
     settings = {
         "PMFL, its CNN, 25 of 250 nodes x 5 steps of 16": (
             "strategy=pmfl", "model=cnn_pmfl", "num_nodes=250", "partition=iid", "participation=uniform",
@@ -274,7 +274,7 @@ def stacking(folder: Path, repeats: int, device: str) -> None:
 
 
 def main() -> None:
-    """Run what was asked for and print its figures."""
+    """Run the requested parts and print their figures."""
     parts = {
         f.__name__: f for f in (contrast, balance, population, memory, aggregate, checkpoint, stacking)
     }  # in the order of the text above

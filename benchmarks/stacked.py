@@ -1,20 +1,21 @@
-"""Ways of computing a stack of nodes on a GPU: one training step, and one pass of frozen models, of the same networks.
+"""Compare ways of computing a stack of clients on a GPU: one training step, and one pass of frozen models.
 
-PMFL's frozen models see the batches of five steps at once.
+The networks are the same. PMFL's frozen models see the batches of five steps at once.
 
     python benchmarks/stacked.py --device cuda
 
-The library's way is ``grouped``: under ``vmap`` the nodes' convolutions become one grouped convolution. Beside it, in turns:
+Contrafed's way is ``grouped``: under ``vmap`` the clients' convolutions become one grouped convolution. The other ways take
+turns with it:
 
-one by one     a loop over the nodes
+one by one     a loop over the clients
 contiguous     grouped, images with channels first in memory
-im2col         images unfolded, their patches multiplied with each node's weights as one batched product
+im2col         images unfolded, their patches multiplied with each client's weights as one batched product
 compile        grouped, through torch.compile
 graph          grouped, captured as a CUDA graph and replayed
-im2col graph   im2col, likewise
+im2col graph   im2col, captured and replayed likewise
 
-The last column: in single precision gradients differ by some 1e-3 where rounding decides which pixel a pool takes; in double
-precision all ways agree to 1e-14.
+The last column has the differences of the results. In single precision gradients differ by some 1e-3 if rounding decides which
+pixel a pool takes. In double precision all ways agree to 1e-14.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from timing import in_turns  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.func import vmap  # noqa: E402
 
-# name: (model, nodes, batch size, images a frozen model sees at once, bfloat16)
+# name: (model, clients, batch size, images a frozen model sees at once, bfloat16)
 SETTINGS = {
     "PMFL's CNN, 25 nodes, batch 16": ("cnn_pmfl", 25, 16, 80, False),
     "FedRCL's ResNet-18, 5 nodes, batch 50, bfloat16": ("resnet18", 5, 50, 50, True),
@@ -65,7 +66,7 @@ def unfolded(model: nn.Module) -> nn.Module:
 
 
 class Work:
-    """A training step of B nodes on a batch each, and a pass of as many frozen models on ``ahead`` images each."""
+    """A training step of B clients on a batch each, and a pass of as many frozen models on ``ahead`` images each."""
 
     def __init__(self, way: str, model: Any, nodes: int, batch: int, ahead: int, mixed: bool, device: str) -> None:
         self.device, self.mixed, self.alone = device, mixed, way == "one by one"
@@ -73,7 +74,7 @@ class Work:
         generator = torch.Generator().manual_seed(0)
 
         def copies() -> dict[str, Tensor]:
-            """Return the model's tensors for every node, each a little different."""
+            """Return the model's tensors for every client, each slightly different."""
             return {
                 name: (value.detach().cpu() + 0.01 * torch.randn(nodes, *value.shape, generator=generator)).to(device)
                 for name, value in model.named_parameters()
@@ -97,12 +98,12 @@ class Work:
             self.step, self.embed = captured(self.train), captured(self.represent)
 
     def one(self, params: dict[str, Tensor], x: Tensor) -> Any:
-        """Run one node's model."""
+        """Run one client's model."""
         with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed, cache_enabled=False), self.model.holding(params):
             return tuple(out.float() for out in self.model(x)[:2])
 
     def over(self, params: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Run every node's model: logits and representations."""
+        """Run every client's model, and return logits and representations."""
         if not self.alone:
             both: tuple[Tensor, Tensor] = vmap(self.one)(params, x)
             return both
@@ -112,7 +113,7 @@ class Work:
         return torch.stack(logits), torch.stack(z)
 
     def loss(self) -> Tensor:
-        """Return the sum of the nodes' mean cross-entropies."""
+        """Return the sum of the clients' mean cross-entropies."""
         logits, _ = self.over(self.params, self.x)
         return F.cross_entropy(logits.flatten(0, 1), self.y.flatten(), reduction="sum") / self.y.shape[1]
 
@@ -128,7 +129,7 @@ class Work:
 
 
 def captured(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return what replays a function's kernels; its result is the same memory each time."""
+    """Return a function that replays a function's kernels. Its result is the same memory each time."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -171,7 +172,7 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
         try:
             work = Work(way, model, nodes, batch, ahead, mixed, device)
             result = work.step(), work.embed()
-        except Exception as error:  # what a way cannot do is a result too
+        except Exception as error:  # a failure of a way is a result too
             failed[way] = f"{type(error).__name__}: {error}".splitlines()[0][:100]
             continue
         expected = expected or result
@@ -194,7 +195,7 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
 
 
 def settled(function: Callable[[], Any], device: str) -> Callable[[], None]:
-    """Return what calls a function and waits until the accelerator is done."""
+    """Return a function that calls a function and waits until the accelerator is done."""
 
     def call() -> None:
         function()

@@ -1,4 +1,4 @@
-"""Timing in turns, and whole runs on random images."""
+"""Time functions in turns, and run whole runs on random images."""
 
 import statistics
 import sys
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def in_turns(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each function; they take turns, after one turn that does not count."""
+    """Return the median seconds of each function. They take turns, and the first turn is excluded."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(repeats + 1):
         for name, function in functions.items():
@@ -31,7 +31,7 @@ def compose_on(folder: Path, *overrides: str, data: str = "images.npz") -> Any:
 
 
 def run_logged(folder: Path, *overrides: str, data: str = "images.npz") -> tuple[list[list[str]], dict[str, Any]]:
-    """Run an experiment; returns the rows of times.csv and the summary."""
+    """Run an experiment, and return the rows of times.csv and the summary."""
     from contrafed import run
 
     with tempfile.TemporaryDirectory(dir=folder) as out:

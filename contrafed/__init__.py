@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Config", "FederatedStrategy", "LocalTraining", "UserError", "compose", "run"]
 
-# In a checkout and in a Flower app bundle, clients/, strategies/, models/, partitions/ and conf/ lie beside this package. In a
-# wheel they lie in it.
+# In a checkout and in a Flower app bundle, clients/, strategies/, models/, partitions/ and conf/ are next to this package. In a
+# wheel they are inside it.
 if not (Path(__file__).parent / "clients").is_dir():
     __path__.append(str(Path(__file__).resolve().parent.parent))
 

@@ -1,11 +1,11 @@
-"""The command line: one run, or a sweep with ``-m``.
+"""Run the command line: one run, or a sweep with ``-m``.
 
     python main.py strategy=pmfl participation=markovian
     python main.py -m strategy=fedavg,moon,pmfl participation=bernoulli,markovian,cyclic seed=0,1
 
-It is a ``@hydra.main`` program with all of Hydra's options, launchers and sweepers. Installed, it is the command ``contrafed``
-as well. ``--help`` lists every choice. Exit status: 0 all runs finished, 1 a run failed, 2 a mistake in what was asked for, 130
-Ctrl-C.
+It is a ``@hydra.main`` program with all of Hydra's options, launchers and sweepers. An installation also has the command
+``contrafed``. ``--help`` lists every choice. Exit status: 0 if all runs finished, 1 if a run failed, 2 for a wrong command line
+or configuration, 130 after Ctrl-C.
 """
 
 import contextlib
@@ -41,9 +41,15 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 def run_job(config: DictConfig) -> float | None:
-    """Run one job of Hydra's in the folder that Hydra names, and return its objective, None if it has no such number.
+    """Run one Hydra job in the folder that Hydra names.
 
-    In a sweep it raises what ends the job. A run alone ends the process.
+    In a sweep it raises the error that ends the job. A single run ends the process instead.
+
+    Args:
+        config: The composed configuration.
+
+    Returns:
+        The objective, or None if the run has no such number.
     """
     with _end_job():
         quiet_libraries(config.verbose)  # before they are imported
@@ -80,7 +86,10 @@ def _end_job() -> Iterator[None]:
 
 
 def report_error(error: BaseException) -> int:
-    """Print what ended a job, a mistake or a stop in one line, and return its exit status."""
+    """Print the error that ended a job, and return its exit status.
+
+    A user's mistake or a stopped run takes one line. Any other error is printed with its traceback.
+    """
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, UserError | RunStopped | HydraException):
@@ -92,7 +101,7 @@ def report_error(error: BaseException) -> int:
 
 
 def main() -> int:
-    """Do what the command line asks for, and return the exit status."""
+    """Run what the command line asks for, and return the exit status."""
     arguments = sys.argv[1:]
     try:
         if "--version" in arguments:
@@ -102,7 +111,7 @@ def main() -> int:
         if asked.help:
             print(help_text(asked.config_dir))
             return 0
-        # A polite kill ends a run as Ctrl-C does: with everything so far written.
+        # SIGTERM ends a run as Ctrl-C does: everything written so far is kept.
         signal.signal(signal.SIGTERM, _interrupt)
         run = {} if asked.hydra_help or asked.shell_completion else check_arguments(asked)
         note_missing(Path(run.get("output_dir", ".")))
@@ -120,7 +129,11 @@ def main() -> int:
 
 
 def start_hydra(arguments: list[str]) -> int:
-    """Hand a checked command line to Hydra. Raises what a job of a foreign sweeper raised."""
+    """Start Hydra with a checked command line.
+
+    Raises:
+        Exception: The error of a job, if the sweeper is not Contrafed's.
+    """
     hydra._internal.hydra.ConfigLoaderImpl = ConfigLoader  # type: ignore[misc]
     before, sys.argv = sys.argv, [sys.argv[0], *arguments]
     try:
@@ -133,7 +146,7 @@ def start_hydra(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _full_errors() -> Any:
-    """Have Hydra raise errors, which are reported here in one line, and not print them."""
+    """Make Hydra raise errors instead of printing them, so that they are reported here in one line."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -154,6 +167,6 @@ def command() -> None:
     with outliving():
         status = main()
     if status == INTERRUPTED:
-        # A thread of Flower's runtime may wait for ever on a worker that Ctrl-C ended; everything is written by now.
+        # A thread of Flower's runtime may wait for ever for a worker that Ctrl-C ended. Everything is written by now.
         os._exit(status)
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""Tables and figures of finished runs.
+"""Make tables and figures of finished runs.
 
     python report.py DIR...                  every table (Markdown, CSV, LaTeX) and figure (PNG, PDF), in DIR/report
     python report.py --as pmfl/table5 DIR... of an experiment's jobs alone, also of runs that another experiment made
@@ -6,7 +6,7 @@
     python report.py --compare A B           two runs: what their configurations differ in, their numbers side by side
     python report.py --results [DIR...]      keep folders' runs in results/, and write docs/RESULTS.md from all of it
 
-Exit status: 0, or 2 for a mistake in what was asked for, which is said in one line.
+Exit status: 0, or 2 for a mistake in the command line, reported in one line.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from contrafed.runs.output.console import counted
 
 
 def parser() -> Parser:
-    """Return the command line's reader."""
+    """Return the parser of the command line."""
     assert __doc__ is not None
     called = program("contrafed-report", "python report.py")
     text = __doc__.replace("python report.py", called)
@@ -45,7 +45,7 @@ def parser() -> Parser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line asks for, and return the exit status."""
+    """Run what the command line asks for, and return the exit status."""
     with outliving():
         try:
             _report(parser().parse_args(arguments))

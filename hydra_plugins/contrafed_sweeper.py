@@ -1,13 +1,13 @@
-"""The sweeper of Contrafed: an experiment's grid, checked whole, skipping what is finished, resuming what was stopped.
+"""Run an experiment's grid: check it as a whole, skip finished jobs, and resume stopped ones.
 
     python main.py -m experiment=pmfl/table1                            the whole grid, in outputs/pmfl/table1
     python main.py -m experiment=pmfl/table1 strategy=pmfl seed=0,1     a part of it, and a second seed
     python main.py -m experiment=pmfl/table1 shard=2/4                  every fourth job, from the second
     python main.py -m hydra/launcher=joblib seed=0,1                    two jobs at a time
 
-Every job is composed and checked before the first starts. What the folder of an experiment's sweep holds, known by its
-configuration, is not run again, or resumes where it stopped. Hydra looks for sweepers in this folder only, and imports it in
-every Hydra program: so nothing of Contrafed is imported before it is used.
+Every job is composed and checked before the first starts. Jobs whose configurations are already in the folder of an
+experiment's sweep are not run again, or resume where they stopped. Hydra looks for sweepers only in this folder and imports it
+in every Hydra program, so Contrafed is imported only when it is used.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from contrafed.config.run_config import Run
 
 OUTPUTS = Path("outputs")
-POLL_SECONDS = 0.5  # between two looks at what another process does
-CHECKPOINTS = 20  # that an experiment's job writes unless it is told how often
+POLL_SECONDS = 0.5  # between two checks of another process
+CHECKPOINTS = 20  # that an experiment's job writes by default
 MIN_CHECKPOINT_ROUNDS = 10  # between two of these
-MAX_NAMED_JOBS = 5  # jobs that the last line names, of those that failed
+MAX_NAMED_JOBS = 5  # failed jobs that the last line names
 
 
 @dataclass
 class SweeperConfig:
-    """Its settings in Hydra's configuration, ``hydra.sweeper``."""
+    """The sweeper's settings in Hydra's configuration, ``hydra.sweeper``."""
 
     _target_: str = "hydra_plugins.contrafed_sweeper.ContrafedSweeper"
     shard: str | None = None  # I/N: every Nth job from the Ith
@@ -54,7 +54,7 @@ ConfigStore.instance().store(group="hydra/sweeper", name="contrafed", node=Sweep
 
 
 class Left(NamedTuple):
-    """A job that is still to run, with its run as configured."""
+    """A job that still has to run, with its run as configured."""
 
     job: "Job"
     run: "Run"
@@ -62,28 +62,28 @@ class Left(NamedTuple):
 
 
 class ContrafedSweeper(Sweeper):
-    """Runs the jobs of a command line by the launcher that Hydra's configuration names."""
+    """Runs the jobs of a command line with the launcher in Hydra's configuration."""
 
     config: "DictConfig"
     launcher: "Launcher"
 
     def __init__(self, shard: str | None = None, params: dict[str, Any] | None = None) -> None:
         self.shard, self.params = shard, params
-        self.failures: list[tuple[Any, bool]] = []  # and whether by a mistake in what was asked for
+        self.failures: list[tuple[Any, bool]] = []  # and whether the reason was a user's mistake
         self.folders: list[Path] = []  # of the finished runs, in the order of the jobs
-        self.elsewhere = 0  # jobs that another process is at
-        self._paces: dict[tuple[str, str], list[float]] = {}  # (method, data set) -> seconds a round
-        self._there: dict[Path, dict[str, Path]] = {}  # what each folder held: identity -> run
+        self.elsewhere = 0  # jobs that another process is running
+        self._paces: dict[tuple[str, str], list[float]] = {}  # (method, data set) -> seconds per round
+        self._there: dict[Path, dict[str, Path]] = {}  # runs in each folder at the start: identity -> run
 
     def setup(self, *, hydra_context: "HydraContext", task_function: "TaskFunction", config: "DictConfig") -> None:
-        """Keep what Hydra hands over."""
+        """Store Hydra's objects."""
         self.config, self.loader = config, cast("ConfigLoader", hydra_context.config_loader)
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> list[JobReturn]:
-        """Run every job that is left and return what each returned. Raises ``UserError``."""
+        """Run every remaining job and return their results. Raises ``UserError``."""
         from contrafed.config.command_line import check_jobs
         from contrafed.config.compose import expand_jobs, take_shard
         from contrafed.runs.output import quiet_libraries
@@ -106,7 +106,7 @@ class ContrafedSweeper(Sweeper):
         return returned
 
     def report_failures(self) -> None:
-        """Name the jobs that failed and end the process with their exit status, if there are any."""
+        """Name the failed jobs, if there are any, and end the process with their exit status."""
         if self.failures:
             names = [" ".join(job.overrides) for job, _ in self.failures[:MAX_NAMED_JOBS]]
             more = [f"and {len(self.failures) - MAX_NAMED_JOBS} more"] if len(self.failures) > MAX_NAMED_JOBS else []
@@ -128,7 +128,8 @@ class ContrafedSweeper(Sweeper):
         print(f"{jobs}{what}: {len(left)} to run in {self.jobs[0].home}", flush=True)
         load_data([each.run for each in left])
         returned: list[JobReturn] = []
-        # Hydra's basic launcher runs jobs one after another in this process: one at a time, the next can be told what is left.
+        # Hydra's basic launcher runs jobs in turn in this process, so they are launched one at a time, with the number of
+        # remaining jobs.
         alone = type(self.launcher).__name__ == "BasicLauncher"
         try:
             for number, batch in enumerate([[each] for each in left] if alone else [left] if left else []):
@@ -146,7 +147,7 @@ class ContrafedSweeper(Sweeper):
         return returned
 
     def _launch(self, batch: list[Left]) -> list[JobReturn]:
-        """Hand jobs to the launcher, apart from those that another process has run, or is at."""
+        """Pass jobs to the launcher, except those that another process has run or is running."""
         ready = [(each, folder) for each in batch if (folder := self._find_folder(each)) is not None]
         if not ready:
             return []
@@ -157,7 +158,7 @@ class ContrafedSweeper(Sweeper):
         return returned
 
     def _record(self, each: Left, folder: Path, done: JobReturn) -> None:
-        """Keep what became of a job."""
+        """Store the result of a job."""
         from contrafed.core.errors import UserError
         from contrafed.runs import checkpoint
         from contrafed.runs.output.folder import finished
@@ -171,7 +172,7 @@ class ContrafedSweeper(Sweeper):
             shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
 
     def _override_job(self, each: Left, folder: Path) -> list[str]:
-        """Return a job's command line: its own, its folder, and how often it writes checkpoints."""
+        """Return a job's command line, with its folder and its number of rounds between checkpoints."""
         from contrafed.config.grid import format_value
 
         lines = [f"hydra.sweep.dir={format_value(str(folder.parent))}", f"hydra.sweep.subdir={format_value(folder.name)}"]
@@ -187,7 +188,9 @@ class ContrafedSweeper(Sweeper):
         return _is_resumable(each.run) and each.job.experiment is not None and each.run.checkpoint_every is None
 
     def _check_folders(self) -> None:
-        """Raise ``UserError`` for a folder that is a run's own, and for a numbered one that a job would find taken."""
+        """Raise ``UserError`` for a sweep's folder that is a run's, and for a job's numbered folder that already holds a
+        run.
+        """
         from contrafed.runs.output.folder import CLAIM, taken_by_a_run
 
         for each in self.jobs:
@@ -196,7 +199,7 @@ class ContrafedSweeper(Sweeper):
                 raise taken_by_a_run(folder)
 
     def _skip_finished(self, each: Left) -> bool:
-        """Whether a job has finished before. Then its folder is among those of the report."""
+        """Return whether a job has finished before. Its folder is then part of the report."""
         from contrafed.engines.personal_models import place_in
         from contrafed.runs.output.folder import finished
 
@@ -209,7 +212,7 @@ class ContrafedSweeper(Sweeper):
         return True
 
     def _find_folder(self, each: Left) -> Path | None:
-        """Return the folder for a job, its own from before or a new one; None if another process has run it, or is at it."""
+        """Return an existing or a new folder for a job, None if another process has run it or is running it."""
         from contrafed.runs.output.folder import finished, taken
 
         there = self._find_past(each)
@@ -219,7 +222,7 @@ class ContrafedSweeper(Sweeper):
                 time.sleep(POLL_SECONDS)
                 there = self._find_past(each)
         if there is not None and (summary := finished(there)) is not None:
-            # By another process meanwhile, or by a job whose case the command line leaves nothing of its own.
+            # Finished by another process in the meantime, or by an equal job of this sweep.
             print(f"the same run has finished in {there}", flush=True)
             self._add_finished(there, summary, each.run)
             return None
@@ -249,36 +252,37 @@ class ContrafedSweeper(Sweeper):
 
     @cached_property
     def _dated_home(self) -> Path:
-        """The folder of jobs of no experiment, by the time: another than a run's of the same second."""
+        """The folder of jobs without an experiment, named by the time. It differs from a run's of the same second."""
         return next(list_unclaimed(Path(str(self.config.hydra.sweep.dir))))
 
     def _find_past(self, each: Left) -> Path | None:
-        """Return the folder of the run that a job had before, None if there is none."""
+        """Return the folder of a job's earlier run, None if there is none."""
         from contrafed.runs.checkpoint import identity
         from contrafed.runs.output.folder import finished
         from contrafed.runs.setup import LATEST
 
         wanted = identity(each.run.composed)
-        if each.job.experiment is None:  # what has not finished resumes by itself
+        if each.job.experiment is None:  # unfinished runs resume by themselves
             done = find_runs(each.home, str(each.job.number)).get(wanted) if each.run.resume == LATEST else None
             return done if done is not None and finished(done) is not None else None
         found = self._there[each.home].get(wanted)
-        return found or find_runs(each.home, f"{each.job.name}*").get(wanted)  # another process may have begun it meanwhile
+        # another process may have started it in the meantime
+        return found or find_runs(each.home, f"{each.job.name}*").get(wanted)
 
     def _begins_elsewhere(self, each: Left) -> bool:
-        """Whether another process has a folder of this name of which it has not said yet what it runs there."""
+        """Return whether another process has a folder of this name without its configuration yet."""
         from contrafed.runs.output.folder import CLAIM, taken
 
         for folder in each.home.glob(f"{each.job.name}*/") if each.job.experiment is not None else ():
             with contextlib.suppress(FileNotFoundError):
                 if (folder / CLAIM).stat().st_size:
                     continue
-            if folder.exists() and taken(folder):  # it may have been given up meanwhile
+            if folder.exists() and taken(folder):  # it may have been removed in the meantime
                 return True
         return False
 
     def _estimate_time(self, left: list[Left]) -> str:
-        """Return about how long these runs take: their rounds by the pace of their method on their data, or of all."""
+        """Estimate the time of these runs from their rounds and the pace of their method on their data, or of all methods."""
         every = [pace for paces in self._paces.values() for pace in paces]
         if not every:
             return ""
@@ -289,30 +293,30 @@ class ContrafedSweeper(Sweeper):
         return f", about {about}{minutes} min to go" if hours or minutes else ", less than a minute to go"
 
     def _write_report(self) -> None:
-        """Leave a table and a figure in the sweep's folder: of its finished runs, and of what other commands ran of it."""
+        """Write a table and a figure to the sweep's folder, of its finished runs and of those of other commands."""
         from contrafed.report.pages import leave
         from contrafed.runs.output.folder import finished
 
         experiments = {each.job.experiment for each in self.jobs}
         for home in dict.fromkeys(folder.parent for folder in self.folders):
             own = [folder for folder in self.folders if folder.parent == home]
-            # Jobs of no experiment are numbered.
+            # Jobs without an experiment are numbered.
             others = find_runs(home, "[0-9]*" if experiments == {None} else "*", experiments).values()
             leave(home, list(dict.fromkeys([*own, *(path for path in others if finished(path) is not None)])))
 
 
 def _is_resumable(run: "Run") -> bool:
-    # Flower keeps client state to itself, and secret noise must not be drawn twice.
+    # Flower gives no access to client state, and secret noise must not be drawn twice.
     return run.engine.name != "flower" and getattr(run.privacy.config, "noise", None) != "secret"
 
 
 def _kind_of(run: "Run") -> tuple[str, str]:
-    """Return what runs of like rounds have in common: method and data set."""
+    """Return method and data set, by which the times of rounds are compared."""
     return run.node.strategy.name, run.node.dataset.name
 
 
 def load_data(runs: list["Run"]) -> None:
-    """Load, or download, what several runs train on, so that what is missing is reported once. Raises ``UserError``."""
+    """Load or download the data of several runs, so that missing data are reported once. Raises ``UserError``."""
     from contrafed.data.images import load_images
 
     if len(runs) > 1:
@@ -321,14 +325,14 @@ def load_data(runs: list["Run"]) -> None:
 
 
 def list_unclaimed(path: Path) -> Any:
-    """Yield the folders of this name, and of its numbers, that no run has."""
+    """Yield the folders of this name, and its numbered versions, that no run has claimed."""
     from contrafed.runs.output.folder import CLAIM, numbered
 
     return (folder for folder in map(path.with_name, numbered(path.name)) if not (folder / CLAIM).exists())
 
 
 def count_rounds_left(run: "Run", there: Path | None) -> int:
-    """Return the rounds after the last checkpoint of the run that a job had before."""
+    """Return the rounds after the last checkpoint of a job's earlier run."""
     from contrafed.runs import checkpoint
 
     done = checkpoint.numbered(there / checkpoint.FOLDER) if there is not None else []
@@ -336,9 +340,9 @@ def count_rounds_left(run: "Run", there: Path | None) -> int:
 
 
 def find_runs(home: Path, pattern: str = "*", of: Any = None) -> dict[str, Path]:
-    """Return the runs below a folder by what identifies their configuration; of two alike the finished one.
+    """Return the runs below a folder by the identity of their configurations. Of two equal ones the finished one is returned.
 
-    ``of``: those of these experiments alone, None among them for runs of none.
+    ``of`` restricts them to these experiments. None in it stands for runs without an experiment.
     """
     import yaml
 

@@ -1,1 +1,1 @@
-"""What runs on a client: the ClientApp and the files it keeps."""
+"""Code that runs on a client: the ClientApp, and the files that it keeps."""

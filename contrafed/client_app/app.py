@@ -1,7 +1,7 @@
-"""The ClientApp: the same object in simulation and on a device. It alone reads and writes a node's files.
+"""Define the ClientApp: the same object in simulation and on a device. Only it reads and writes a client's files.
 
-Flower calls ``app(message, context)`` for one node. Our engines call ``run_stack`` with many nodes' messages at once; both
-end in the same ``Client.update`` and ``Client.judge``. What a node remembers is the record ``memory`` of ``Context.state``.
+Flower calls ``app(message, context)`` for one client. Contrafed's engines call ``run_stack`` with the messages of many clients.
+Both end in the same ``Client.update`` and ``Client.judge``. The client state is the record ``memory`` of ``Context.state``.
 """
 
 import logging
@@ -25,7 +25,7 @@ from contrafed.training.workspace import Workspace, workspace_for
 
 MEMORY = "memory"
 
-# What an operator may write into --node-config; num-partitions is Flower's own and not needed.
+# Keys that an operator may write into --node-config. num-partitions is Flower's own and not used.
 NODE_CONFIG = ("partition-id", "num-partitions", "state-dir", "data", "data-dir")
 
 app = ClientApp()
@@ -33,7 +33,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train one node through its ``NumPyClient`` interface."""
+    """Train one client through its ``NumPyClient`` interface."""
     node = _open(message, context)
     arrays, count, metrics = node.client.fit(codec.to_list(node.client.names("down"), node.received), node.config)
     up = codec.from_list(node.client.names("up"), arrays)
@@ -48,13 +48,16 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Score one node's model on its own part of the data; changes no memory, but the run's last evaluation ends it."""
+    """Evaluate one client's model on its own part of the data.
+
+    Client state stays unchanged, and the run's last evaluation deletes it.
+    """
     node = _open(message, context)
     config = node.config | _places(node.config, context, node.state)
-    if node.report:  # what it remembered is lost: this is not its model
+    if node.report:  # its client state is lost, so this is not its model
         config.pop("save", None)
     (judged,) = _judge(node.client, [node.received], config, None)
-    # A run with checkpoints may yet go back to its last one.
+    # A run with checkpoints may be resumed from its last one.
     if node.state is not None and config.get("final") and node.now.checkpoint is None:
         node.state.remove()
     return _scores(message, judged, node.report)
@@ -62,7 +65,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Tell the server which partition this node holds and how many examples of which class, or why it cannot take part."""
+    """Report this client's partition and its examples per class to the server, or why it cannot participate."""
     config = codec.config_of(message)
     try:
         node, nodes = _node(context), NodeRun.from_json(str(config["settings"])).num_nodes
@@ -92,9 +95,9 @@ def query(message: Message, context: Context) -> Message:
 
 
 def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline: float | None = None) -> list[Message]:
-    """Have the nodes of ``messages`` train, or be judged, as one stack and return their replies in the same order.
+    """Train or evaluate the clients of ``messages`` as one stack, and return their replies in the same order.
 
-    All messages are of one kind and belong to one round of one run. Every context is committed, or, when this raises, none.
+    All messages are of one kind and belong to one round of one run. Either every context is committed or, if this raises, none.
     """
     config = codec.config_of(messages[0])
     workspace = workspace_for(str(config["settings"]))
@@ -114,7 +117,7 @@ def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline
 
 
 def _judge(client: Client, received: list[Tensors], config: Mapping[str, Any], deadline: float | None) -> list[Judged]:
-    """Score nodes' models, or, with ``load``, those in that folder; with ``save`` write them to that one."""
+    """Evaluate clients' models, or those in the folder ``load``. With ``save`` write them to that folder."""
     models = None
     if config.get("load"):
         found = [read_personal(str(config["load"]), node) for node in client.nodes]
@@ -144,7 +147,7 @@ def _received(messages: Sequence[Message]) -> list[Tensors]:
 
 
 def _node(context: Context) -> int:
-    """Return the partition id of a node; raises ``UserError`` for a --node-config that is not one of ours."""
+    """Return the partition id of a client. Raises ``UserError`` for an unknown key in --node-config."""
     for key in context.node_config:
         if key not in NODE_CONFIG:
             raise unknown("--node-config key", key, NODE_CONFIG)
@@ -155,37 +158,41 @@ def _node(context: Context) -> int:
 
 
 def own_data(context: Context) -> tuple[int, str] | None:
-    """Return the partition id and the path of data that only this node has; None where the run deals data out."""
+    """Return partition id and path of the client's own data, None if the run partitions the data."""
     path = context.node_config.get("data")
     return None if path is None else (_node(context), str(path))
 
 
 def _workspace(config: Mapping[str, Any], context: Context) -> Workspace:
-    """Return the workspace of the server's settings. Raises ``UserError`` where they name files that are not this node's."""
+    """Return the workspace of the server's settings. Raises ``UserError`` if they name files outside the client's data
+    folder.
+    """
     settings, own = str(config["settings"]), own_data(context)
     if in_simulation():
-        torch.set_num_threads(1)  # as in every engine: Ray gives a worker of several CPUs as many threads
+        torch.set_num_threads(1)  # as in every engine, because Ray gives a worker of several CPUs as many threads
     elif own is None:
         check_paths(settings, str(context.node_config.get("data-dir", DATA_DIR)))
     return workspace_for(settings, own)
 
 
 def _state(context: Context, workspace: Workspace, run: str) -> StateDir | None:
-    """Return the node's files of a run, None in simulation and on a device without state-dir. Raises ``UserError``."""
+    """Return the client's files of a run, None in simulation and on a device without state-dir. Raises ``UserError``."""
     place = context.node_config.get("state-dir")
     if place is None:
         return None
     folder = Path(str(place)).expanduser()
-    if not folder.is_absolute():  # Flower chooses the folder that a message's process runs in
+    if not folder.is_absolute():  # Flower chooses the working folder of a message's process
         raise UserError(f"--node-config state-dir must be an absolute path, got {place}")
     return StateDir(folder, run, _node(context), workspace.run.strategy.name)
 
 
 def _places(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:
-    """Return where ``save`` and ``load`` point on this node: below its own state-dir, never where a server says.
+    """Return the folders of ``save`` and ``load`` on this client: below its own state-dir, never where a server says.
 
-    A server of devices sends a run's id; a path comes from the engines, whose nodes are this machine.
-    Raises ``UserError`` on a device without state-dir.
+    A server of devices sends a run's id. Paths come only from the engines, whose clients are on this machine.
+
+    Raises:
+        UserError: On a device without state-dir.
     """
     wanted = {key: config[key] for key in ("save", "load") if config.get(key)}
     if state is not None:
@@ -198,19 +205,19 @@ def _places(config: Mapping[str, Any], context: Context, state: StateDir | None)
 
 @dataclass(frozen=True)
 class Opened:
-    """A message to one node, opened."""
+    """An opened message to one client."""
 
     client: Client
     received: Tensors
     config: dict[str, Any]
     state: StateDir | None
     now: Moment
-    report: dict[str, str | bool]  # goes into the reply: what the server should know of the node's memory
+    report: dict[str, str | bool]  # part of the reply: what the server should know of the client state
 
 
 def _open(message: Message, context: Context) -> Opened:
     config, node = codec.config_of(message), _node(context)
-    if config.get("partition", node) != node:  # started again with another, under the same id
+    if config.get("partition", node) != node:  # restarted with another one under the same id
         raise UserError(f"--node-config says partition-id={node}, but this run knows the node as {config['partition']}")
     workspace = _workspace(config, context)
     run, now = moment_of(config, str(context.run_id))
@@ -231,7 +238,7 @@ def _open(message: Message, context: Context) -> Opened:
 
 
 def _check(client: Client, received: Tensors) -> None:
-    """Raise ``MemoryFileError`` where a memory does not have the names and shapes that the method keeps."""
+    """Raise ``MemoryFileError`` if the client state does not have the names and shapes of the method."""
     (memory,), initial = client.memories, client.workspace.initial
     if not memory:
         return
@@ -240,14 +247,14 @@ def _check(client: Client, received: Tensors) -> None:
     if missing := expected.keys() - memory.keys():
         raise MemoryFileError(f"{min(missing)} is missing")
     for name, value in memory.items():
-        # What is not there from the beginning, such as a momentum or its count of steps, goes with a parameter.
+        # Entries that do not exist from the start, such as a momentum or its count of steps, belong to a parameter.
         like = expected.get(name, initial.get(name.rpartition("/")[2], value))
         if value.shape != like.shape and (name in expected or value.dim()):
             raise MemoryFileError(f"{name} has shape {tuple(value.shape)}, not {tuple(like.shape)}")
 
 
 def _said(diverged: str, report: Mapping[str, str | bool] | None = None) -> dict[str, str | bool]:
-    """Return a reply's report, with where the node diverged."""
+    """Return a reply's report, with the place of a divergence."""
     return {**(report or {}), **({codec.DIVERGED: diverged} if diverged else {})}
 
 

@@ -1,7 +1,7 @@
-"""What a node keeps on its own disk: its personal model, and on a device what it remembers between two messages.
+"""Keep a client's files on its own disk: its personal model, and on a device the client state between two messages.
 
-A device's ``state-dir`` holds, while a run lasts, ``memory/RUN-NODE.safetensors`` and, where the run has checkpoints,
-``memory/RUN-NODE.kept``, what the node remembered at the last one; and ``personal/RUN/NODE.safetensors``. RUN is a number.
+During a run a device's ``state-dir`` holds ``memory/RUN-NODE.safetensors`` and ``personal/RUN/NODE.safetensors``. If the run
+has checkpoints it also holds ``memory/RUN-NODE.kept``, the client state at the last one. RUN is a number.
 """
 
 import hashlib
@@ -18,12 +18,14 @@ from contrafed.core.tensors import Tensors, group, raw, read, write
 
 
 def personal_file(folder: str | Path, node: int) -> Path:
-    """Return where the model of a node (partition id) is."""
+    """Return the file of a client's model. ``node`` is its partition id."""
     return Path(folder) / f"{node}.safetensors"
 
 
 def write_personal(folder: str, node: int, model: Tensors, received: Tensors) -> None:
-    """Write a node's ``model`` and what it ``received`` beside a model, such as prototypes; replaces a file whole."""
+    """Write a client's ``model``, and other tensors that it ``received``, such as prototypes. The file is replaced as a
+    whole.
+    """
     target = personal_file(folder, node)
     target.parent.mkdir(parents=True, exist_ok=True)
     rest = {name: value for name, value in received.items() if not name.startswith("model/")}
@@ -34,76 +36,78 @@ def write_personal(folder: str, node: int, model: Tensors, received: Tensors) ->
 
 
 def read_personal(folder: str, node: int) -> tuple[Tensors, Tensors]:
-    """Return what ``write_personal`` wrote: the model by tensor name, and the rest by message name."""
+    """Return the model by tensor name, and the other tensors by message name, as ``write_personal`` wrote them."""
     tensors = read(personal_file(folder, node))
     return group(tensors, "model"), {name: value for name, value in tensors.items() if not name.startswith("model/")}
 
 
 def shapes_in(folder: str, node: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a saved model's tensors by name, without reading them."""
+    """Return the shapes of a saved model's tensors by name. Their values are not loaded."""
     with safe_open(personal_file(folder, node), "pt") as file:
         names = [name for name in file.keys() if name.startswith("model/")]  # noqa: SIM118  no mapping
         return {name.removeprefix("model/"): tuple(file.get_slice(name).get_shape()) for name in names}
 
 
 class MemoryFileError(Exception):
-    """What a node remembered cannot be used; the message says why."""
+    """The stored client state cannot be used. The message says why."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a run stands when it asks a node, by which the node knows what of its files is the run's own past.
+    """Where a run stands when it sends a message, by which the client knows which of its files belong to the run's past.
 
-    A run that goes on from a checkpoint is another run to Flower: a sitting of ours. What a sitting did after the checkpoint
-    from which the next went on never happened.
+    For Flower a resumed run is another run, here an attempt. Everything that an attempt did after the checkpoint from which the
+    next one resumed is discarded.
     """
 
     sitting: str  # Flower's run id
     server_round: int = 0
-    past: Mapping[str, int] = field(default_factory=dict)  # sittings before -> the round of the checkpoint each was left at
-    # The round of the last one that is on the server's disk, 0 for none yet; None: there are none.
+    # earlier attempts -> the round of the checkpoint that the next one resumed from
+    past: Mapping[str, int] = field(default_factory=dict)
+    # The round of the last checkpoint on the server's disk, 0 for none yet, None for a run without checkpoints.
     checkpoint: int | None = None
-    known: int = 0  # the last round after which the server heard that this node remembers something
+    known: int = 0  # the last round after which this client reported client state to the server
 
     def holds(self, sitting: str, server_round: int) -> bool:
-        """Whether what a sitting wrote after a round is of this run as it stands."""
+        """Return whether what an attempt wrote after a round belongs to this run."""
         return sitting == self.sitting or server_round <= self.past.get(sitting, -1)
 
 
 @dataclass(frozen=True)
 class StateDir:
-    """The files of one node in one run below its ``state-dir``."""
+    """The files of one client in one run, below its ``state-dir``."""
 
     folder: Path
-    run: str  # what the run is filed under: the Flower run id of its first sitting
+    run: str  # name of the run in the files: the Flower run id of its first attempt
     node: int  # partition id
     method: str
 
     @property
     def memory(self) -> Path:
-        """Where the node's memory is."""
+        """The file of the client state."""
         return self.folder / "memory" / f"{self.run}-{self.node}.safetensors"
 
     @property
     def kept(self) -> Path:
-        """Where what it remembered at the last checkpoint is, once it remembers something newer."""
+        """The file of the client state at the last checkpoint, once there is a newer state."""
         return self.memory.with_suffix(".kept")
 
     def personal(self, run: str) -> Path:
-        """Return the folder of personal models of a run."""
+        """Return the folder of a run's personal models."""
         return self.folder / "personal" / run
 
     def open(self) -> None:
-        """Make the folders and remove what earlier runs left of memory; raises ``OSError``."""
+        """Make the folders, and remove the client state of earlier runs. Raises ``OSError``."""
         self.memory.parent.mkdir(parents=True, exist_ok=True)
         for path in self.memory.parent.iterdir():
             if not path.name.startswith(f"{self.run}-"):
                 path.unlink(missing_ok=True)
 
     def read(self, now: Moment) -> Tensors:
-        """Return what the node remembers of the run as it stands ``now``, empty where there is nothing.
+        """Return the client state of the run at ``now``, empty if there is none.
 
-        Raises ``MemoryFileError`` for a file that is not whole, and where less is found than the server knows of.
+        Raises:
+            MemoryFileError: If a file is damaged, or if the server knows of newer client state.
         """
         for path in (self.memory, self.kept):
             if path.exists():
@@ -117,9 +121,12 @@ class StateDir:
         return {}
 
     def write(self, tensors: Tensors, now: Moment) -> None:
-        """Replace the node's memory, on the disk before this returns: after a crash either the old or the new one is there.
+        """Replace the client state, and wait until it is on the disk. After a crash either the old or the new one is there.
 
-        What a run would go back to from its last checkpoint is kept beside it. Raises ``OSError``; the old one then stays.
+        The state of the last checkpoint, from which the run may resume, is kept in addition.
+
+        Raises:
+            OSError: If it cannot be written. The old state is then kept.
         """
         self.memory.parent.mkdir(parents=True, exist_ok=True)
         about = {**self._identity, "sitting": now.sitting, "round": str(now.server_round)}
@@ -138,12 +145,12 @@ class StateDir:
             raise
 
     def remove(self) -> None:
-        """Forget the node's memory."""
+        """Delete the client state."""
         self.memory.unlink(missing_ok=True)
         self.kept.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> tuple[Tensors, tuple[str, int]]:
-        """Return the tensors in a file of memory, and by which sitting and after which round they were written."""
+        """Return the tensors in a file of client state, and the attempt and round that wrote them."""
         try:
             with safe_open(path, "pt") as file:
                 header = file.metadata() or {}
@@ -158,7 +165,7 @@ class StateDir:
         return tensors, (header["sitting"], int(header["round"]))
 
     def _is_of_checkpoint(self, now: Moment) -> bool:
-        """Whether the memory that is about to be replaced is what the node remembered at the last checkpoint."""
+        """Return whether the client state that is about to be replaced is the one of the last checkpoint."""
         if now.checkpoint is None or not self.memory.exists():
             return False
         try:
@@ -173,7 +180,7 @@ class StateDir:
 
 
 def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
-    """Return a checksum of names, types, shapes and values, and of what a header says: safetensors itself has none."""
+    """Return a checksum of names, types, shapes, values and header, because safetensors has none."""
     found = hashlib.sha256(repr(sorted(about.items())).encode())
     for name in sorted(tensors):
         value = tensors[name]

@@ -1,4 +1,4 @@
-"""What a device takes of a server's message: names of runs are numbers, and files lie in the node's own folders."""
+"""Check a server's messages on a device: names of runs must be numbers, and files must be in the client's own folders."""
 
 import json
 import re
@@ -14,25 +14,26 @@ from contrafed.data.images import GENERATED
 # Flower's run ids have 64 bits.
 RUN = re.compile(r"[0-9]{1,20}")
 LEFT = re.compile(r"([0-9]{1,20})@([0-9]{1,9})")
-# Where the server's settings name files: those of a data set, and a partition's lists.
+# Keys of the server's settings that name files: a data set's, and a partition's lists.
 GROUPS, KEYS = ("dataset", "partition"), ("root", "path")
-# What names a data set of the hub, and never a folder.
+# The name of a data set of the hub, and never a folder.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-# Below which a device without data-dir in its --node-config has data sets.
+# Folder of data sets on a device without data-dir in its --node-config.
 DATA_DIR = "~/.cache/contrafed"
 
 
 def run_name(value: Any) -> str:
-    """Return the id of a run as a server may send it, which names files. Raises ``UserError`` for anything but digits."""
+    """Return the id of a run from a server's message, which names files. Raises ``UserError`` for anything but digits."""
     if not isinstance(value, str) or not RUN.fullmatch(value):
         raise UserError(f"a run is known by its number of at most 20 digits, got {str(value)[:40]!r}")
     return value
 
 
 def moment_of(config: Mapping[str, Any], sitting: str) -> tuple[str, Moment]:
-    """Return what a run's files are filed under and where it stands, as the server of devices says; else as Flower's run id.
+    """Return the run's name in files and where it stands, from a message of a device's server. Flower's run id is the default.
 
-    Raises ``UserError`` for what no server of ours sends.
+    Raises:
+        UserError: For values that no Contrafed server sends.
     """
     past: dict[str, int] = {}
     left: Any = config.get("past", [])
@@ -54,7 +55,7 @@ def _count(config: Mapping[str, Any], key: str) -> int:
 
 
 def check_paths(settings: str, data_dir: str) -> None:
-    """Raise ``UserError`` where the server's settings name files outside of ``data_dir``, the node's own choice."""
+    """Raise ``UserError`` if the server's settings name files outside ``data_dir``, the client's own choice."""
     allowed, groups = Path(data_dir).expanduser().resolve(), json.loads(settings)
     repository = groups["dataset"].get("repository")
     if repository is not None and (not REPOSITORY.fullmatch(str(repository)) or Path(str(repository)).exists()):
@@ -66,7 +67,7 @@ def check_paths(settings: str, data_dir: str) -> None:
                 continue
             try:
                 inside = Path(str(value)).expanduser().resolve().is_relative_to(allowed)
-            except (OSError, ValueError, RuntimeError):  # too long, with a NUL, of a user that is not there
+            except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of an unknown user
                 inside = False
             if not inside:
                 raise UserError(
@@ -76,6 +77,8 @@ def check_paths(settings: str, data_dir: str) -> None:
 
 
 def in_simulation() -> bool:
-    """Whether this process is a worker of Flower's simulation, whose disk is the server's; on a device nothing imports Ray."""
+    """Return whether this process is a worker of Flower's simulation, which has the server's disk. A device never imports
+    Ray.
+    """
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None

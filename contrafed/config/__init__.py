@@ -1,1 +1,1 @@
-"""From a command line to a checked configuration."""
+"""Turn a command line into a checked configuration."""

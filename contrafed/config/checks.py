@@ -1,4 +1,4 @@
-"""Names, keys and files of a configuration, checked before any choice's code is imported."""
+"""Check names, keys and files of a configuration before any choice's code is imported."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -17,10 +17,10 @@ from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.schema import dotted
 
-OPTIONAL = ("experiment", "scale")  # groups of which null chooses none
+OPTIONAL = ("experiment", "scale")  # groups with null for no choice
 GROUPS = (*TYPED_GROUPS, SERVER, *OPTIONAL)
 
-# Sections of an experiment's file that are no settings.
+# Sections of an experiment's file that are not settings.
 SECTIONS = ("grid", "where", "published", "changed")
 
 # Groups whose YAMLs set keys outside their group, by Hydra's directive.
@@ -28,7 +28,11 @@ DIRECTIVES = {"experiment": "_global_", "scale": "_global_", SERVER: "strategy"}
 
 
 def find_own_folder(config_dir: str | Path | None) -> Path | None:
-    """Return the folder of YAMLs that ``--config-dir`` names. Raises ``UserError`` if it is none, or hides one of ours."""
+    """Return the folder of YAMLs that ``--config-dir`` names.
+
+    Raises:
+        UserError: If there is none, or if one of its files hides one of Contrafed's.
+    """
     if not config_dir:
         return None
     own = Path(config_dir).expanduser().resolve()
@@ -45,15 +49,15 @@ def find_own_folder(config_dir: str | Path | None) -> Path | None:
 
 
 def chooses_hydra(override: Override) -> bool:
-    """Whether an override decides which of Hydra's own YAMLs are composed, as ``hydra/launcher=joblib`` does."""
+    """Return whether an override changes which of Hydra's own YAMLs are composed, such as ``hydra/launcher=joblib``."""
     return override.is_hydra_override() and ("/" in override.key_or_group or override.key_or_group == "hydra.searchpath")
 
 
 def check_names(overrides: Sequence[Override], own: Path | None) -> None:
-    """Raise ``UserError`` for a choice that has no YAML, or whose YAML says another name."""
+    """Raise ``UserError`` for a choice without a YAML, or with another name in its YAML."""
     for override in overrides:
         group, name = override.key_or_group, override.value()
-        if group not in GROUPS or override.is_delete():  # a group that is left out is reported later
+        if group not in GROUPS or override.is_delete():  # a missing group is reported later
             continue
         names = registry.choices(group, own)
         if not isinstance(name, str | int | float):
@@ -67,7 +71,7 @@ def check_names(overrides: Sequence[Override], own: Path | None) -> None:
 
 
 def _find_misplaced(group: str, name: str, own: Path | None) -> UserError | None:
-    """Return the error for a choice whose YAML is in the user's folder, but not where its group is looked for."""
+    """Return the error for a choice whose YAML is in the user's folder, but not in its group's subfolder."""
     if own is None:
         return None
     others = [own / other for other in GROUPS if other != group]
@@ -88,9 +92,11 @@ def _read_name(file: Path) -> Any:
 
 
 def check_server(choosing: Sequence[Override], find_choices: Callable[[tuple[str, ...]], dict[str, str]]) -> None:
-    """Raise ``UserError`` for ``strategy.server`` beside a method whose replies are not models to average.
+    """Raise ``UserError`` for ``strategy.server`` with a method whose replies are not models to average.
 
-    ``find_choices`` returns group -> choice after overrides that choose.
+    Args:
+        choosing: Overrides that choose.
+        find_choices: Returns group -> choice after such overrides.
     """
     lines = tuple(str(o.input_line) for o in choosing if o.key_or_group != SERVER)
     if len(lines) < len(choosing) and SERVER not in (chosen := find_choices(lines)):
@@ -110,7 +116,7 @@ def check_key(config: DictConfig, override: Override) -> None:
     here: Any = config
     parts = override.key_or_group.split(".")
     for depth, part in enumerate(parts):
-        if isinstance(here, AnyNode) and here._is_none():  # a mapping without a key yet, as partition.arguments
+        if isinstance(here, AnyNode) and here._is_none():  # a mapping without keys so far, such as partition.arguments
             return
         if not isinstance(here, DictConfig) or part not in here or (not depth and part in ("grid", "where")):
             raise _explain_key(".".join(parts[:depth]), part, here)
@@ -118,7 +124,9 @@ def check_key(config: DictConfig, override: Override) -> None:
 
 
 def _explain_key(where: str, name: str, here: Any) -> UserError:
-    """Return the error for a key that ``where``, with the configuration ``here``, does not have. It may be one further down."""
+    """Return the error for a key that ``where``, with the configuration ``here``, does not have. It may exist one level
+    below.
+    """
     values: Any = OmegaConf.to_container(here) if isinstance(here, DictConfig) else {}
     values = {str(key): value for key, value in values.items() if where or key not in (*SECTIONS, "hydra")}
     above = f"{where}." if where else ""
@@ -129,7 +137,7 @@ def _explain_key(where: str, name: str, here: Any) -> UserError:
 
 
 def check_modules(config: DictConfig, own: Path | None) -> None:
-    """Raise ``UserError`` for a YAML of the user's whose code is none of ours and not said to be in another package."""
+    """Raise ``UserError`` for a user's YAML without code in Contrafed and without the name of another package."""
     for group, package in PACKAGES.items() if own is not None else ():
         values = config.get(group)
         if not isinstance(values, DictConfig) or "name" not in values:

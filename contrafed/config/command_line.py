@@ -1,4 +1,4 @@
-"""The command line: Hydra's own options, our ``--help`` and ``--version``, and mistakes found before anything is loaded."""
+"""Read the command line: Hydra's options, ``--help`` and ``--version``. Mistakes are found before anything is loaded."""
 
 import argparse
 import contextlib
@@ -23,7 +23,7 @@ SCRIPT = "contrafed"  # the command of an installed package
 
 
 def read_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Return what a command line asks for, as Hydra's own parser reads it. Raises ``UserError``."""
+    """Return what a command line asks for, as Hydra's parser reads it. Raises ``UserError``."""
     parser = get_args_parser()
 
     def fail(message: str) -> NoReturn:
@@ -48,13 +48,15 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def order_arguments(arguments: list[str], asked: argparse.Namespace) -> list[str]:
-    """Return a command line as Hydra takes it: options first, then overrides by Hydra's keys."""
+    """Return a command line in Hydra's order: options first, then overrides with Hydra's keys."""
     options = [argument for argument in arguments if argument not in asked.overrides]
     return [*options, *map(quote_value, rename_arguments(asked.overrides))]
 
 
 def check_arguments(asked: argparse.Namespace) -> dict[str, Any]:
-    """Return a run's configuration, empty for a sweep, checked as far as the YAMLs alone tell. Raises ``UserError``."""
+    """Return a run's configuration, empty for a sweep, checked as far as possible with the YAMLs alone. Raises
+    ``UserError``.
+    """
     overrides = rename_arguments(asked.overrides)
     if not asked.multirun:
         values = check_yaml(overrides, asked.config_dir)
@@ -69,16 +71,19 @@ def check_arguments(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_yaml(overrides: list[str], config_dir: str | Path | None = None) -> dict[str, Any]:
-    """Return one job's configuration as plain Python, checked as far as the YAMLs alone tell. Raises ``UserError``."""
+    """Return a job's configuration as plain Python, checked as far as possible with the YAMLs alone. Raises ``UserError``."""
     values = to_plain(compose_job(overrides, config_dir))
     check_top(for_evaluation(values))
     return values
 
 
 def check_jobs(jobs: list[Job], config_dir: str | Path | None = None) -> list[Run]:
-    """Check every job of a sweep and return them as runs. Raises ``UserError`` for the first mistake, naming the job.
+    """Check every job of a sweep and return them as runs.
 
-    First what the YAMLs alone tell, of every job. The code of any choice is imported after that.
+    The YAMLs of every job are checked first. The code of any choice is imported after that.
+
+    Raises:
+        UserError: For the first mistake, naming the job.
     """
     composed, runs = [], []
     for job in jobs:
@@ -105,7 +110,7 @@ def _name_job(job: Job, count: int) -> Iterator[None]:
 
 
 def help_text(config_dir: str | None = None) -> str:
-    """Return what ``--help`` prints: the top-level keys, then every group's choices with a line on each."""
+    """Return the text of ``--help``: the top-level keys, then every group's choices with a line about each."""
     own = find_own_folder(config_dir)
     called = program(SCRIPT, "python main.py")
     conf = registry.CONF if called == SCRIPT else Path("conf")

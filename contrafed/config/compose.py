@@ -1,4 +1,4 @@
-"""A job's configuration, and the jobs of a sweep."""
+"""Compose a job's configuration, and list the jobs of a sweep."""
 
 import itertools
 import re
@@ -18,11 +18,11 @@ from contrafed.core.errors import UserError
 
 __all__ = ["Job", "compose_job", "expand_jobs", "find_choices", "make_own_loader", "read_grid", "to_plain"]
 
-MAX_NAME = 150  # characters of a job's name, which is a folder's
+MAX_NAME = 150  # characters of a job's name, which becomes a folder's
 
 
 def make_own_loader(config_dir: str | Path | None = None) -> ConfigLoader:
-    """Return the loader of a folder of YAMLs of the user's own, beside ours. Raises ``UserError`` if it cannot be one."""
+    """Return a loader that also searches the user's folder of YAMLs. Raises ``UserError`` for an unsuitable folder."""
     own = find_own_folder(config_dir)
     return _make_loader(own, stamp(own))
 
@@ -43,7 +43,7 @@ def read_grid(experiment: str, config_dir: str | Path | None = None) -> grid.Gri
 
 
 def find_choices(override: str, config_dir: str | Path | None = None) -> dict[str, str]:
-    """Return group -> choice after one override, such as ``strategy=moon``; ``strategy/server`` is among them if it has one."""
+    """Return group -> choice after one override, such as ``strategy=moon``, with ``strategy/server`` if the method has one."""
     return make_own_loader(config_dir).find_choices((override,))
 
 
@@ -51,18 +51,18 @@ def find_choices(override: str, config_dir: str | Path | None = None) -> dict[st
 class Job:
     """One job of a sweep."""
 
-    number: int  # from 0, whatever part of the sweep is run
-    overrides: list[str]  # a command line of its own
-    name: str  # what it varies
+    number: int  # from 0 over the whole sweep
+    overrides: list[str]  # command line of this job alone
+    name: str  # the values that vary
     experiment: str | None
     scale: str | None
 
 
 def expand_jobs(overrides: list[str], config_dir: str | Path | None = None, loader: ConfigLoader | None = None) -> list[Job]:
-    """Return every job of a sweep: the axes of an experiment's grid first, then the command line's own.
+    """Return every job of a sweep: first the axes of an experiment's grid, then those of the command line.
 
-    An override of an axis replaces its values, one of a choice that named cases make narrows them, and any other with several
-    values is one more axis. Raises ``UserError``.
+    An override of an axis replaces its values. An override of a choice that named cases make selects among these cases. Any
+    other override with several values is one more axis. Raises ``UserError``.
     """
     loader = loader or make_own_loader(config_dir)
     asked = {o.key_or_group: list_values(o) for o in parse_overrides(rename_arguments(overrides), loader)}
@@ -90,7 +90,7 @@ def expand_jobs(overrides: list[str], config_dir: str | Path | None = None, load
 
 
 def _name_value(key: str, value: str, bare: bool) -> str:
-    """Return an axis's part of a job's name: a choice or a case by itself, another value behind its key's last word."""
+    """Return an axis's part of a job's name: a choice or a case alone, another value after its key's last word."""
     word = re.sub(r"[^\w.+-]+", "_", value).strip("_")
     return word if bare else f"{re.split('[./]', key)[-1]}={word}"
 

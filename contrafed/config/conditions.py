@@ -1,4 +1,4 @@
-"""Settings that an experiment or a scale makes for some choices only, put between the YAMLs and the command line."""
+"""Apply settings that an experiment or a scale makes only for some choices, between the YAMLs and the command line."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,20 +22,20 @@ from contrafed.core.errors import UserError, unknown
 from contrafed.core.run_folder import read_config
 from contrafed.core.schema import dotted
 
-# What a command line may set beside an experiment and still have its setting.
+# Keys that a command line may set in addition to an experiment and still have its setting.
 FREE = (*OPTIONAL, "seed", "log", "metrics", *HOW_IT_RUNS)
 
 
 def find_experiment(overrides: Sequence[Override]) -> str | None:
-    """Return the experiment that a command line chooses, None if it chooses none, or several."""
+    """Return the experiment that a command line chooses, None if it chooses none or several."""
     found = next((o for o in overrides if o.key_or_group == "experiment" and not o.is_sweep_override()), None)
     return None if found is None or found.is_delete() or found.value() is None else str(found.value())
 
 
 def take_cases(task: list[Override], axes: Grid, experiment: str | None) -> tuple[Case, list[Override]]:
-    """Return what the named cases on a command line set, and the other overrides with the choices that the cases make.
+    """Return the settings of the named cases on a command line, and the other overrides with the choices of the cases.
 
-    A choice that the command line makes itself stays. Raises ``UserError`` for a case that does not exist.
+    A choice on the command line itself stays. Raises ``UserError`` for a case that does not exist.
     """
     cases = {name: axis for name, axis in axes.items() if isinstance(axis, dict)}
     rest = [_match_override(o, axes) for o in task if o.key_or_group not in cases]
@@ -60,7 +60,7 @@ def _match_override(override: Override, axes: Grid) -> Override:
 
 
 def remove_sections(config: DictConfig) -> tuple[dict[str, Case], Mapping[str, Any]]:
-    """Take ``where`` and ``grid`` out of a configuration and return them. Raises ``UserError`` for sections that are none."""
+    """Remove ``where`` and ``grid`` from a configuration and return them. Raises ``UserError`` if they are malformed."""
     with open_dict(config):
         return read_conditions(config.pop("where", None)), config.pop("grid", None) or {}
 
@@ -68,10 +68,20 @@ def remove_sections(config: DictConfig) -> tuple[dict[str, Case], Mapping[str, A
 def merge(
     config: DictConfig, *, asked: list[Override], task: list[Override], cases: Case, axes: Grid, own: Path | None
 ) -> None:
-    """Put conditional settings in place, in this order: ``where`` of the experiment, the chosen cases, ``where`` of the scale.
+    """Apply conditional settings in this order: ``where`` of the experiment, the chosen cases, ``where`` of the scale.
 
-    The scale leaves out keys that the choices do not have. What the command line sets stays. ``asked`` is the command line,
-    ``task`` the same with the cases' choices. Raises ``UserError`` for a key that does not exist.
+    The scale skips keys that the choices do not have. Settings of the command line stay.
+
+    Args:
+        config: The configuration, changed in place.
+        asked: The command line.
+        task: The command line with the choices of the cases.
+        cases: Settings of the chosen cases.
+        axes: The grid.
+        own: The user's folder of YAMLs.
+
+    Raises:
+        UserError: For a key that does not exist.
     """
     where, _ = remove_sections(config)
     origin = {o.key_or_group: o.value() for o in asked if o.key_or_group in OPTIONAL and not o.is_delete()}
@@ -82,14 +92,15 @@ def merge(
             lines = [o for o in asked if not o.is_hydra_override() and o.key_or_group not in free]
             config.changed = [str(o.input_line) for o in lines if counts(o.key_or_group, FREE)]
     holding = {condition: values for condition, values in where.items() if condition_holds(condition, config, own)}
-    other_server = any(o.key_or_group == SERVER for o in task)  # then the method has other keys than its experiment knows
+    other_server = any(o.key_or_group == SERVER for o in task)  # then the method has other keys than its experiment expects
     for condition, values in holding.items():
         if "scale=" not in condition:
             what = None if other_server and "strategy=" in condition else f"key in the experiment's where '{condition}'"
             _put(config, values, task, what)
     kept = {key: OmegaConf.select(config, key) for key in cases if _is_set(key, task)}
     _put(config, cases, [], "key in the experiment's grid")
-    if config.get("published") is not None:  # a small run, or one with a case's key set, stands beside the full one's number
+    # a small run, or one with another setting of a case's key, is compared with the full one's published value
+    if config.get("published") is not None:
         _resolve_published(config)
     for key, value in kept.items():
         OmegaConf.update(config, key, value)
@@ -103,7 +114,7 @@ def merge(
 def _put(config: DictConfig, values: Case, task: list[Override], what: str | None) -> None:
     """Set dotted keys that the command line does not set.
 
-    Raises ``UserError`` for one that is not there, saying ``what`` it is. If that is None such a key is left out.
+    Raises ``UserError`` with ``what`` for a missing key. If ``what`` is None the key is skipped.
     """
     for key, value in values.items():
         above, _, last = key.rpartition(".")
@@ -116,7 +127,7 @@ def _put(config: DictConfig, values: Case, task: list[Override], what: str | Non
 
 
 def _is_set(key: str, task: list[Override]) -> bool:
-    """Whether the command line sets a key, or a group that it is in. A mapping, which is merged, sets the keys that it has."""
+    """Return whether the command line sets a key, or a group that contains it. A mapping sets only its own keys."""
     asked = {o.key_or_group: o.value() for o in task if o.key_or_group not in GROUPS and not o.is_delete()}
     return any(f"{key}.".startswith(f"{name}.") for name in dotted(asked))
 
@@ -128,7 +139,7 @@ def _resolve_published(config: DictConfig) -> None:
 
 
 def _take_scoring(config: DictConfig, task: list[Override]) -> None:
-    """Have an evaluation of saved models evaluate all that their run did, apart from keys that the command line sets."""
+    """Make an evaluation of saved models evaluate all that their run did, except keys that the command line sets."""
     keys = [o.key_or_group for o in task]
     if others := [key for key in keys if key.split(".")[0] not in EVALUATION_KEYS]:
         raise UserError(
@@ -138,5 +149,5 @@ def _take_scoring(config: DictConfig, task: list[Override]) -> None:
     folder = Path(str(config.evaluate_only)).expanduser()
     stored = read_config(folder) if (folder / "config.yaml").is_file() else {}
     for key in set(SCORING_KEYS) - {key.split(".")[0] for key in keys}:
-        if stored.get(key):  # not a "no": then nothing might be evaluated
+        if stored.get(key):  # not for a "no", with which nothing might be evaluated
             OmegaConf.update(config, key, stored[key])

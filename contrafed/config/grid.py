@@ -1,17 +1,17 @@
-"""What an experiment's file says beside settings: its grid, and settings that hold for some choices only.
+"""Read what an experiment's file contains in addition to settings: its grid, and settings for some choices only.
 
     grid:
       strategy: [pmfl, fedau]  # a key or group, and its values
       seed: [0, 1]
-      variant:  # a name of its own, and what each of its cases sets
+      variant:  # a new name, and what each of its cases sets
         full: {}
         no_mct: {strategy.contrast_weight: 0, published.method: pmfl/no_mct}
     where:
       dataset=svhn model=cnn_pmfl: {num_rounds: 1000, model.hidden: [128]}
       strategy=fedprox,scaffold: {strategy.local.momentum: 0.0}
 
-The jobs of a sweep are all combinations of the grid. On a command line every axis is set by its name, ``variant=no_mct`` and
-``strategy=pmfl,moon`` alike.
+The jobs of a sweep are all combinations of the grid. On a command line every axis is set by its name, as in ``variant=no_mct``
+and ``strategy=pmfl,moon``.
 """
 
 import json
@@ -28,7 +28,7 @@ from contrafed.core.errors import UserError, unknown
 Case = dict[str, Any]  # dotted key or group -> value
 Grid = dict[str, list[Any] | dict[str, Case]]
 
-# What Hydra's grammar reads as one word.
+# A text that Hydra's grammar reads as one word.
 WORD = re.compile(r"[A-Za-z_][\w./]*")
 
 
@@ -37,7 +37,8 @@ def read_grid(experiment: str, section: Any) -> Grid:
     axes: Any = {} if section is None else OmegaConf.to_container(section)
     if not isinstance(axes, dict):
         raise UserError(f"experiment={experiment}: its grid must name axes, got {axes!r}")
-    axes = {str(name): axis for name, axis in axes.items() if axis is not None}  # null: a file does without an axis it inherits
+    # null: the file removes an axis that it inherits
+    axes = {str(name): axis for name, axis in axes.items() if axis is not None}
     for name, axis in axes.items():
         for case in axis if isinstance(axis, dict) else ():
             if not isinstance(case, str):  # YAML's on, off, yes, no and numbers
@@ -61,9 +62,15 @@ def read_conditions(section: Any) -> dict[str, Case]:
 
 
 def condition_holds(condition: str, config: Any, own: Path | None = None) -> bool:
-    """Whether a condition such as ``dataset=svhn,mnist model=cnn_pmfl`` holds for a composed configuration.
+    """Return whether a condition such as ``dataset=svhn,mnist model=cnn_pmfl`` holds for a composed configuration.
 
-    ``own``: a folder of the user's YAMLs. Raises ``UserError`` for a group or choice that does not exist.
+    Args:
+        condition: The condition.
+        config: The configuration.
+        own: The user's folder of YAMLs.
+
+    Raises:
+        UserError: For a group or choice that does not exist.
     """
     holds = True
     for part in condition.split():
@@ -82,7 +89,7 @@ def condition_holds(condition: str, config: Any, own: Path | None = None) -> boo
 
 
 def format_value(value: Any) -> str:
-    """Return a value as Hydra's grammar reads it."""
+    """Return a value as text in Hydra's grammar."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{format_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
@@ -95,11 +102,19 @@ def format_value(value: Any) -> str:
 def select_axes(
     grid: Grid, asked: Mapping[str, list[str]], groups: Collection[str], default: Mapping[str, str]
 ) -> tuple[dict[str, list[str]], set[str]]:
-    """Return each axis of a grid with the texts of its values, and the keys of the command line that they use up.
+    """Return each axis of a grid with the texts of its values, and the keys of the command line that they use.
 
-    ``asked`` is key -> its values' texts on the command line. An axis's own name replaces its values, numbers as the grid
-    writes them. A choice of ``groups`` that named cases make too, as ``dataset=svhn``, keeps the cases that make it, also by
-    leaving the experiment's own, its ``default``. Raises ``UserError`` if no case is left.
+    The name of an axis on the command line replaces its values, with numbers as the grid writes them. A choice that named cases
+    make, such as ``dataset=svhn``, selects the cases with this choice. A case without this key has the experiment's choice.
+
+    Args:
+        grid: The grid.
+        asked: By key, the texts of its values on the command line.
+        groups: Names of groups.
+        default: The experiment's choices.
+
+    Raises:
+        UserError: If no case is left.
     """
     axes, used = dict[str, list[str]](), set[str]()
     for name, axis in grid.items():
@@ -122,7 +137,9 @@ def select_axes(
 
 
 def match_value(value: str, axis: list[Any] | dict[str, Case]) -> str:
-    """Return a value's text as a list of values has it: 1 is the 1.0 of a table, by which published cells are found."""
+    """Return a value's text as it is in a list of values. So 1 matches the 1.0 of a table, by which published cells are
+    found.
+    """
     known = [format_value(one) for one in axis] if isinstance(axis, list) else []
     return next((own for own in known if _to_number(own) == _to_number(value)), value)
 

@@ -1,8 +1,8 @@
-"""Hydra's loader of configurations, after which an experiment's conditional settings are in place.
+"""Load configurations with Hydra, and apply an experiment's conditional settings.
 
-Hydra composes the YAMLs and the command line. What an experiment's file sets for some choices only (``where``), and the named
-cases of its grid, come after the YAMLs and before the command line. So ``--cfg job``, every sweeper and every launcher show
-and run the same. Only YAMLs are read here: a mistake is answered before torch is imported.
+Hydra composes the YAMLs and the command line. An experiment's settings for some choices only (``where``), and the named cases
+of its grid, come after the YAMLs and before the command line. So ``--cfg job``, every sweeper and every launcher show and run
+the same. Only YAMLs are read here, so that a mistake is reported before torch is imported.
 """
 
 import copy
@@ -34,11 +34,11 @@ NAME = "config"  # of the primary configuration
 
 
 class CompositionError(UserError, CompactHydraException):
-    """A mistake in a configuration, which Hydra too prints in one line."""
+    """A mistake in a configuration, which Hydra also prints in one line."""
 
 
 class ConfigLoader(ConfigLoaderImpl):
-    """Hydra's loader for Contrafed's primary configuration. Others it loads as Hydra does."""
+    """Hydra's loader for Contrafed's primary configuration. Other configurations are loaded as in Hydra."""
 
     @property
     def own(self) -> Path | None:
@@ -85,7 +85,7 @@ class ConfigLoader(ConfigLoaderImpl):
             raise CompositionError(f"cannot compose the configuration: {explain(error)}") from error
 
     def _compose_sweep(self, parsed: list[Override]) -> DictConfig:
-        """Return the settings of a sweep's sweeper and launcher. Each of its jobs is composed by itself."""
+        """Return the settings of a sweep's sweeper and launcher. Each of its jobs is composed separately."""
         axes = self.read_grid(conditions.find_experiment(parsed))
         lines = [str(o.input_line) for o in parsed if not o.is_sweep_override() and o.key_or_group not in axes]
         config = super()._load_configuration_impl(NAME, lines, RunMode.MULTIRUN, True, False)
@@ -96,7 +96,7 @@ class ConfigLoader(ConfigLoaderImpl):
         """Return one job's configuration. Raises ``UserError`` for an unknown choice or key, and Hydra's own errors."""
         if several := next((o.input_line for o in parsed if o.is_sweep_override()), None):
             raise UserError(f"{several} lists several values: add -m to run them all, or brackets where they are one list")
-        # experiment=null and scale=null are the defaults, which are no choices of Hydra's.
+        # experiment=null and scale=null are the defaults, but not choices of Hydra's.
         asked = [o for o in parsed if o.is_delete() or o.value() is not None or o.key_or_group not in checks.OPTIONAL]
         task = [o for o in asked if not o.is_hydra_override()]
         checks.check_names(task, self.own)
@@ -111,7 +111,7 @@ class ConfigLoader(ConfigLoaderImpl):
         for override in setting:
             checks.check_key(config, override)
         for override in setting:
-            if override.type == OverrideType.CHANGE:  # also of a mapping that has no key yet
+            if override.type == OverrideType.CHANGE:  # also for a mapping without keys
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True, force_add=True)
             else:
                 self._apply_overrides_to_config([override], config)
@@ -126,12 +126,12 @@ class ConfigLoader(ConfigLoaderImpl):
         return config
 
     def compose_choices(self, lines: tuple[str, ...]) -> DictConfig:
-        """Return what Hydra composes of choices alone, a copy for each caller, with the sections ``grid`` and ``where``."""
+        """Return Hydra's composition of choices alone, a copy for each caller, with the sections ``grid`` and ``where``."""
         config: DictConfig = pickle.loads(_compose_cached(_Key(self), lines, stamp(self.own)).job)
         return config
 
     def find_choices(self, lines: tuple[str, ...]) -> dict[str, str]:
-        """Return group -> choice after overrides that choose. ``strategy/server`` is among them if the method has one."""
+        """Return group -> choice after overrides that choose. It includes ``strategy/server`` if the method has one."""
         return _compose_cached(_Key(self), lines, stamp(self.own)).choices
 
     def read_grid(self, experiment: str | None) -> grid.Grid:
@@ -146,7 +146,7 @@ class ConfigLoader(ConfigLoaderImpl):
 
     @staticmethod
     def _record_overrides(config: DictConfig, parsed: list[Override]) -> None:
-        """Put the command line where Hydra keeps it, and set what Contrafed wants of Hydra's own settings."""
+        """Store the command line where Hydra keeps it, and set Contrafed's defaults for Hydra's own settings."""
         task = [o for o in parsed if not o.is_hydra_override()]
         names = config.hydra.job.config.override_dirname
         with open_dict(config.hydra):
@@ -155,14 +155,14 @@ class ConfigLoader(ConfigLoaderImpl):
             config.hydra.overrides.hydra = [str(o.input_line) for o in parsed if o.is_hydra_override()]
             config.hydra.job.override_dirname = get_overrides_dirname(task, names.exclude_keys, names.item_sep, names.kv_sep)
         keys = {o.key_or_group for o in parsed}
-        if "hydra.run.dir" in keys:  # output_dir by Hydra's name
+        if "hydra.run.dir" in keys:  # Hydra's name of output_dir
             config.output_dir = OmegaConf.to_container(config.hydra.run)["dir"]  # type: ignore[index, call-overload]
         if "Optuna" in str(config.hydra.sweeper.get("_target_")) and "hydra.sweeper.direction" not in keys:
             config.hydra.sweeper.direction = "maximize"
 
 
 class _Composed(NamedTuple):
-    """What Hydra composes of choices alone."""
+    """Hydra's composition of choices alone."""
 
     job: bytes  # the pickled configuration of a job
     choices: dict[str, str]  # group -> choice
@@ -170,7 +170,7 @@ class _Composed(NamedTuple):
 
 
 class _Key:
-    """A loader as the key of a cache: two are the same if they look in the same places."""
+    """A loader as the key of a cache. Two loaders are equal if they search the same places."""
 
     def __init__(self, loader: ConfigLoader) -> None:
         self.loader, self.paths = loader, tuple((e.provider, e.path) for e in loader.config_search_path.get_path())
@@ -182,7 +182,7 @@ class _Key:
         return isinstance(other, _Key) and self.paths == other.paths
 
 
-# The jobs of a grid share most of their choices: Hydra takes 60 ms for each combination, a copy 1 ms.
+# The jobs of a grid share most choices. Hydra takes 60 ms for each combination, a copy 1 ms.
 @lru_cache(maxsize=512)
 def _compose_cached(key: _Key, lines: tuple[str, ...], files: object) -> _Composed:
     config = ConfigLoaderImpl._load_configuration_impl(key.loader, NAME, list(lines), RunMode.RUN, True, False)
@@ -192,12 +192,12 @@ def _compose_cached(key: _Key, lines: tuple[str, ...], files: object) -> _Compos
 
 
 def stamp(own: Path | None) -> tuple[tuple[str, int], ...]:
-    """Return what tells whether a file of a folder of YAMLs has changed."""
+    """Return the paths and times of the files in a folder of YAMLs, by which a change is found."""
     return () if own is None else tuple((str(path), path.stat().st_mtime_ns) for path in registry.yamls(own))
 
 
 def explain(error: Exception) -> str:
-    """Return an error of Hydra's or OmegaConf's on one line. For a YAML that does not exist it names the nearest one."""
+    """Return an error of Hydra or OmegaConf in one line. For a missing YAML it names the nearest one."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         folder, _, name = error.missing_cfg_file.removesuffix(".yaml").rpartition("/")
         there = [*(error.options or ()), *(path.stem for path in registry.yamls(registry.CONF / folder, deep=False))]
@@ -207,7 +207,7 @@ def explain(error: Exception) -> str:
 
 
 def make_loader(own: Path | None = None) -> ConfigLoader:
-    """Return a loader of Contrafed's configuration. ``own``: a folder of the user's YAMLs."""
+    """Return a loader of Contrafed's configuration. ``own`` is the user's folder of YAMLs."""
     hydra.version.setbase("1.3")
     setup_globals()
     path = create_config_search_path(f"file://{registry.CONF}")
@@ -217,7 +217,7 @@ def make_loader(own: Path | None = None) -> ConfigLoader:
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
-    """Return a configuration as plain Python, resolved. Raises ``UserError`` for a reference to nothing."""
+    """Return a configuration as plain Python, with references resolved. Raises ``UserError`` for a broken reference."""
     try:
         return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:

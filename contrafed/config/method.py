@@ -1,6 +1,6 @@
-"""The method of a run, put together: its strategy is built once for each run, and checked against what its clients expect.
+"""Build the method of a run: its strategy is built once per run, and checked against what its clients expect.
 
-The configuration alone is checked by ``resolve``. What is checked here needs the model, or the strategy itself.
+``resolve`` checks the configuration alone. The checks here need the model or the strategy itself.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ CHANNELS, SIDE, CLASSES = 3, 32, 10
 
 
 def check_model(run: Run, model: SplitModel) -> None:
-    """Raise ``UserError`` where the messages that clients declare do not go with ``model``, the privacy or the attack."""
+    """Raise ``UserError`` if the clients' messages do not fit ``model``, the privacy or the attack."""
     strategy = run.node.strategy
     client = client_class_of(strategy)
     what = f"strategy={strategy.name}: {client.__name__}.messages"
@@ -59,7 +59,7 @@ def build_strategy(
     num_rounds: int,
     work_of: Callable[[int], int] | None = None,
 ) -> FederatedStrategy:
-    """Build the strategy of a run, as it is before the first round. It has state: each run builds its own.
+    """Build the strategy of a run in its state before the first round. Each run builds its own, because it has state.
 
     Args:
         run: The run.
@@ -67,11 +67,11 @@ def build_strategy(
         population: What the server knows of the clients.
         class_proportions: Returns the class proportions (K, C) of the clients that may train.
         settings: The JSON that clients receive.
-        num_rounds: How many rounds are planned.
+        num_rounds: The number of planned rounds.
         work_of: Returns how many local steps a client takes with so many examples.
 
     Raises:
-        UserError: The author's code fails, in one line with its place.
+        UserError: If the author's code fails, in one line with its place.
     """
     strategy, pattern = run.node.strategy, run.participation
     found = strategy_class_of(run.server)
@@ -104,7 +104,7 @@ def build_strategy(
 
 
 def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> None:
-    """Raise ``UserError`` where a strategy does not send what clients expect, or does not evaluate a whole model."""
+    """Raise ``UserError`` if a strategy does not send what clients expect, or does not evaluate a whole model."""
     author = type(strategy)
     strategy.mark_begun()
     with _blame(f"{_name(run)}.broadcast", author):
@@ -121,9 +121,9 @@ def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> N
 
 
 def try_method(run: Run) -> None:
-    """Check the method of a run without its data, on a model for images of a common size; of a sweep, before its first job.
+    """Check the method of a run without its data, on a model for images of a common size. A sweep does so before its first job.
 
-    Raises ``UserError``. What is built for it is thrown away.
+    Raises ``UserError``. What is built here is discarded.
     """
     model = _outline(json.dumps(dict(run.node.model.values), sort_keys=True))
     check_model(run, model)
@@ -138,12 +138,12 @@ def _name(run: Run) -> str:
 
 
 def _blame(what: str, author: type) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which what goes wrong is the fault of an author's class."""
+    """Return a context that reports errors in it as errors of an author's class."""
     return registry.blamed(what, inspect.getfile(author))
 
 
 def _declared_fault(messages: Any, client: type[Client], model: SplitModel, config: Any) -> str:
-    """Return what is wrong with the names and shapes that a client declares; empty for nothing."""
+    """Return what is wrong with the names and shapes that a client declares, empty if nothing is."""
     if not isinstance(messages, tuple) or len(messages) != 2 or not all(isinstance(shapes, Mapping) for shapes in messages):
         return f"must return two dictionaries, what a node receives and what it sends, got {type(messages).__name__}"
     for name, shape in (item for shapes in messages for item in shapes.items()):
@@ -158,5 +158,5 @@ def _declared_fault(messages: Any, client: type[Client], model: SplitModel, conf
 
 @lru_cache(maxsize=1)
 def _outline(values: str) -> SplitModel:
-    """Return the chosen model, its parameters without numbers."""
+    """Return the chosen model with parameters that have no values."""
     return build_model(choose("model", json.loads(values)), CHANNELS, (SIDE, SIDE), CLASSES, 0, tried=False).to("meta")

@@ -1,4 +1,4 @@
-"""Overrides of a command line, ``KEY=VALUE``, as Hydra reads them."""
+"""Parse the overrides of a command line, ``KEY=VALUE``, with Hydra's parser."""
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -14,7 +14,7 @@ SERVER = "strategy/server"
 def rename_arguments(arguments: list[str]) -> list[str]:
     """Return arguments with Hydra's keys: ``strategy.server=NAME`` is ``strategy/server=NAME``, ``shard=1/4`` is the sweeper's.
 
-    The strategy on the server is one key of the method to its user, and brings hyper-parameters of its own.
+    For the user the strategy on the server is a key of the method. It has its own hyper-parameters.
     """
     parts = (argument.partition("=") for argument in arguments)
     return [
@@ -24,12 +24,12 @@ def rename_arguments(arguments: list[str]) -> list[str]:
 
 
 def hydra_key(key: str) -> str:
-    """Return the key by which Hydra knows what its user calls ``key``."""
+    """Return Hydra's key for the user's ``key``."""
     return {"strategy.server": SERVER, "shard": "hydra.sweeper.shard"}.get(key, key)
 
 
 def quote_value(override: str) -> str:
-    """Return an override with its value in quotes if Hydra can read it only so, as a path with = in it."""
+    """Return an override with its value in quotes if Hydra can read it only so, such as a path that contains =."""
     key, sign, value = override.partition("=")
     if sign and value and not set(value) & set("[]{}'\",\\"):
         parser = OverridesParser.create()
@@ -59,13 +59,13 @@ def parse_overrides(overrides: list[str], loader: ConfigLoader | None = None) ->
 
 
 def list_values(override: Override) -> dict[str, str]:
-    """Return the texts of an override's values, each with an override of its own. Raises ``UserError`` for a random order."""
+    """Return the texts of an override's values, each with an override for it alone. Raises ``UserError`` for a random order."""
     if not override.is_sweep_override():
         line = str(override.input_line)
         return {line.partition("=")[2]: line}
     key = override.get_key_element()
     try:
-        if getattr(override.value(), "shuffle", False):  # another order at every look
+        if getattr(override.value(), "shuffle", False):  # another order at every call
             raise HydraException
         return {value: f"{key}={value}" for value in map(str, override.sweep_string_iterator())}
     except HydraException as error:

@@ -1,4 +1,4 @@
-"""From a composed configuration to a typed ``Run``: parsed once, checked as a whole before anything is loaded."""
+"""Turn a composed configuration into a typed ``Run``: parsed once, and checked as a whole before anything is loaded."""
 
 import os
 from collections.abc import Container, Mapping, Sequence
@@ -18,27 +18,27 @@ from contrafed.core.run_folder import read_config
 from contrafed.core.schema import Range, build
 from contrafed.core.tracker import check_tracker
 
-# What `log` may list; `contrafed/runs/diagnostics.py` says what each writes.
+# Entries of `log`. `contrafed/runs/diagnostics.py` describes what each one writes.
 LOG_CHOICES = ("deviation", "features", "nodes_train", "probability", "weights")
 
 SERVER_GROUPS = ("participation", "engine", "privacy", "attack", "aggregation", "tracker")
 GROUPS = ("strategy", "dataset", "partition", "participation", "model", "engine", *SERVER_GROUPS[2:])
 
-# Where and how a run is done, and what of it is kept: no result depends on these but for the engine's RULING_KEYS, which decide
-# which replies count.
+# Where and how a run is executed, and what of it is kept. No result depends on these, except on the engine's RULING_KEYS, which
+# decide which replies are rejected.
 HOW_IT_RUNS = (
     "output_dir", "verbose", "engine", "tracker", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
     "wait_for_nodes", "objective",
 )  # fmt: skip
 RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
-PLACE_KEYS = ("dataset.root", "dataset.download")  # where data lie, which no number depends on either
+PLACE_KEYS = ("dataset.root", "dataset.download")  # folders of data, on which no number depends either
 
-# What a configuration says of where it comes from and stands beside; no number depends on it.
+# The origin of a configuration, and what it is compared with. No number depends on it.
 ORIGIN = ("experiment", "scale", "changed", "published")
 
 
 def counts(key: str, aside: Container[str]) -> bool:
-    """Whether a dotted key is none of what is set ``aside`` by its first word; a ruling key never is, and a place always."""
+    """Return whether a dotted key is not ``aside``, by its first word. A ruling key never is, and a place always is."""
     return key in RULING_KEYS or (key not in PLACE_KEYS and key.split(".")[0] not in aside)
 
 
@@ -73,35 +73,38 @@ class Top:
 
     @property
     def num_trained(self) -> int:
-        """How many nodes may train: the first ones, all but those that are held out."""
+        """The number of clients that may train: all except the held-out ones, which are the last."""
         return self.num_nodes - self.held_out_nodes
 
 
 @dataclass(frozen=True)
 class Run(Top):
-    """One run, as everything on the server's side takes it."""
+    """One run, in the form that the server's code uses."""
 
     node: NodeRun
-    server: Choice  # the server rule
+    server: Choice  # the server's strategy
     participation: Choice
     engine: Choice
     privacy: Choice
     tracker: Choice
     attack: Choice
     aggregation: Choice
-    composed: Mapping[str, Any]  # the configuration that this is made of, as ``config.yaml`` has it
-    folder: Path | None = None  # the run's own, once it has one; ``resume`` is then the path of a checkpoint or None
+    composed: Mapping[str, Any]  # the configuration that this is made of, as in ``config.yaml``
+    folder: Path | None = None  # the run's folder, once it has one, and ``resume`` is then a checkpoint's path or None
 
     @property
     def text(self) -> str:
-        """The configuration as YAML, by which the whole run is repeated: without what it goes on from."""
+        """The configuration as YAML, which repeats the whole run. It contains no ``resume``."""
         return OmegaConf.to_yaml(OmegaConf.create({**self.composed, "resume": None}))
 
 
 def resolve(composed: Mapping[str, Any]) -> Run:
-    """Return the run that a composed configuration describes. Raises ``UserError`` for the first mistake.
+    """Return the run that a composed configuration describes.
 
-    Once for each run: it loads no data and builds no model. What these tell is checked by ``contrafed.config.method``.
+    It is called once per run, loads no data and builds no model. ``contrafed.config.method`` makes the checks that need these.
+
+    Raises:
+        UserError: For the first mistake.
     """
     import contrafed.data.checks
     import contrafed.data.images
@@ -144,7 +147,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
 
 
 def check_top(config: Mapping[str, Any]) -> Top:
-    """Return the top-level keys, checked, and raise ``UserError`` for what can be seen without any group's code."""
+    """Return the checked top-level keys. Raises ``UserError`` for mistakes that are visible without any group's code."""
     top = build(Top, config, "", ignore=frozenset((*GROUPS, *ORIGIN)))
     top = replace(top, output_dir=os.path.expanduser(top.output_dir), init_from=expanded(top.init_from))
     for group in GROUPS:
@@ -181,7 +184,7 @@ def check_top(config: Mapping[str, Any]) -> Top:
 
 
 def check_log(names: Sequence[str], node: Choice, server: Choice, participation: Choice, privacy: Choice) -> None:
-    """Raise ``UserError`` for something to log that the chosen method, or the participation, does not have."""
+    """Raise ``UserError`` for an entry of ``log`` that the chosen method or participation does not have."""
     from contrafed.data.participation import Heterogeneous
     from contrafed.server.base import FederatedStrategy, strategy_class_of
     from contrafed.training.workspace import client_class_of
@@ -207,13 +210,13 @@ def check_log(names: Sequence[str], node: Choice, server: Choice, participation:
 
 
 def server_of(strategy: Mapping[str, Any]) -> Choice:
-    """Return the server rule of a composed ``strategy`` group. Raises ``UserError``."""
+    """Return the strategy of a composed ``strategy`` group. Raises ``UserError``."""
     module = _rule_of(strategy)
     return replace(choose("strategy", strategy, module), name=str(strategy.get("server") or strategy["name"]))
 
 
 def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
-    """Return the file that ``strategy.server`` names, or ``strategies/NAME.py`` of a method that has a rule of its own."""
+    """Return the module that ``strategy.server`` names, or by default the method's ``strategies/NAME.py``."""
     from contrafed.server.base import FederatedStrategy
 
     if (named := strategy.get("server")) is not None:
@@ -226,7 +229,7 @@ def _rule_of(strategy: Mapping[str, Any]) -> ModuleType:
 
 
 def _check_recipe(strategy: Choice, num_rounds: int) -> None:
-    """Raise ``UserError`` for no recipe, for one that is not the plain SGD a method needs, and for a rate that comes to 0."""
+    """Raise ``UserError`` for missing training settings, for settings that a method does not support, or for a rate of 0."""
     from contrafed.training.local_training import LocalTraining
     from contrafed.training.workspace import client_class_of
 
@@ -242,7 +245,7 @@ def _check_recipe(strategy: Choice, num_rounds: int) -> None:
 
 
 def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
-    """Return the nodes whose labels an attack turns. Raises ``UserError`` for attackers that do not exist."""
+    """Return the clients whose labels an attack changes. Raises ``UserError`` for attackers that do not exist."""
     from contrafed.engines.attack import Attackers
 
     flips = isinstance(attack.config, Attackers) and attack.config.flips_labels
@@ -250,7 +253,7 @@ def wrong_labels(attack: Choice, top: Top) -> tuple[int, ...]:
 
 
 def _check_keys(strategy: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` for a key of the ``strategy`` group that neither half has settings for."""
+    """Raise ``UserError`` for a key of the ``strategy`` group that is neither the client's nor the strategy's."""
     halves = registry.find(PACKAGES["strategy"], "strategy", strategy), _rule_of(strategy)
     known = {name for module in halves for name in module.Config.__dataclass_fields__}
     for key in strategy:
@@ -258,22 +261,22 @@ def _check_keys(strategy: Mapping[str, Any]) -> None:
             raise unknown("strategy key", str(key), known)
 
 
-# What may differ between a run and the evaluation of its saved models.
+# Settings of an evaluation of saved models that differ from the run's.
 NO_TRAINING = {
     "min_replies": 0, "save_personal": False, "init_from": None, "resume": None, "checkpoint_every": None, "early_stop": None,
     "target_accuracy": None, "privacy": {"name": "none"}, "attack": {"name": "none"}, "aggregation": {"name": "mean"},
 }  # fmt: skip
-SCORING_KEYS = ("eval_train", "eval_nodes", "metrics")  # the run's own, where the command line does not set them
+SCORING_KEYS = ("eval_train", "eval_nodes", "metrics")  # the run's, if the command line does not set them
 EVALUATION_KEYS = (
     "evaluate_only", "engine", "tracker", "output_dir", "verbose", "wait_for_nodes", *SCORING_KEYS,
 )  # fmt: skip
 
 
 def for_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with which ``evaluate_only=PATH`` scores what the run in PATH saved.
+    """Return the configuration with which ``evaluate_only=PATH`` evaluates the saved models of the run in PATH.
 
-    It is the run's own, but for ``EVALUATION_KEYS``, of which composing has taken ``SCORING_KEYS`` from the run, and for keys
-    that there were none of when it ran. Without ``evaluate_only`` it is ``config`` itself. Raises ``UserError``.
+    It is the run's own configuration, except ``EVALUATION_KEYS`` and keys that did not exist then. ``SCORING_KEYS`` were
+    already taken from the run. Without ``evaluate_only`` it is ``config`` itself. Raises ``UserError``.
     """
     if config.get("evaluate_only") is None:
         return dict(config)

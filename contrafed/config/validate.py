@@ -1,4 +1,4 @@
-"""What only the choices of a run together can tell, before anything is built: the two halves of a method, privacy, attacks."""
+"""Check a run's choices together before anything is built: a method's client and strategy, privacy, attacks."""
 
 import inspect
 
@@ -16,13 +16,13 @@ from contrafed.server.replies import OTHER
 from contrafed.training.base import Client
 from contrafed.training.workspace import client_class_of
 
-CLASSES = 10  # of the even class proportions that a pattern is tried with
+CLASSES = 10  # of the even class proportions for a trial of a pattern
 
 
 def check_classes(strategy: Choice, server: Choice) -> None:
-    """Raise ``UserError`` for a client that uploads neither its model nor the change, and a strategy without ``aggregate``.
+    """Raise ``UserError`` for a client that uploads neither model nor update, and for a strategy without ``aggregate``.
 
-    And for functions of a client that cannot be called as those of ``Client`` are.
+    It is also raised for functions of a client that cannot be called like those of ``Client``.
     """
     client, found = client_class_of(strategy), strategy_class_of(server)
     registry.check_overrides(client, Client)
@@ -34,9 +34,9 @@ def check_classes(strategy: Choice, server: Choice) -> None:
 
 
 def check_participation(participation: Choice, num_trained: int, seed: int) -> None:
-    """Raise ``UserError`` for a pattern over ``num_trained`` clients whose ``presence`` or ``available`` has another shape.
+    """Raise ``UserError`` for a pattern whose ``presence`` or ``available`` has another shape than ``num_trained`` clients.
 
-    And where its author's own code fails, with the line. It is tried with even class proportions.
+    It is also raised, with the line, if the author's code fails. The pattern is tried with even class proportions.
     """
     shares = np.broadcast_to(1 / CLASSES, (num_trained, CLASSES))
     try:
@@ -49,7 +49,7 @@ def check_participation(participation: Choice, num_trained: int, seed: int) -> N
 
 
 def check_privacy(privacy: Choice, server: Choice, participation: Choice, min_replies: int) -> None:
-    """Raise ``UserError`` where epsilon would not hold: for strategies that do more than sum, and for sampling."""
+    """Raise ``UserError`` if epsilon would not hold: for strategies that do more than sum, and for some kinds of sampling."""
     if isinstance(privacy.config, gaussian.Gaussian) and privacy.config.noise_multiplier:
         needs_accountant()
     if not isinstance(privacy.config, central.Config):
@@ -64,7 +64,7 @@ def check_privacy(privacy: Choice, server: Choice, participation: Choice, min_re
 
 
 def _check_sampling(server: Choice, participation: Choice, min_replies: int) -> None:
-    """Raise ``UserError`` unless all clients are drawn independently with one probability, at weights of their own."""
+    """Raise ``UserError`` unless all clients are drawn independently with one probability, and with fixed weights."""
     config, wrong = participation.config, ""
     if not vars(pattern_class_of(participation)).get("independent_draws", False):
         wrong = f"participation={participation.name} does not draw each node independently; participation=bernoulli does"
@@ -83,12 +83,12 @@ def _check_sampling(server: Choice, participation: Choice, min_replies: int) -> 
 
 
 def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
-    """Raise ``UserError`` for another aggregation than the mean where a rule takes none, or where the mean has noise."""
+    """Raise ``UserError`` for an aggregation other than the mean if the strategy does not average, or if the mean has noise."""
     if aggregation.name == "mean":
         return
     if isinstance(privacy.config, central.Config):
         raise UserError(f"privacy=central adds noise to a weighted mean; aggregation={aggregation.name} is none")
-    # What a class says of itself: one that inherits a rule may do something else with replies.
+    # The class states it for itself, because a subclass may use replies differently.
     averages, weights = vars(strategy_class_of(server)).get("averages", False), getattr(server.config, "weights", "samples")
     what = f"strategy.weights={weights}" if averages else f"strategy.server={server.name}"
     if not averages or weights not in ("samples", "uniform"):
@@ -96,9 +96,9 @@ def check_mean(aggregation: Choice, server: Choice, privacy: Choice) -> None:
 
 
 def check_attack(attack: Choice, node: NodeRun, num_trained: int) -> None:
-    """Raise ``UserError`` for an attack of one's own that is none.
+    """Raise ``UserError`` for a malformed attack of the user's, or for unusable attackers.
 
-    And for attackers none of whom is among the ``num_trained`` clients that train, or who need honest ones and leave none.
+    Attackers are unusable if all of them are held out, or if they need honest clients and leave none of ``num_trained``.
     """
     if attack.name == "none":
         return

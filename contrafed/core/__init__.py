@@ -1,1 +1,1 @@
-"""What every other room stands on. It imports none of them."""
+"""Basic parts that every other room uses. This room imports none of them."""

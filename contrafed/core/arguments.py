@@ -1,4 +1,4 @@
-"""The reader of command lines: argparse, whose mistakes are said as everything here says them."""
+"""Read command lines with argparse, and report mistakes like all others."""
 
 import argparse
 import sys
@@ -9,10 +9,15 @@ from contrafed.core.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """``argparse.ArgumentParser`` that takes no shortened options and raises ``UserError`` where that one ends the process."""
+    """An ``argparse.ArgumentParser`` without abbreviated options, which raises ``UserError`` instead of ending the process."""
 
     def __init__(self, program: str, **kwargs: Any) -> None:
-        """``program``: how the user calls it; the others as of ``argparse.ArgumentParser``."""
+        """Build the parser.
+
+        Args:
+            program: The command as the user typed it.
+            **kwargs: Arguments of ``argparse.ArgumentParser``.
+        """
         super().__init__(program, allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
@@ -21,5 +26,5 @@ class Parser(argparse.ArgumentParser):
 
 
 def program(installed: str, script: str) -> str:
-    """Return how the user called what is the command ``installed`` of the package, and ``script`` in the repository."""
+    """Return the command as the user typed it: ``installed`` from the package, ``script`` in the repository."""
     return installed if Path(sys.argv[0]).name == installed else script

@@ -1,6 +1,6 @@
-"""What was chosen for a run, typed: a module and its checked settings for each group, and what of all that a node needs.
+"""Hold a run's choices as typed objects: for each group a module and its checked settings, and the part that a client needs.
 
-``NodeRun`` travels to workers and devices as JSON and is rebuilt there by ``node_run``, which built it in the first place.
+``NodeRun`` is sent to workers and devices as JSON. There ``node_run`` rebuilds it, as it built it on the server.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from contrafed.core.schema import build
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen in a group of the configuration."""
+    """A choice in a group of the configuration."""
 
     name: str
     module: ModuleType  # its code
@@ -26,7 +26,7 @@ class Choice:
     values: Mapping[str, Any]  # the composed values behind ``config``, with ``name`` and ``module``
 
 
-# Where the code behind a group's choices is; of ``strategy`` the node half.
+# Packages of the code behind each group's choices. For ``strategy`` it is the client.
 PACKAGES = {
     "strategy": "contrafed.clients",
     "dataset": "contrafed.partitions.datasets",
@@ -40,7 +40,7 @@ PACKAGES = {
     "aggregation": "contrafed.strategies.aggregation",
 }
 
-# What the code behind a choice must define, the first of them if it has none, and with which parameters.
+# Functions that the code behind a choice must define, with their parameters. The first one is required if it has none of them.
 FUNCTIONS = {
     "dataset": {"load": "config, name"},
     "partition": {
@@ -50,7 +50,7 @@ FUNCTIONS = {
     },
     "model": {"build": "config, in_channels, image_size, num_classes"},
 }
-# What its ``Config`` inherits: settings that Contrafed itself reads.
+# Classes that its ``Config`` must inherit. They hold the settings that Contrafed itself reads.
 INHERITED = {
     "dataset": ("contrafed.data.images", "Common"),
     "partition": ("contrafed.data.partition", "Common"),
@@ -59,11 +59,17 @@ INHERITED = {
 
 
 def choose(group: str, values: Mapping[str, Any], module: ModuleType | None = None) -> Choice:
-    """Return what ``values``, a group's composed YAML, describe.
+    """Return the choice that a group's composed YAML describes.
 
-    ``module``: its code, where ``values`` do not name it. The group ``strategy`` has the settings of both halves of a method,
-    each of which takes its own: the client that ``values`` name, or the strategy in ``module``.
-    Raises ``UserError`` for a wrong name, key, type or value, or for code that lacks what its group needs.
+    The group ``strategy`` holds the settings of a method's client and of its strategy. Each takes its own settings only.
+
+    Args:
+        group: Name of the group.
+        values: The composed YAML.
+        module: The code, if ``values`` do not name it. For a strategy ``values`` name the client.
+
+    Raises:
+        UserError: For a wrong name, key, type or value, or if the code lacks what its group requires.
     """
     module = module or registry.find(PACKAGES[group], group, values)
     choice = f"{group}={values.get('name')}"
@@ -82,17 +88,17 @@ def choose(group: str, values: Mapping[str, Any], module: ModuleType | None = No
 
 @dataclass(frozen=True)
 class NodeRun:
-    """What a node needs to know of a run; the rest stays on the server."""
+    """The part of a run's configuration that a client needs. The other settings stay on the server."""
 
     seed: int
     num_nodes: int
-    strategy: Choice  # the node half
+    strategy: Choice  # the client
     dataset: Choice
     partition: Choice
     model: Choice
-    flipped: tuple[int, ...] = ()  # in simulation: nodes that train on wrong labels
-    images: Mapping[str, Any] | None = None  # on devices: what their data must be like (contrafed.data.own.facts_of)
-    privacy: Choice | None = None  # where nodes themselves add noise
+    flipped: tuple[int, ...] = ()  # in simulation: clients that train on wrong labels
+    images: Mapping[str, Any] | None = None  # on devices: the required shape of their data (contrafed.data.own.facts_of)
+    privacy: Choice | None = None  # if the clients add the noise
 
     def to_json(self) -> str:
         """Return the run as JSON, the same text for the same run."""
@@ -103,7 +109,11 @@ class NodeRun:
 
     @staticmethod
     def from_json(text: str) -> "NodeRun":
-        """Return the run that ``to_json`` described. Raises ``UserError`` where this machine lacks what it needs."""
+        """Return the run that ``to_json`` described.
+
+        Raises:
+            UserError: If this machine lacks something that the run needs.
+        """
         return node_run(json.loads(text))
 
 
@@ -111,9 +121,12 @@ NODE_GROUPS = ("strategy", "dataset", "partition", "model")
 
 
 def node_run(values: Mapping[str, Any]) -> NodeRun:
-    """Return the node's part of a composed configuration. Raises ``UserError`` for a wrong name, key, type or value.
+    """Return the client's part of a composed configuration.
 
-    What the ``strategy`` group holds for the server half is left out.
+    Settings of the server's strategy are left out.
+
+    Raises:
+        UserError: For a wrong name, key, type or value.
     """
     chosen: dict[str, Any] = {name: choose(name, values[name]) for name in NODE_GROUPS}
     privacy = choose("privacy", values["privacy"]) if "privacy" in values else None

@@ -1,7 +1,7 @@
-"""Between tensors and Flower's records: one codec for every method and every engine.
+"""Convert between tensors and Flower's records: one codec for every method and every engine.
 
-Flower's ``Array`` holds bytes made by ``numpy.save``. Between our own workers those bytes are never needed, so a message
-carries ``TensorArray``, an ``Array`` that serialises itself only when it leaves for a real device.
+Flower's ``Array`` holds bytes made by ``numpy.save``. Contrafed's own workers do not need those bytes. Their messages carry
+``TensorArray``, an ``Array`` that is serialised only when it is sent to a real device.
 """
 
 import pickle
@@ -17,27 +17,27 @@ from torch import Tensor
 
 from contrafed.core.tensors import on_host
 
-# Ray hands arrays over as read-only views of shared memory. We never write to what was received, so torch's reminder that
-# this would be undefined tells the user nothing. It comes once per process: let it come here, unheard.
+# Ray passes arrays as read-only views of shared memory. We never write to received arrays, so torch's warning about that does
+# not help the user. torch warns once per process: trigger and suppress the warning here.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(bytes(4), dtype=np.float32))
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-# Among what a node says of itself in CONFIG: where its loss or weights stopped being finite.
+# A client's entry in CONFIG: where its loss or weights stopped being finite.
 DIVERGED = "diverged"
-# And a line for who follows the run.
+# A client's entry in CONFIG: one line for the console.
 NOTE = "note"
-MOST = 600  # characters of what a node says in words
+MOST = 600  # characters of a text from a client
 
 
 def words(said: object) -> str:
-    """Return what a node says, fit to be shown: not too long, and without characters that a terminal would obey."""
+    """Return a client's text ready to print: cut to ``MOST`` characters, without control characters."""
     return "".join(c if c.isprintable() else " " for c in str(said)[:MOST])
 
 
 class TensorArray(Array):
-    """A Flower ``Array`` around a tensor, with the bytes made on demand."""
+    """A Flower ``Array`` around a tensor. Its bytes are made on demand."""
 
     stype = "numpy.ndarray"
 
@@ -46,23 +46,23 @@ class TensorArray(Array):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """The type's name."""
+        """The name of the tensor's type."""
         return str(self.__dict__["tensor"].dtype).removeprefix("torch.")
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The shape."""
+        """The tensor's shape."""
         return tuple(self.__dict__["tensor"].shape)
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        """The wire form: the bytes of a ``.npy`` file."""
+        """The serialised form: the bytes of a ``.npy`` file."""
         buffer = BytesIO()
         np.save(buffer, self.numpy(), allow_pickle=False)
         return buffer.getvalue()
 
     def numpy(self) -> np.ndarray:
-        """Return the values; a view, not a copy, for a tensor on the CPU."""
+        """Return the values. For a tensor on the CPU this is a view, not a copy."""
         tensor: Tensor = self.__dict__["tensor"]
         return tensor.cpu().numpy()
 
@@ -72,7 +72,7 @@ class TensorArray(Array):
         return _from_numpy, (values if values.flags.c_contiguous else values.copy(),)
 
 
-# Flower writes the class name into the wire form and the receiver looks it up: there this is a plain Array.
+# Flower writes the class name into the serialised form, and the receiver looks it up. There it must be a plain Array.
 TensorArray.__qualname__ = Array.__qualname__
 
 
@@ -81,7 +81,10 @@ def _from_numpy(values: np.ndarray) -> TensorArray:
 
 
 def reduce_record(record: ArrayRecord) -> Any:
-    """What pickle makes of a record, its memory as buffers: all arrays at a time, a third of the work of one by one."""
+    """Return what pickle needs to rebuild a record, with its memory as buffers.
+
+    All arrays are reduced together, which takes a third of the time of one by one.
+    """
     if not all(isinstance(array, TensorArray) for array in record.values()):
         return record.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     values = [tensor.contiguous().numpy() for tensor in on_host(from_record(record)).values()]
@@ -95,7 +98,7 @@ def _from_buffers(about: Iterable[tuple[str, str, tuple[int, ...]]], buffers: It
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return the tensor of a Flower ``Array``; shares memory where it can, so never write to it."""
+    """Return the tensor of a Flower ``Array``. It may share memory with the array, so never write to it."""
     if isinstance(array, TensorArray):
         tensor: Tensor = array.__dict__["tensor"]
         return tensor
@@ -105,7 +108,7 @@ def to_tensor(array: Array) -> Tensor:
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Return named tensors as an ``ArrayRecord``."""
     record = ArrayRecord()
-    # Adding them one by one has Flower check each type, which takes longer than anything else about a small message.
+    # If they are added one by one, Flower checks each type. That takes most of the time of a small message.
     record.__dict__["_data"].update((name, TensorArray(tensor)) for name, tensor in tensors.items())
     return record
 
@@ -116,22 +119,26 @@ def from_record(record: Mapping[str, Array]) -> dict[str, Tensor]:
 
 
 def state_of(content: RecordDict, name: str) -> dict[str, Tensor]:
-    """Return the tensors of one array record of a message or a node's state; empty when there is none."""
+    """Return the tensors of one array record of a message or of a client's state, empty if there is none."""
     record = content.get(name)
     return from_record(record) if isinstance(record, ArrayRecord) else {}
 
 
 def config_of(message: Message) -> dict[str, Any]:
-    """Return the scalars that came with a message."""
+    """Return the scalars of a message."""
     record = message.content.get(CONFIG)
     return dict(record) if isinstance(record, ConfigRecord) else {}
 
 
 def to_list(names: Iterable[str], tensors: Mapping[str, Tensor]) -> list[np.ndarray]:
-    """Return tensors as a NumPyClient's list, in the order of the method's declared names."""
+    """Return tensors as the list of a NumPyClient, in the order of ``names``."""
     return [tensors[name].detach().cpu().numpy() for name in names]
 
 
 def from_list(names: Iterable[str], values: Iterable[np.ndarray]) -> dict[str, Tensor]:
-    """Return a NumPyClient's list as named tensors; raises ``ValueError`` when the two differ in length."""
+    """Return the list of a NumPyClient as named tensors.
+
+    Raises:
+        ValueError: If names and values differ in number.
+    """
     return {name: torch.from_numpy(np.asarray(value)) for name, value in zip(names, values, strict=True)}

@@ -1,17 +1,17 @@
-"""How representations are spread within and between classes: FedRCL's Figures 2 and 3."""
+"""Measure how representations spread within and between classes (FedRCL, Figures 2 and 3)."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-# What is smaller than this share of the largest singular value counts as zero in ranks and pseudo-inverses.
+# Singular values below this share of the largest one count as zero in ranks and pseudo-inverses.
 RELATIVE = 1e-6
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What FedRCL reports of a labelled set of representations."""
+    """The measures that FedRCL reports for a labelled set of representations."""
 
     within: float  # tr(S_W)
     between: float  # tr(S_B)
@@ -20,9 +20,15 @@ class Spread:
 
 
 def spread(features: np.ndarray, labels: np.ndarray, *, normalize: bool = False) -> Spread:
-    """Return the traces, the effective rank and the VCI of features (n, D) with labels (n,); ``normalize``: at length 1.
+    """Compute traces, effective rank and VCI of labelled features.
 
-    All are NaN where a feature is not finite.
+    Args:
+        features: Representations (n, D).
+        labels: Class of each row (n,).
+        normalize: Scale each row to length 1 first.
+
+    Returns:
+        The measures. All are NaN if a feature is not finite.
     """
     f = np.asarray(features, dtype=np.float64)
     if not np.isfinite(f).all():
@@ -34,10 +40,20 @@ def spread(features: np.ndarray, labels: np.ndarray, *, normalize: bool = False)
 
 
 def covariances(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return S_W = (1/n) sum_c sum_i (f_i - m_c)(f_i - m_c)' and S_B = (1/n) sum_c n_c (m_c - m)(m_c - m)', both (D, D).
+    """Compute the covariance within classes and between classes.
 
-    They sum to the covariance of all features. One whose trace is rounding, next to the mean square of the features, is 0.
-    Raises ``ValueError`` without any feature.
+    S_W = (1/n) sum_c sum_i (f_i - m_c)(f_i - m_c)' and S_B = (1/n) sum_c n_c (m_c - m)(m_c - m)'. They sum to the covariance of
+    all features. A matrix is set to 0 if its trace is only rounding error compared with the features' mean square.
+
+    Args:
+        features: Representations (n, D).
+        labels: Class of each row (n,).
+
+    Returns:
+        S_W and S_B, both (D, D).
+
+    Raises:
+        ValueError: If there are no features.
     """
     f = np.asarray(features, dtype=np.float64)
     if not len(f):
@@ -54,7 +70,10 @@ def covariances(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
 
 
 def effective_rank(covariance: np.ndarray) -> float:
-    """Return exp(-sum_k p_k log p_k), p_k = s_k / sum s of the singular values s (Roy and Vetterli 2007); 0 for zeros."""
+    """Compute exp(-sum_k p_k log p_k) with p_k = s_k / sum s over the singular values s (Roy and Vetterli 2007).
+
+    The result is 0 for a matrix of zeros.
+    """
     s = np.linalg.svd(covariance, compute_uv=False)
     if not s.sum():
         return 0.0
@@ -64,9 +83,10 @@ def effective_rank(covariance: np.ndarray) -> float:
 
 
 def vci(within: np.ndarray, between: np.ndarray) -> float:
-    """Return 1 - tr(pinv(S_W + S_B) S_B) / rank(S_B), the variability collapse index (Xu and Liu 2023); 1 where S_B is 0.
+    """Compute the variability collapse index 1 - tr(pinv(S_W + S_B) S_B) / rank(S_B) (Xu and Liu 2023).
 
-    0: classes have collapsed to distinct points. Invariant under invertible linear maps of the features.
+    At 0 the classes have collapsed to distinct points. The result is 1 if S_B is 0. Invertible linear maps of the features do
+    not change it.
     """
     s = np.linalg.svd(between, compute_uv=False)
     if not s[0]:

@@ -1,4 +1,4 @@
-"""How far apart the participants of a round pull (PMFL, Definition 1), and how far apart models are (MpFedcon, Figure 3)."""
+"""Measure how far the updates of a round diverge (PMFL, Definition 1), and how far apart models are (MpFedcon, Figure 3)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,9 +9,15 @@ from contrafed.core.weighted_sum import combine, squared_distance
 
 
 def deviation(deltas: Sequence[Tensors]) -> tuple[float, float]:
-    """Return Dev = sum_k (1 - cos(Delta_k, mean Delta)) over m participants' updates, and Dev / m; (0, 0) for none.
+    """Compute Dev = sum_k (1 - cos(Delta_k, mean Delta)) over the updates of m clients.
 
-    The sum is the paper's, in [0, 2 m], and grows with m. The cosine with a zero vector counts 0.
+    The sum is the paper's. It is in [0, 2 m] and grows with m. The cosine with a zero vector is taken as 0.
+
+    Args:
+        deltas: The updates Delta_k.
+
+    Returns:
+        Dev and Dev / m, or (0, 0) without updates.
     """
     if not deltas:
         return 0.0, 0.0
@@ -27,7 +33,11 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Return the mean squared difference of two models' parameters of the same names. Raises ``ValueError`` for others."""
+    """Compute the mean squared difference of two models' parameters.
+
+    Raises:
+        ValueError: If the models' names differ.
+    """
     if a.keys() != b.keys():
         raise ValueError(f"one model alone has {min(a.keys() ^ b.keys())}")
     return squared_distance(a, b) / sum(value.numel() for value in a.values())

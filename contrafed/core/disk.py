@@ -1,4 +1,4 @@
-"""Files that survive a loss of power, and a disk that takes no more."""
+"""Write files that survive a power failure, and report a failing disk."""
 
 import contextlib
 import errno
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from contrafed.core.errors import DiskError
 
-# What a disk says that is full, read-only or broken, and that holds no file so large; a network's errors are others.
+# Errors of a disk that is full, read-only or broken, or that allows no file of this size. A network's errors are different.
 FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 
 
 def sync(path: Path) -> None:
-    """Return when what a file holds, or which names a folder has, is on the disk."""
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -23,12 +23,15 @@ def sync(path: Path) -> None:
 
 
 def expanded(path: str | None) -> str | None:
-    """Return a path in which ~ is the home folder: a shell leaves it as it is behind =."""
+    """Replace ~ by the home folder. A shell does not expand it after ``=``."""
     return None if path is None else os.path.expanduser(path)
 
 
 def replace(whole: Path, target: Path) -> None:
-    """Have ``whole`` take the place of ``target``, on the disk before this returns: after a crash either is there, entire."""
+    """Move ``whole`` to ``target``, and wait until that is on the disk.
+
+    After a crash either the old or the new file is there, complete.
+    """
     sync(whole)
     os.replace(whole, target)
     sync(target.parent)
@@ -36,11 +39,16 @@ def replace(whole: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def told_in_one_line(folder: Path, then: Callable[[], str]) -> Iterator[None]:
-    """Raise ``DiskError`` where a disk fails to take what is written below ``folder``; ``then`` says what to do about it."""
+    """Raise ``DiskError`` if the disk fails while files are written below ``folder``.
+
+    Args:
+        folder: Folder that the error names if the failure has no file name.
+        then: Returns the sentence about what to do next.
+    """
     said = threading.excepthook
 
     def quiet(args: threading.ExceptHookArgs) -> None:
-        # TensorBoard's thread: whoever next writes through it hears of it.
+        # A thread of TensorBoard: the next write through it raises the error again.
         if getattr(args.exc_value, "errno", None) not in FAILING:
             said(args)
 

@@ -1,4 +1,7 @@
-"""Scores of predicted labels beside accuracy, by torchmetrics: what the key ``metrics`` may name. Imports torch when used."""
+"""Compute scores of predicted labels other than accuracy, with torchmetrics.
+
+The key ``metrics`` may name them. torch is imported when they are used.
+"""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -9,7 +12,7 @@ if TYPE_CHECKING:  # the key is checked before torch is imported
     from torch import Tensor
 
 ACCURACY = "accuracy"
-# By name: the function of torchmetrics.functional.classification and its arguments.
+# Name: function of torchmetrics.functional.classification, and its arguments.
 FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "macro_f1": ("multiclass_f1_score", {"average": "macro"}),
     "weighted_f1": ("multiclass_f1_score", {"average": "weighted"}),
@@ -20,7 +23,11 @@ FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def beside_accuracy(names: Iterable[str]) -> list[str]:
-    """Return the metrics that are asked for beside accuracy, which there always is. Raises ``UserError`` for an unknown one."""
+    """Return the requested metrics without accuracy, which is always computed.
+
+    Raises:
+        UserError: For an unknown metric, or one that is named twice.
+    """
     for name in names:
         if name not in FUNCTIONS and name != ACCURACY:
             raise unknown("metrics entry", name, (ACCURACY, *FUNCTIONS))
@@ -30,14 +37,32 @@ def beside_accuracy(names: Iterable[str]) -> list[str]:
 
 
 def confusion(predicted: "Tensor", y: "Tensor", mask: "Tensor", num_classes: int) -> "Tensor":
-    """Return how many examples (n,) of each class (rows) were taken for which (columns), (C, C), where ``mask`` (n,) is 1."""
+    """Count how often each true class (row) was predicted as each class (column).
+
+    Args:
+        predicted: Predicted classes (n,).
+        y: True classes (n,).
+        mask: 1 for examples that count, 0 for padding (n,).
+        num_classes: C.
+
+    Returns:
+        The confusion matrix (C, C).
+    """
     from torch.nn.functional import one_hot
 
     return (one_hot(y, num_classes).to(mask) * mask.unsqueeze(1)).T @ one_hot(predicted, num_classes).to(mask)
 
 
 def scores_of(names: Iterable[str], counts: "Tensor") -> dict[str, float]:
-    """Return the metrics of a confusion matrix ``counts`` (C, C): such scores depend on labels through it alone."""
+    """Compute metrics from a confusion matrix, which contains all that they depend on.
+
+    Args:
+        names: Names of the metrics.
+        counts: Confusion matrix (C, C).
+
+    Returns:
+        {name: score}, all 0 if the matrix is empty.
+    """
     import torch
     from torchmetrics.functional import classification
 
@@ -48,7 +73,7 @@ def scores_of(names: Iterable[str], counts: "Tensor") -> dict[str, float]:
     y, predicted = cells // classes, cells % classes
 
     def score(function: str, arguments: dict[str, Any]) -> float:
-        # Its sums of shares in single precision may end a little above 1.
+        # Sums in single precision may end slightly above 1.
         return min(float(getattr(classification, function)(predicted, y, num_classes=classes, **arguments)), 1.0)
 
     return {name: score(*FUNCTIONS[name]) for name in names}

@@ -1,4 +1,4 @@
-"""The paper of a method, as the documentation and the catalogue cite it."""
+"""Describe the paper of a method, as the documentation and the catalogue cite it."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paper:
-    """Who wrote what, and where it is."""
+    """Authors, title, venue and link of a paper."""
 
     authors: str
     title: str
@@ -15,7 +15,11 @@ class Paper:
 
     @property
     def year(self) -> int:
-        """The year of ``where``. Raises ``ValueError`` without one."""
+        """The year in ``where``.
+
+        Raises:
+            ValueError: If there is none.
+        """
         found = re.search(r"\b(?:19|20)\d\d\b", self.where)
         if found is None:
             raise ValueError(f"no year in {self.where!r}")

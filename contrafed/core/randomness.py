@@ -1,7 +1,7 @@
-"""Everything random is a pure function of (seed, purpose, round, node).
+"""Make every random draw a pure function of (seed, purpose, round, client).
 
-No global generator is ever read or seeded, so a draw depends neither on the engine, nor on the number of workers, nor on
-how nodes are stacked, nor on a stop and resume in the middle; and every method sees the same nodes and the same batches.
+No global generator is read or seeded. So a draw does not depend on the engine, the number of workers, the stacking of clients,
+or a stop and resume. Every method sees the same clients and the same batches.
 """
 
 import zlib
@@ -16,11 +16,11 @@ def _sequence(seed: int, purpose: str, server_round: int, node: int) -> np.rando
 
 
 def generator(seed: int, purpose: str, server_round: int = 0, node: int = 0) -> np.random.Generator:
-    """Return the NumPy generator of (seed, purpose, round, node); all four are non-negative."""
+    """Return the NumPy generator of (seed, purpose, round, client). All four are non-negative."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, server_round, node)))
 
 
 def torch_generator(seed: int, purpose: str, server_round: int = 0, node: int = 0) -> torch.Generator:
-    """Return the torch CPU generator of (seed, purpose, round, node)."""
+    """Return the torch CPU generator of (seed, purpose, round, client)."""
     state = _sequence(seed, purpose, server_round, node).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state) & 0x7FFF_FFFF_FFFF_FFFF)

@@ -1,7 +1,7 @@
-"""Finding the code that stands behind a choice: ``conf/GROUP/NAME.yaml`` -> ``PACKAGE/NAME.py``.
+"""Find the code behind a choice: ``conf/GROUP/NAME.yaml`` -> ``PACKAGE/NAME.py``.
 
-A YAML may say ``module: other`` when several choices share one file, or ``module: my_package.other`` for a file of somebody
-else's package. Nothing is imported before it is chosen.
+A YAML may contain ``module: other`` if several choices share one file, or ``module: my_package.other`` for a file of another
+package. Only chosen modules are imported.
 """
 
 import contextlib
@@ -20,22 +20,29 @@ from contrafed.core.errors import UserError, unknown
 T = TypeVar("T")
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# A checkout has conf/ beside the package contrafed, a wheel inside it.
+# A checkout has conf/ next to the package contrafed, a wheel inside it.
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
 
-# The keys every choice may carry beside its own settings.
+# Keys that every choice may have in addition to its own settings.
 COMMON_KEYS = frozenset({"name", "module"})
 
 
 def yamls(folder: Path, *, deep: bool = True) -> list[Path]:
-    """Return the YAMLs in a folder, with ``deep`` also below it, without those that editors and systems hide."""
+    """Return the YAML files of a folder, without hidden files.
+
+    Args:
+        folder: The folder.
+        deep: Include its subfolders.
+    """
     return sorted(path for path in folder.glob("**/*.yaml" if deep else "*.yaml") if not path.name.startswith("."))
 
 
 def choices(group: str, own: Path | None = None) -> dict[str, str]:
     """Return {choice: its one-line description}, read from the first comment of each YAML of the group.
 
-    ``own`` is a folder of the user's beside ``conf/``, with the same groups as folders.
+    Args:
+        group: The group's name.
+        own: A user's folder in addition to ``conf/``, with the same groups as subfolders.
     """
     found = dict(_read_shipped(group))
     if own is not None:
@@ -49,12 +56,12 @@ def _read_shipped(group: str) -> dict[str, str]:
 
 
 def _read_choices(folder: Path, *, deep: bool) -> dict[str, str]:
-    """Return {choice: its description} of a folder. The experiments of a paper are a folder of their own, hence ``deep``."""
+    """Return {choice: its description} of a folder. A paper's experiments are in a subfolder, which ``deep`` includes."""
     found = {}
     for path in yamls(folder, deep=deep):
         if not path.stem.startswith("_"):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            # Hydra wants its own "@package" comment first in an experiment.
+            # Hydra requires its "@package" comment in the first line of an experiment.
             first = next((line for line in lines if not line.startswith("# @package")), "")
             name = path.relative_to(folder).with_suffix("").as_posix()
             found[name] = first.removeprefix("#").strip() if first.startswith("#") else ""
@@ -62,9 +69,12 @@ def _read_choices(folder: Path, *, deep: bool) -> dict[str, str]:
 
 
 def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
-    """Import the module of ``settings['module']`` or ``settings['name']`` from ``package``; a dotted name says all itself.
+    """Import the module of ``settings['module']`` or ``settings['name']`` from ``package``.
 
-    Raises ``UserError`` naming the choices of ``group`` when there is none, or file and line where its import fails.
+    A name with a dot is the module's full name.
+
+    Raises:
+        UserError: If there is no such module, with the choices of ``group``, or if its import fails, with file and line.
     """
     name, choice = str(settings.get("module") or settings.get("name")), f"{group}={settings.get('name')}"
     target = name if "." in name else f"{package}.{name}"
@@ -90,7 +100,7 @@ def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
 
 
 def _place(error: Exception) -> str:
-    """Return the file and line that an import failed at."""
+    """Return the file and line where an import failed."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
@@ -98,19 +108,19 @@ def _place(error: Exception) -> str:
 
 
 def line_in(file: str, error: Exception) -> traceback.FrameSummary:
-    """Return the last line of a file that led to an error, or, where none did, the line that raised it."""
+    """Return the last line of ``file`` that led to an error, or the line that raised it if none did."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
 
 
 def short_place(file: str, line: int | None) -> str:
-    """Return a place as it is said: the file with its folder, and the line."""
+    """Return a place for messages: the file with its folder, and the line."""
     return f"{'/'.join(Path(file).parts[-2:])}, line {line}"
 
 
 @contextlib.contextmanager
 def blamed(what: str, file: str) -> Iterator[None]:
-    """Raise what goes wrong in an author's code as a ``UserError`` that says ``what``, and the last line of their ``file``."""
+    """Raise errors in an author's code as a ``UserError``, with ``what`` and the last line of the author's ``file``."""
     try:
         yield
     except (UserError, MemoryError):
@@ -122,9 +132,15 @@ def blamed(what: str, file: str) -> Iterator[None]:
 
 
 def check_functions(module: ModuleType, choice: str, wanted: Mapping[str, str]) -> None:
-    """Raise ``UserError`` unless ``module`` has one of the functions ``wanted`` {name: its parameters}, and it takes these.
+    """Check that ``module`` has one of the functions ``wanted``, and that it accepts their parameters.
 
-    ``choice`` is what the error begins with: ``model=small``.
+    Args:
+        module: The module.
+        choice: The start of the error, such as ``model=small``.
+        wanted: {function name: its parameters}.
+
+    Raises:
+        UserError: If it has none of them, or one with other parameters.
     """
     there = {name: parameters for name, parameters in wanted.items() if hasattr(module, name)}
     for name, parameters in (there or dict([next(iter(wanted.items()))])).items():
@@ -133,7 +149,7 @@ def check_functions(module: ModuleType, choice: str, wanted: Mapping[str, str]) 
 
 
 def _takes(function: Any, arguments: Sequence[str], named: Sequence[str] = ()) -> bool:
-    """Whether something can be called with so many arguments, and with others by these names."""
+    """Return whether ``function`` can be called with these positional arguments and these keyword arguments."""
     try:
         inspect.signature(function).bind(*arguments, **dict.fromkeys(named))
     except (TypeError, ValueError):
@@ -142,10 +158,15 @@ def _takes(function: Any, arguments: Sequence[str], named: Sequence[str] = ()) -
 
 
 def only_subclass(module: ModuleType, base: type[T], wanted: str = "") -> type[T]:
-    """Return the one subclass of ``base`` that ``module`` itself defines; a method's file needs no registration.
+    """Return the one subclass of ``base`` that ``module`` defines. A method's file needs no registration.
 
-    ``wanted``: what authors inherit, where that is not ``base`` itself. Raises ``UserError`` for none or several, and as
-    ``check_overrides``.
+    Args:
+        module: The module.
+        base: The base class.
+        wanted: The class that authors inherit, if it is not ``base``.
+
+    Raises:
+        UserError: If there is none or several, or if an override cannot be called as its original (``check_overrides``).
     """
     own = own_subclasses(module, base)
     if len(own) != 1:
@@ -156,7 +177,11 @@ def only_subclass(module: ModuleType, base: type[T], wanted: str = "") -> type[T
 
 
 def check_overrides(found: type, base: type) -> None:
-    """Raise ``UserError`` for what a class puts in the place of a function of ``base``, but cannot be called as that one is."""
+    """Check that each override of a function of ``base`` can be called like the original.
+
+    Raises:
+        UserError: For the first one that cannot.
+    """
     for name, inherited in vars(base).items():
         if not inspect.isfunction(getattr(base, name)) and not isinstance(inherited, classmethod):
             continue

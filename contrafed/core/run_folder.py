@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, for whoever goes on from it or looks at it later."""
+"""Read what a run wrote to its folder, to resume it or to report it."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,11 @@ from contrafed.core.errors import UserError
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration that a run left in its folder. Raises ``UserError`` where it cannot be read."""
+    """Return the configuration in a run's folder.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     try:

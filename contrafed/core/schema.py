@@ -1,6 +1,6 @@
-"""Typed configuration: a dataclass states names, types and ranges; every default is in a YAML file under conf/.
+"""Check configurations: a dataclass states names, types and ranges. Every default is in a YAML file under conf/.
 
-A method, model, data set, partition or participation pattern declares a dataclass beside its code:
+A method, model, data set, partition or participation pattern declares a dataclass next to its code:
 
     @dataclass(frozen=True)
     class Config:
@@ -36,7 +36,7 @@ class Range:
     lt: float | None = None
 
     def check(self, value: float, where: str) -> None:
-        """Raise ``UserError`` when ``value`` is outside."""
+        """Raise ``UserError`` if ``value`` is outside."""
         inside = (
             (self.ge is None or value >= self.ge)
             and (self.gt is None or value > self.gt)
@@ -54,8 +54,14 @@ class Range:
 def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset[str] = frozenset()) -> T:
     """Return ``cls(**values)`` after checking names, types and ranges.
 
-    ``where`` is the config path that errors name: ``strategy`` gives ``strategy.temperature``, empty is the top level. Keys in
-    ``ignore`` belong to somebody else. Raises ``UserError`` on an unknown or missing key, a wrong type or a value out of range.
+    Args:
+        cls: The dataclass.
+        values: The composed keys.
+        where: Path that errors name: ``strategy`` gives ``strategy.temperature``. Empty at the top level.
+        ignore: Keys that are not part of ``cls``.
+
+    Raises:
+        UserError: For an unknown or missing key, a wrong type, or a value out of range.
     """
     prefix = f"{where}." if where else ""
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -70,7 +76,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, ignore: frozenset
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """Return ``value`` as the type ``hint``, or raise ``UserError`` naming ``where``."""
+    """Return ``value`` as the type ``hint``. Raises ``UserError`` naming ``where`` if that is not possible."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         value = convert(args[0], value, where)
@@ -92,7 +98,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if len(failures) == 1:
             raise failures[0]
         kinds = [_base(option) for option in options]
-        if type(value) is int and int in kinds:  # out of range, then
+        if type(value) is int and int in kinds:  # then it is out of range
             raise failures[kinds.index(int)]
         raise UserError(f"{where} must be {' or '.join(map(_bounded, args))}, got {value!r}")
     if origin is Literal:
@@ -136,7 +142,7 @@ def _base(hint: Any) -> Any:
 
 
 def _bounded(hint: Any) -> str:
-    """Return a type's name, a number's with its bounds."""
+    """Return the name of a type, with its bounds for a number."""
     rules = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
     return " ".join([_name(hint), *(str(rule) for rule in rules if isinstance(rule, Range))])
 
@@ -156,7 +162,7 @@ def _name(hint: Any) -> str:
 
 
 def dotted(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Return {dotted key: value} of mappings in mappings, in their order; an empty one leaves nothing."""
+    """Return {dotted key: value} of nested mappings, in their order. An empty mapping gives no key."""
     out: dict[str, Any] = {}
     for key, value in values.items():
         out |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -164,5 +170,5 @@ def dotted(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with whole floats as integers: 1 and 1.0 are one number, whichever of them a command line says."""
+    """Return values with whole floats as integers, because 1 and 1.0 on a command line are the same number."""
     return {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in values.items()}

@@ -1,4 +1,4 @@
-"""Split networks: encoder -> projector -> classifier, with the features in between named."""
+"""Split networks into encoder, projector and classifier, and name the features between them."""
 
 import contextlib
 import math
@@ -15,31 +15,35 @@ from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import torch_generator
 
-SMALLEST = 8  # pixels a side
+SMALLEST = 8  # pixels of the shorter side
 
 
 class Features(NamedTuple):
-    """What a model computes for b images."""
+    """The outputs of a model for b images."""
 
     logits: Tensor  # (b, C)
     z: Tensor  # (b, D) input of the classifier: the representation that contrastive losses compare
-    levels: tuple[Tensor, ...]  # (b, C_l) pooled outputs of the encoder's stages, lowest first; empty unless asked for
+    levels: tuple[Tensor, ...]  # (b, C_l) pooled outputs of the encoder's stages, lowest first, or empty unless requested
 
     def compared(self, which: int | Literal["last"]) -> tuple[Tensor, ...]:
-        """Return the first so many levels, of those that there are, or the last one only."""
+        """Return the first ``which`` levels, or only the last one."""
         return self.levels[-1:] if which == "last" else self.levels[:which]
 
 
 class Stages(nn.Module):
-    """An encoder as a list of stages, each ending in its tail: ``tails[l](stages[l](x))`` is what stage l+1 takes.
+    """An encoder as a list of stages, each with a tail: ``tails[l](stages[l](x))`` is the input of stage l+1.
 
-    Stage l maps its input to its level, (b, D), (b, C, H, W) or n tokens (b, n, D), which is then pooled globally: a
-    pre-activation where FedRCL compares features before the last ReLU of a stage. Its tail is an activation, a pool, a
+    Stage l maps its input to its level: (b, D), (b, C, H, W) or n tokens (b, n, D). The level is then pooled globally. It is a
+    pre-activation, because FedRCL compares features before the last ReLU of a stage. A tail is an activation, a pool, a
     flattening, or nothing.
     """
 
     def __init__(self, stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> None:
-        """Raises ``ValueError`` unless each stage has its tail."""
+        """Build the encoder.
+
+        Raises:
+            ValueError: Unless each stage has one tail.
+        """
         super().__init__()
         if len(stages) != len(tails):
             got = f"{len(stages)} stages and {len(tails)} tails"
@@ -47,7 +51,7 @@ class Stages(nn.Module):
         self.stages, self.tails = nn.ModuleList(stages), nn.ModuleList(tails)
 
     def outputs(self, x: Tensor) -> list[Tensor]:
-        """Return what every stage hands on, lowest first; the last is what ``forward`` returns."""
+        """Return the output of every stage's tail, lowest first. The last one is what ``forward`` returns."""
         found: list[Tensor] = []
         for stage, tail in zip(self.stages, self.tails, strict=True):
             x = tail(stage(x))
@@ -55,13 +59,13 @@ class Stages(nn.Module):
         return found
 
     def resume(self, x: Tensor, level: int) -> Tensor:
-        """Return the last stage's output from ``x``, what the first ``level`` stages have made of images."""
+        """Return the last stage's output, given the output ``x`` of the first ``level`` stages."""
         for stage, tail in zip(self.stages[level:], self.tails[level:], strict=True):
             x = tail(stage(x))
         return x
 
     def forward(self, x: Tensor, levels: list[Tensor] | None = None) -> Tensor:
-        """Return the last stage's output, appending every stage's pooled features to ``levels`` if given."""
+        """Return the last stage's output, and append every stage's pooled features to ``levels`` if given."""
         for stage, tail in zip(self.stages, self.tails, strict=True):
             x = stage(x)
             if levels is not None:
@@ -71,18 +75,17 @@ class Stages(nn.Module):
 
 
 def _pooled_level(x: Tensor) -> Tensor:
-    """Return the mean over what a level has beside channels: pixels of (b, C, H, W), tokens of (b, n, D)."""
+    """Return the mean over all axes except channels: pixels of (b, C, H, W), tokens of (b, n, D)."""
     if x.dim() == 2:
         return x
     return x.mean(1) if x.dim() == 3 else x.mean((2, 3))
 
 
 class SplitModel(nn.Module):
-    """A network whose tensors are named ``encoder.*``, ``projector.*`` and ``classifier.*``; it has no buffers.
+    """A network whose tensors are named ``encoder.*``, ``projector.*`` and ``classifier.*``. It has no buffers.
 
-    Usable with other parameters than its own (``holding``) and under ``vmap``: no in-place operation, no random draw, no
-    branch on data. ``projector`` is a sequence of layers, or nothing. ``dropout`` is the rate before the layers ``dropped``, by
-    their names, of which the classifier is the first.
+    It can be used with other parameters than its own (``holding``) and under ``vmap``. So it has no in-place operation, no
+    random draw and no branch on data.
     """
 
     def __init__(
@@ -93,12 +96,24 @@ class SplitModel(nn.Module):
         dropout: float = 0.0,
         dropped: tuple[str, ...] = ("classifier",),
     ) -> None:
-        """Raises ``TypeError`` for a classifier or a projector of another kind, ``ValueError`` for ``dropped``."""
+        """Build the network from its three parts.
+
+        Args:
+            encoder: The encoder.
+            projector: A sequence of layers, or ``nn.Identity`` for none.
+            classifier: The last layer.
+            dropout: Dropout rate before the layers ``dropped``.
+            dropped: Names of these layers. It must contain the classifier.
+
+        Raises:
+            TypeError: For a classifier or a projector of another kind.
+            ValueError: For wrong names in ``dropped``.
+        """
         super().__init__()
         if not isinstance(classifier, nn.Linear):
             got = type(classifier).__name__
             raise TypeError(f"a SplitModel's classifier is an nn.Linear, got {got}; layers before it are the projector")
-        if type(projector) not in (nn.Sequential, nn.Identity):  # a class of one's own may do more than its layers one by one
+        if type(projector) not in (nn.Sequential, nn.Identity):  # a user's own class may do more than call its layers in turn
             got = type(projector).__name__
             raise TypeError(f"a SplitModel's projector is an nn.Sequential, or an nn.Identity for none, got {got}")
         layers = ["classifier", *(f"projector.{number}" for number, _ in projector.named_children())]
@@ -116,10 +131,13 @@ class SplitModel(nn.Module):
         with_levels: bool = False,
         encoded: bool = False,
     ) -> Features:
-        """Return the features of images x (b, C, H, W), or, where x is ``encoded``, of the encoder's outputs (b, E).
+        """Compute the features of b images.
 
-        ``dropout_mask`` has, by layer, factors 0 or 1/(1-p) (b, D) on the layer's input; None is evaluation mode.
-        ``with_levels`` pools the stages' outputs too, which only methods that compare them should pay for.
+        Args:
+            x: Images (b, C, H, W), or the encoder's outputs (b, E) if ``encoded``.
+            dropout_mask: By layer, factors 0 or 1/(1-p) (b, D) on its input. None means evaluation mode.
+            with_levels: Pool the stages' outputs too. That costs time, so only methods that compare them ask for it.
+            encoded: Whether ``x`` are the encoder's outputs.
         """
         levels: list[Tensor] | None = [] if with_levels else None
         masks = dropout_mask or {}
@@ -131,19 +149,19 @@ class SplitModel(nn.Module):
         return Features(logits, z, tuple(levels or ()))
 
     def resume(self, x: Tensor, level: int, dropout_mask: Mapping[str, Tensor] | None = None) -> Features:
-        """Return the features from ``x``, what the encoder's first ``level`` stages have made of b images."""
+        """Return the features, given the output ``x`` of the encoder's first ``level`` stages for b images."""
         return self(self.encoder.resume(x, level), dropout_mask, encoded=True)  # type: ignore[no-any-return]
 
     def represent(self, x: Tensor) -> Tensor:
-        """Return z (b, D) of images x alone, in evaluation mode."""
+        """Return only z (b, D) of images x, in evaluation mode."""
         z: Tensor = self.projector(self.encoder(x))
         return z
 
     @contextlib.contextmanager
     def holding(self, params: Mapping[str, Tensor]) -> Iterator["SplitModel"]:
-        """Have ``params`` in place of this model's own parameters of those names, until the block ends. Not for threads.
+        """Use ``params`` in place of this model's parameters of those names until the block ends. Not thread-safe.
 
-        A pass of PMFL's CNN takes 1.50 ms, with ``torch.func.functional_call`` 1.66 (docs/BENCHMARKS.md).
+        A pass of PMFL's CNN takes 1.50 ms, and 1.66 ms with ``torch.func.functional_call`` (docs/BENCHMARKS.md).
         """
         own = [(home, leaf, home[leaf], value) for name, value in params.items() for home, leaf in [self._homes[name]]]
         try:
@@ -156,13 +174,13 @@ class SplitModel(nn.Module):
 
     @cached_property
     def _homes(self) -> dict[str, tuple[dict[str, Any], str]]:
-        """Where a parameter is kept: its module's table, and its key there."""
+        """By parameter: the table of its module, and its key there."""
         parts = [(name, *name.rpartition(".")[::2]) for name, _ in self.named_parameters()]
         return {name: (self.get_submodule(path)._parameters, leaf) for name, path, leaf in parts}
 
 
 def projector_of(width: int, projection: Sequence[int]) -> tuple[nn.Module, int]:
-    """Return an MLP projector of the given layer widths, ReLU between them, and its output width."""
+    """Return an MLP projector with these layer widths and ReLU between them, and its output width."""
     if not projection:
         return nn.Identity(), width
     layers: list[nn.Module] = []
@@ -173,7 +191,7 @@ def projector_of(width: int, projection: Sequence[int]) -> tuple[nn.Module, int]
 
 
 def features_of(encoder: nn.Module, in_channels: int, image_size: tuple[int, int]) -> int:
-    """Return how many features an encoder makes of an image, by running one."""
+    """Return how many features an encoder computes of an image, by running it on one."""
     with torch.no_grad():
         return int(encoder(torch.zeros(1, in_channels, *image_size)).shape[1])
 
@@ -181,10 +199,20 @@ def features_of(encoder: nn.Module, in_channels: int, image_size: tuple[int, int
 def build_model(
     choice: Choice, in_channels: int, image_size: tuple[int, int], num_classes: int, seed: int, *, tried: bool = True
 ) -> SplitModel:
-    """Build the model that was chosen for images of a size; the initial weights are a pure function of ``seed``.
+    """Build the chosen model for images of one size. The initial weights are a pure function of ``seed``.
 
-    ``tried``: two images pass through it. Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels,
-    for what is no ``SplitModel``, and for layers that do not fit the images or each other.
+    Args:
+        choice: The choice in the group ``model``.
+        in_channels: 1 or 3.
+        image_size: Height and width in pixels.
+        num_classes: C.
+        seed: The run's seed.
+        tried: Run it on two images.
+
+    Raises:
+        UserError: For unsupported images, for a result that is not a ``SplitModel``, or for layers that do not fit the images
+            or each
+            other.
     """
     if min(image_size) < SMALLEST or in_channels not in (1, 3):
         raise UserError(
@@ -193,13 +221,13 @@ def build_model(
         )
     shape = f"{in_channels}x{image_size[0]}x{image_size[1]}"
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would reseed the accelerators too, which fork_rng does not restore here.
+        # torch.manual_seed would also reseed the accelerators, which fork_rng does not restore here.
         torch.default_generator.manual_seed(torch_generator(seed, "model init").initial_seed())
         try:
             model: SplitModel = choice.module.build(choice.config, in_channels, image_size, num_classes)
         except UserError:
             raise
-        except Exception as error:  # whatever layers that do not fit the images, the machine or the user's code bring about
+        except Exception as error:  # layers that do not fit, too little memory, or an error in the user's code
             raise UserError(f"model={choice.name} cannot be built for images of {shape}: {_fault(error, choice)}") from error
         _check_built(choice, model, num_classes)
         if tried:
@@ -208,7 +236,7 @@ def build_model(
 
 
 def _fault(error: Exception, choice: Choice) -> str:
-    """Return what a model's code raised, on one line, with type and place where it is not torch's own or the machine's."""
+    """Return the error of a model's code in one line, with type and place unless it comes from torch or from the machine."""
     line = next(iter(str(error).splitlines()), "")
     if isinstance(error, RuntimeError | MemoryError):
         return line
@@ -217,7 +245,7 @@ def _fault(error: Exception, choice: Choice) -> str:
 
 
 def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
-    """Raise ``UserError`` where what was built is no model that every method can train."""
+    """Raise ``UserError`` if the built object is not a model that every method can train."""
     said = _said(choice)
     if not isinstance(model, SplitModel):
         raise UserError(f"{said}, got {type(model).__name__}")
@@ -252,7 +280,7 @@ def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
 
 
 def _drops(layer: nn.Module) -> bool:
-    """Return whether a layer draws masks: one of dropout, or one that has a rate of its own, such as torch's attention."""
+    """Return whether a layer draws masks: a dropout layer, or a layer with a dropout rate, such as torch's attention."""
     rate = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0)
     return isinstance(rate, int | float) and rate > 0
 
@@ -262,13 +290,13 @@ def _said(choice: Choice) -> str:
 
 
 def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:
-    """Raise ``UserError`` where a model cannot compute features of ``images`` (b, C, H, W)."""
+    """Raise ``UserError`` if a model cannot compute features of ``images`` (b, C, H, W)."""
     count, width = len(images), model.embedding_size
     try:
         with torch.no_grad():
             encoded = model.encoder(images)
             z = model.projector(encoded)
-    except Exception as error:  # whatever layers that do not fit each other, or a user's own, bring about
+    except Exception as error:  # layers that do not fit each other, or an error in the user's code
         shape = "x".join(map(str, images.shape[1:]))
         raise UserError(f"model={choice.name} cannot take images of {shape}: {_fault(error, choice)}") from error
     if z.shape != (count, width):
@@ -282,7 +310,15 @@ def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:
 def hidden_layers(
     stages: list[nn.Module], tails: list[nn.Module], hidden: Sequence[int], in_channels: int, image_size: tuple[int, int]
 ) -> int:
-    """Append fully connected layers with ReLU to an encoder's stages, flattening before them; returns the last width."""
+    """Append a flattening and fully connected layers with ReLU to an encoder's stages, and return the last width.
+
+    Args:
+        stages: The stages, extended in place.
+        tails: The tails, extended in place.
+        hidden: Widths of the new layers.
+        in_channels: Channels of an image.
+        image_size: Height and width in pixels.
+    """
     tails[-1] = nn.Sequential(tails[-1], nn.Flatten())
     width = features_of(Stages(stages, tails), in_channels, image_size)
     for size in hidden:
@@ -293,9 +329,10 @@ def hidden_layers(
 
 
 class HalvingPool(nn.Module):
-    """A 2x2 max-pool of stride 2; an odd last row or column is left out.
+    """A 2x2 max-pool of stride 2 that drops an odd last row or column.
 
-    On a CPU without a gradient two maxima over slices: the same numbers in 57 us instead of 148 (docs/BENCHMARKS.md).
+    On a CPU without a gradient it takes two maxima over slices. The numbers are the same, in 57 us instead of 148
+    (docs/BENCHMARKS.md).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -308,17 +345,20 @@ class HalvingPool(nn.Module):
 
 
 def relu_pool() -> nn.Module:
-    """Return what follows a convolution in the small networks: ReLU and a 2x2 max-pool, the same in either order.
+    """Return ReLU and a 2x2 max-pool, which follow a convolution in the small networks. Their order does not change the result.
 
-    ReLU after the pool sees a quarter of the numbers: 1.2 instead of 1.6 ms a pass of PMFL's CNN (docs/BENCHMARKS.md).
+    ReLU after the pool sees a quarter of the numbers. A pass of PMFL's CNN takes 1.2 instead of 1.6 ms (docs/BENCHMARKS.md).
     """
     return nn.Sequential(HalvingPool(), nn.ReLU())
 
 
 def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int, wanted: int = 0) -> int:
-    """Return the padding of ``layers`` convolutions, each followed by a 2x2 pool: ``wanted`` where that leaves a pixel.
+    """Return the padding of convolutions, each followed by a 2x2 pool: ``wanted`` if that leaves a pixel, else kernel // 2.
 
-    Else kernel // 2, which keeps the size for odd kernels. Raises ``UserError`` where that leaves nothing either.
+    kernel // 2 keeps the size for odd kernels.
+
+    Raises:
+        UserError: If kernel // 2 leaves no pixel either.
     """
     for padding in (wanted, kernel // 2):
         side = min(image_size)
@@ -333,7 +373,10 @@ def fitting_padding(image_size: tuple[int, int], kernel: int, layers: int, wante
 
 
 class FullPrecisionGroupNorm(nn.GroupNorm):
-    """A GroupNorm that computes in its weights' type under autocast, as CUDA's does for a lone node but not under ``vmap``."""
+    """A GroupNorm that computes in its weights' type under autocast.
+
+    CUDA's does so for a single client, but not under ``vmap``.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x (n, C, ...)."""
@@ -342,7 +385,7 @@ class FullPrecisionGroupNorm(nn.GroupNorm):
 
 
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
-    """Return a GroupNorm of ``groups`` groups, or of their greatest common divisor with ``channels``."""
+    """Return a GroupNorm whose number of groups is the greatest common divisor of ``groups`` and ``channels``."""
     return FullPrecisionGroupNorm(math.gcd(groups, channels), channels)
 
 

@@ -1,4 +1,4 @@
-"""Standard output and error that outlive whoever reads them."""
+"""Keep a run alive after the reader of standard output or standard error is gone."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from typing import Any, TextIO, cast
 
 
 class _Outliving:
-    """A text stream whose text goes nowhere from the moment on in which nobody reads it."""
+    """A text stream that discards its text once the reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -31,15 +31,15 @@ class _Outliving:
             yield
         except BrokenPipeError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # also what is in the buffer, at the end of the process
+            os.dup2(nowhere, self._stream.fileno())  # this also discards what is still buffered when the process ends
             os.close(nowhere)
 
 
 @contextlib.contextmanager
 def outliving() -> Iterator[None]:
-    """Within the block, and at the end of the process, printing never fails because a reader is gone.
+    """Ignore closed pipes within the block and at the end of the process.
 
-    So ``| head`` ends nothing but the reading, and Ctrl-C, which ends ``tee`` as well, still leaves what it leaves without it.
+    So ``| head`` does not stop a run. Ctrl-C also ends ``tee``, and the run still writes everything.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, _Outliving(stream)) for stream in before)

@@ -1,4 +1,4 @@
-"""Tensors by name. Imports neither Flower nor Ray, which must be quiet before they are imported."""
+"""Handle tensors by name. Imports neither Flower nor Ray, whose output must be silenced before they are imported."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 
-# What safetensors calls them.
+# Names of the types in safetensors files.
 TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -27,12 +27,12 @@ TYPES = {
 
 
 def storable(tensor: Tensor) -> bool:
-    """Whether ``write`` can write a tensor: of one of ``TYPES``, and not sparse."""
+    """Return whether ``write`` can write a tensor: its type is one of ``TYPES`` and it is not sparse."""
     return tensor.dtype in TYPES and tensor.layout is torch.strided
 
 
 def format_of(tensor: Tensor) -> str:
-    """Return a tensor's type, and its layout where that is not the usual one: ``complex64``, ``sparse_coo float32``."""
+    """Return a tensor's type, preceded by an unusual layout: ``complex64``, ``sparse_coo float32``."""
     words = [tensor.dtype] if tensor.layout is torch.strided else [tensor.layout, tensor.dtype]
     return " ".join(str(word).removeprefix("torch.") for word in words)
 
@@ -40,7 +40,7 @@ def format_of(tensor: Tensor) -> str:
 def group(tensors: Mapping[str, Tensor], name: str) -> Tensors:
     """Return the tensors ``NAME/x`` under the name x."""
     prefix = f"{name}/"
-    # By key: a stack's memory is brought together only where it is asked for.
+    # By key: the tensors of a stack's client state are joined only on access.
     return {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
 
 
@@ -50,31 +50,31 @@ def named(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:
-    """Return how many bytes tensors take."""
+    """Return the size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the elements of tensors of one type, one tensor after another (n,), as a copy."""
+    """Return a copy of the elements of tensors of one type, one tensor after another (n,)."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
 
 
 def unflat(elements: Tensor, like: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors that ``flat`` put one after another, in the shapes of ``like``: views of ``elements``."""
+    """Return the tensors that ``flat`` joined, in the shapes of ``like``, as views of ``elements``."""
     parts = elements.split([tensor.numel() for tensor in like.values()])
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
 
 
 def settle(tensors: Tensors) -> None:
-    """Wait until a GPU has computed what was asked of it for these tensors; nothing where they are on the CPU."""
+    """Wait until a GPU has computed these tensors. On the CPU there is nothing to wait for."""
     for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
         torch.cuda.synchronize(device)
 
 
 def on_host(tensors: Tensors) -> Tensors:
-    """Return tensors on the CPU: those that are there themselves, of others copies.
+    """Return tensors on the CPU, as copies if they were on an accelerator.
 
-    From an accelerator comes one copy a type, since each is waited for; the tensors are views of it.
+    One copy is made per device and type, because each copy must be waited for. The returned tensors are views of it.
     """
     copies: Tensors = {}
     away = {name: tensor for name, tensor in tensors.items() if tensor.device.type != "cpu"}
@@ -82,24 +82,30 @@ def on_host(tensors: Tensors) -> Tensors:
         some = {name: tensor for name, tensor in away.items() if (tensor.device, tensor.dtype) == kind}
         try:
             copies |= unflat(flat(some).cpu(), some)
-        except torch.OutOfMemoryError:  # it has no room to put them one after another
+        except torch.OutOfMemoryError:  # no memory to join them
             copies |= {name: tensor.cpu() for name, tensor in some.items()}
     return {name: copies.get(name, tensor) for name, tensor in tensors.items()}
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor in row order: a view of it where it is on the CPU and contiguous."""
+    """Return the bytes of a tensor in row order, as a view if it is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file; tensors may be on any device, be views, or share memory. Raises ``OSError``.
+    """Write a safetensors file.
 
-    What ``path`` held before is written over in place: never do that to a file whose tensors are in use, since a loaded file
-    is mapped, not read.
+    An existing file is overwritten in place. Never do that while its tensors are in use, because a loaded file is mapped, not
+    read. ``read`` keeps the order of ``tensors``. The library's ``save_file`` takes four times as
+    long here, and it refuses tensors that share memory.
 
-    ``read`` finds them in the order of ``tensors``. The library's own ``save_file`` writes through a mapping of the file,
-    which costs four times the time here, and refuses tensors that share memory.
+    Args:
+        path: The file.
+        tensors: Tensors on any device. They may be views or share memory.
+        metadata: Texts for the file's header.
+
+    Raises:
+        OSError: If the file cannot be written.
     """
     # Wide types first, so that each value is aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -120,10 +126,13 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def read(path: Path) -> Tensors:
-    """Return the tensors of a safetensors file, mapped, in the order in which ``write`` was given them.
+    """Return the tensors of a safetensors file, mapped, in the order that ``write`` received.
 
-    The library gives them in the order of their bytes, by which code that joins them would sum or draw otherwise. Raises
-    ``OSError``, and ``SafetensorError`` or ``ValueError`` for a file that is none.
+    The library returns them in the order of their bytes. Code that joins them would then sum or draw in another order.
+
+    Raises:
+        OSError: If the file cannot be read.
+        SafetensorError: If it is not a safetensors file. It may also be a ``ValueError``.
     """
     tensors = load_file(path)
     with open(path, "rb") as file:
@@ -132,7 +141,7 @@ def read(path: Path) -> Tensors:
 
 
 def move(held: dict[Any, Any] | list[Any], device: torch.device) -> None:
-    """Move all tensors to a device, in place: a rule may hold a table of its state itself."""
+    """Move all tensors to a device, in place, also those in nested tables of a strategy's state."""
     for key, value in list(held.items() if isinstance(held, dict) else enumerate(held)):
         if isinstance(value, dict | list):
             move(value, device)

@@ -1,4 +1,4 @@
-"""Trackers: what each one inherits, and the run that it follows. The trackers themselves are in ``contrafed/runs/trackers``."""
+"""Define the base class of trackers, and the run that one follows. The trackers are in ``contrafed/runs/trackers``."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -17,31 +17,31 @@ class Tracked:
 
     folder: Path
     composed: Mapping[str, Any]  # its configuration
-    resumed: bool  # whether it goes on, so that an earlier sitting may have left its name
+    resumed: bool  # whether it resumes, so that an earlier attempt may have left its name
 
 
 class Tracker:
-    """Takes a run's metrics round by round."""
+    """Receives a run's metrics after each round."""
 
     package: ClassVar[str] = ""  # the optional Python package that it needs, "" for none
 
     def __init__(self, config: Any, run: Tracked) -> None:
-        """Begin, or go on with, the run. May raise anything."""
+        """Begin or resume the run. May raise anything."""
 
     @property
     def line(self) -> str:
-        """The command by which what is tracked can be looked at, "" for none."""
+        """The command that shows what was tracked, "" for none."""
         return ""
 
     def log(self, server_round: int, values: Mapping[str, float]) -> None:
-        """Take a round's metrics, named SCOPE/SPLIT/METRIC as the columns of ``metrics.csv``. May raise anything."""
+        """Record a round's metrics, named SCOPE/SPLIT/METRIC as the columns of ``metrics.csv``. May raise anything."""
 
     def close(self, status: str) -> None:
         """End with the run's status: finished, interrupted, diverged or failed. May raise anything."""
 
 
 def check_tracker(tracker: Choice) -> None:
-    """Raise ``UserError`` where the package that a tracker needs is not installed."""
+    """Raise ``UserError`` if the package that a tracker needs is not installed."""
     package = registry.only_subclass(tracker.module, Tracker).package
     if package and importlib.util.find_spec(package) is None:
         extra = f"pip install 'contrafed[{tracker.name}]', or pip install {package}"

@@ -1,6 +1,7 @@
-"""Weighted sums of whole models in double precision: what every server rule is made of.
+"""Compute weighted sums of whole models in double precision, which all strategies use.
 
-Five replies of ResNet-18 take 0.03 s in blocks over two cores (a compiled loop 0.02 s), a round of FedRCL's setting minutes.
+Five replies of ResNet-18 take 0.03 s in blocks over two cores (0.02 s in a compiled loop). A round of FedRCL's setting takes
+minutes.
 """
 
 import os
@@ -14,7 +15,7 @@ from contrafed.core.tensors import Tensors, flat, unflat
 
 # Numbers of a tensor that a core adds at a time, so that the sum stays in its cache.
 BLOCK = 2**17
-LARGE = 2**22  # numbers in a model from which on threads are worth their start
+LARGE = 2**22  # numbers in a model above which threads are worth starting
 
 
 def cores() -> int:
@@ -23,9 +24,14 @@ def cores() -> int:
 
 
 def combine(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors:
-    """Return ``sum_k factors[k] * models[k]`` for every tensor of the first model, accumulated in float64 in this order.
+    """Compute ``sum_k factors[k] * models[k]`` for every tensor of the first model, in float64 and in this order.
 
-    Tensors of one name have one shape and one device. Raises ``ValueError`` without models or with another number of factors.
+    Args:
+        models: Models with the same names. Tensors of one name have one shape and one device.
+        factors: One factor per model.
+
+    Raises:
+        ValueError: Without models, or if the numbers of models and factors differ.
     """
     if not models:
         raise ValueError("no models to combine")
@@ -34,7 +40,7 @@ def combine(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors:
     first = models[0]
     if any(tensor.device.type != "cpu" for tensor in first.values()):
         elements = flat(first).double().zero_()
-        for model, factor in zip(models, factors, strict=True):  # two kernels a model, not one a tensor
+        for model, factor in zip(models, factors, strict=True):  # two kernels a model, not two a tensor
             elements.add_(flat({name: model[name] for name in first}), alpha=factor)
         return unflat(elements, first)
     totals = {name: torch.empty(like.shape, dtype=torch.float64) for name, like in first.items()}
@@ -42,7 +48,7 @@ def combine(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors:
         for name, total in totals.items():
             _add(total, [model[name] for model in models], factors)
         return totals
-    blocks: list[list[Tensor]] = []  # a piece of the sum, and of what is added to it
+    blocks: list[list[Tensor]] = []  # each block: a piece of the sum, and the pieces added to it
     for name, total in totals.items():
         vectors = [tensor.reshape(-1) for tensor in (total, *(model[name] for model in models))]
         blocks += [[v[start : start + BLOCK] for v in vectors] for start in range(0, total.numel(), BLOCK)]
@@ -59,5 +65,5 @@ def _add(total: Tensor, parts: Sequence[Tensor], factors: Sequence[float]) -> No
 
 
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Return |a - b|^2 over all tensors of ``a``, in float64."""
+    """Compute |a - b|^2 over all tensors of ``a``, in float64."""
     return sum(float((a[name].double() - b[name].double()).square().sum()) for name in a)

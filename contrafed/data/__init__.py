@@ -1,1 +1,1 @@
-"""Images, partitions and availability: the part that all data sets, partitioners and patterns share."""
+"""Images, partitions and availability: the code that all data sets, partitioners and participation patterns share."""

@@ -1,4 +1,4 @@
-"""What partitions are asked to do and what their code returns, checked: every fault is one line that names the partition."""
+"""Check partition settings, and what a partition's code returns. Every error is one line that names the partition."""
 
 import contextlib
 import random
@@ -14,9 +14,12 @@ from contrafed.core.errors import UserError
 
 
 def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
-    """Return K index arrays as the partition splits them. Raises ``UserError`` where what it returns is none.
+    """Return K index arrays from the partition's ``split``.
 
-    And where it draws from a generator that all code shares: another job, or a run that goes on, would have other nodes.
+    Raises:
+        UserError: If it returns something else, or if it draws from a shared generator. Another job or a resumed run would then
+            get
+            other clients.
     """
     said, before = said_of(choice, "split"), _shared_generators()
     with own_code(choice, "split"):
@@ -29,9 +32,18 @@ def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
 
 
 def explicit_of(choice: Choice, test: np.ndarray, num_nodes: int) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
-    """Return each node's training part and its test part, if any, as the partition has them. Raises ``UserError`` for others.
+    """Return each client's training part, and its test part if the partition has one.
 
-    ``test`` (N,) bool marks the central test split, which nobody trains on.
+    Args:
+        choice: The partition.
+        test: Marks the central test split (N,) bool. No client may train on it.
+        num_nodes: K.
+
+    Returns:
+        K training parts, and K test parts or None.
+
+    Raises:
+        UserError: If the partition's ``explicit`` returns something else.
     """
     with own_code(choice, "explicit"):
         found = choice.module.explicit(choice.config, test, num_nodes)
@@ -47,9 +59,17 @@ def explicit_of(choice: Choice, test: np.ndarray, num_nodes: int) -> tuple[list[
 
 
 def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
-    """Raise ``UserError`` where the first or the last node holds images of the test split, ``test`` (N,) bool, to train on.
+    """Check the parts of the first and the last client.
 
-    Or what are no positions. Not every node is looked at: there may be a million of them, drawn when they are asked for.
+    There may be a million clients, and their parts are drawn on request. So the others are not checked.
+
+    Args:
+        choice: The partition.
+        partition: What its ``lazy`` returned.
+        test: Marks the central test split (N,) bool.
+
+    Raises:
+        UserError: If they train on images of the test split, or if their parts are not positions.
     """
     said = said_of(choice, "lazy")
     for node in sorted({0, partition.num_nodes - 1}):
@@ -62,18 +82,18 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
 
 
 def own_code(choice: Choice, function: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which what goes wrong is the fault of a partition's function."""
+    """Return a context that reports errors in it as errors of a partition's function."""
     return registry.blamed(f"partition={choice.name}: {choice.module.__name__}.{function}", str(choice.module.__file__))
 
 
 def _shared_generators() -> dict[str, Any]:
-    """Return where the generators are that belong to nobody, by their names."""
+    """Return the states of the generators that all code shares, by name."""
     _, keys, place, *_ = np.random.get_state()  # noqa: NPY002 -- to see whether others use it
     return {"numpy.random": (np.asarray(keys).tobytes(), place), "random": random.getstate()}
 
 
 def _parts(found: Any, num_nodes: int, size: int, said: str, of: str) -> list[np.ndarray]:
-    """Return K index arrays into the ``size`` elements ``of`` something. Raises ``UserError`` for what are none."""
+    """Return K index arrays into the ``size`` elements of ``of``. Raises ``UserError`` if ``found`` is something else."""
     if not isinstance(found, list) or len(found) != num_nodes:
         got = f"{len(found)} parts" if isinstance(found, list) else type(found).__name__
         raise UserError(f"{said} a list of {num_nodes} index arrays, one a node; got {got}")
@@ -81,7 +101,7 @@ def _parts(found: Any, num_nodes: int, size: int, said: str, of: str) -> list[np
 
 
 def _part(part: Any, size: int, said: str, node: int, of: str) -> np.ndarray:
-    """Return a node's index array (n,), int64."""
+    """Return a client's index array (n,) as int64. Raises ``UserError`` if ``part`` is something else."""
     if not isinstance(part, np.ndarray) or part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
         got = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"
         raise UserError(f"{said} arrays (n,) of whole numbers; node {node} has {got}")
@@ -91,18 +111,18 @@ def _part(part: Any, size: int, said: str, node: int, of: str) -> np.ndarray:
 
 
 def _check_trained(part: np.ndarray, test: np.ndarray, said: str, node: int) -> None:
-    """Raise ``UserError`` where a node trains on images of the central test split."""
+    """Raise ``UserError`` if a client trains on images of the central test split."""
     if count := int(test[part].sum()):
         raise UserError(f"{said} training parts without test images; node {node} has {count} of the test split")
 
 
 def said_of(choice: Choice, function: str) -> str:
-    """Return how an error about what a partition's function returns begins."""
+    """Return the start of an error about the result of a partition's function."""
     return f"partition={choice.name}: {choice.module.__name__}.{function} must return"
 
 
 def check_distinct(parts: Sequence[np.ndarray], said: str) -> None:
-    """Raise ``UserError`` for an example that is dealt out twice: it could be trained on and tested with."""
+    """Raise ``UserError`` if an example occurs twice, because it could be in training and in test parts."""
     every = np.sort(np.concatenate(parts).astype(np.int64))
     repeated = every[1:][every[1:] == every[:-1]]
     if not len(repeated):
@@ -118,7 +138,7 @@ def check_distinct(parts: Sequence[np.ndarray], said: str) -> None:
 
 
 def check(choice: Choice, num_nodes: int) -> None:
-    """Raise ``UserError`` for settings that do not go together, or a file that is not there; loads no data."""
+    """Raise ``UserError`` for settings that contradict each other, or for a missing file. Loads no data."""
     check_common(choice, num_nodes)
     if hasattr(choice.config, "path"):
         if choice.config.path is None:
@@ -128,7 +148,7 @@ def check(choice: Choice, num_nodes: int) -> None:
 
 
 def check_common(choice: Choice, num_nodes: int) -> None:
-    """Raise ``UserError`` for what every partition has settings for and this one, or so many nodes, cannot do."""
+    """Raise ``UserError`` for common settings that this partition, or this number of clients, does not support."""
     module, common = choice.module, choice.config
     if common.scarce_nodes > num_nodes:
         raise UserError(f"partition.scarce_nodes={common.scarce_nodes} is more than num_nodes={num_nodes}")

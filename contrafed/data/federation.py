@@ -1,4 +1,4 @@
-"""A data set and who holds which part of it."""
+"""Hold a data set together with its partition over the clients."""
 
 from dataclasses import dataclass
 
@@ -14,26 +14,31 @@ from contrafed.data.partition import Partition, make_partition
 
 @dataclass(frozen=True)
 class Federation:
-    """The images, and each node's index arrays into them."""
+    """The images, and each client's index arrays into them."""
 
     data: ImageData
     partition: Partition
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are (K)."""
+        """The number of clients (K)."""
         return self.partition.num_nodes
 
     @property
     def central_test(self) -> np.ndarray:
-        """Indices of the central test split; empty when the splits were merged."""
+        """Indices of the central test split, empty if the splits were merged."""
         return np.flatnonzero(self.data.test.numpy())
 
 
 def load_federation(run: NodeRun, own: tuple[int, str] | None = None) -> Federation:
-    """Load and partition the data of a run. Raises ``UserError``.
+    """Load and partition the data of a run.
 
-    On a device ``run.images`` says what the run's model takes, and ``own`` which node has data of its own, and where.
+    Args:
+        run: The client's part of the configuration. On a device its ``images`` describe the model's input.
+        own: On a device with its own data: the client's partition id, and the path.
+
+    Raises:
+        UserError: For data that are missing or that do not fit.
     """
     if own is not None:
         return Federation(*own_images(run, *own))

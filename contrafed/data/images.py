@@ -1,4 +1,4 @@
-"""Image data as tensors: the whole data set sits on a worker's device as uint8; nodes are index arrays into it."""
+"""Hold images as tensors: the whole data set is on a worker's device as uint8, and clients are index arrays into it."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +17,13 @@ from contrafed.core.schema import Range
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-GENERATED = "generated"  # of dataset.path: drawn images
-SMALLEST = 8  # pixels a side; the smallest image that every model takes
+GENERATED = "generated"  # value of dataset.path for drawn images
+SMALLEST = 8  # pixels a side: the smallest image that every model accepts
 
 
 @dataclass(frozen=True)
 class Common:
-    """What the ``Config`` of every data set inherits."""
+    """Settings that the ``Config`` of every data set inherits."""
 
     merge_splits: bool
     fraction: Annotated[float, Range(gt=0, le=1)]
@@ -40,8 +40,8 @@ class ImageData:
     mean: tuple[float, ...]  # per channel of x/255, over the training part
     std: tuple[float, ...]
     num_classes: int
-    owner: np.ndarray | None  # (N,) the node each example comes from, where the data set knows
-    stand_in: str | None = None  # the npz that these come from in a data set's place, or that they are drawn
+    owner: np.ndarray | None  # (N,) the client that each example comes from, if the data set knows
+    stand_in: str | None = None  # the npz file that replaces a data set, or that its images are drawn
 
 
 def make_images(
@@ -51,11 +51,16 @@ def make_images(
     num_classes: int | None = None,
     owner: np.ndarray | None = None,
 ) -> ImageData:
-    """Return checked ``ImageData`` from ``x`` (N,H,W) or (N,H,W,C) uint8, ``y`` (N,) integers and ``test`` (N,) bool.
+    """Return checked ``ImageData``. Lists and tensors are accepted as arrays.
 
-    ``owner`` is (N,) or None, and ``num_classes`` None means the largest label + 1.
-    Lists and tensors are taken as arrays. Raises ``UserError`` for images smaller than 8x8 or with other than 1 or 3 channels,
-    for lengths that differ, labels out of range, or an empty training part.
+    Args:
+        x: Images (N, H, W) or (N, H, W, C), uint8.
+        y: Labels (N,), whole numbers.
+        test: Marks the central test split (N,), bool.
+        num_classes: Number of classes. None means the largest label + 1.
+        owner: The client that each example comes from (N,), or None.
+
+    Raises ``UserError`` for an unsupported size or channel count, other lengths or labels, or no training images.
     """
     try:
         x, y, test = np.asarray(x), np.asarray(y), np.asarray(test)
@@ -101,7 +106,7 @@ def make_images(
 
 
 def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
-    """Raise ``UserError`` where whole numbers ``y`` (N,) seem not to count from 0: the classes in a gap would be real ones."""
+    """Raise ``UserError`` if labels ``y`` (N,) seem not to start at 0, because a gap would create classes without examples."""
     if not len(y):
         return
     found, low, high = len(np.unique(y)), int(y.min()), int(y.max())
@@ -112,13 +117,13 @@ def check_labels(y: np.ndarray, where: str, remedy: str) -> None:
 
 
 def check_depth(image: "Image", where: str) -> None:
-    """Raise ``UserError`` for one of Pillow's images whose numbers do not fit a byte: to convert it would make it white."""
+    """Raise ``UserError`` for a Pillow image with more than 8 bits a channel, because conversion would make it white."""
     if image.mode.startswith(("I", "F")):
         raise UserError(f"{where}: an image has more than 8 bits a channel; save it with 8, or give dataset=npz floats in 0..1")
 
 
 def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return per-channel mean and standard deviation of x/255, from integer counts, so exact and small in memory."""
+    """Return mean and standard deviation of x/255 by channel. Counts of integers make them exact and need little memory."""
     means, stds = [], []
     for channel in range(x.shape[-1]):
         counts = np.bincount(x[..., channel].reshape(-1), minlength=256)
@@ -131,13 +136,20 @@ def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def image_deviations(x: Tensor) -> tuple[float, ...]:
-    """Return, per channel, the mean over images ``x`` (N, C, H, W) uint8 of an image's standard deviation, of x/255."""
+    """Compute the standard deviation of each image, and return its mean over images.
+
+    Args:
+        x: Images (N, C, H, W), uint8.
+
+    Returns:
+        By channel, in units of x/255.
+    """
     parts = [part.flatten(2).double().std(2, correction=0) for part in x.split(1024)]
     return tuple(max(value, 1e-3) for value in (torch.cat(parts).mean(0) / 255).tolist())
 
 
 def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarray:
-    """Return (N,) bool, True for about ``test_fraction`` of each class, drawn from ``seed`` alone.
+    """Return (N,) bool, True for about ``test_fraction`` of each class, drawn only from ``seed``.
 
     At least one example of each class stays in training.
     """
@@ -150,12 +162,14 @@ def stratified_split(y: np.ndarray, test_fraction: float, seed: int) -> np.ndarr
 
 
 def load_images(dataset: Choice) -> ImageData:
-    """Load the data set that was chosen; ``merge_splits`` leaves no central test split (FedCRL's protocol).
+    """Load the chosen data set. With ``merge_splits`` there is no central test split (FedCRL's protocol).
 
-    ``normalize: half`` maps pixels to [-1, 1] whatever their distribution. Else mean and standard deviation stay those of
-    the published training part: the merged images are the nodes' tests too. ``image_deviations`` divides by the mean over
-    images of each one's own deviation, as FedAU's and FedRCL's code does for CIFAR-10.
-    Raises ``UserError`` for data that are missing or damaged, or no ``ImageData``.
+    With ``normalize: half`` pixels are mapped to [-1, 1] for every data set. Otherwise mean and std are those of the published
+    training part, because merged images are also the clients' test images. With ``image_deviations`` images are divided by the
+    mean over images of each image's standard deviation. The code of FedAU and FedRCL does so for CIFAR-10.
+
+    Raises:
+        UserError: For missing or damaged data, or if ``load`` does not return ``ImageData``.
     """
     _check_path(dataset)
     with registry.blamed(f"dataset={dataset.name}: {dataset.module.__name__}.load", str(dataset.module.__file__)):
@@ -166,7 +180,7 @@ def load_images(dataset: Choice) -> ImageData:
         )
     if dataset.config.normalize == "image_deviations":
         data = replace(data, std=image_deviations(data.x[~data.test]))
-    if dataset.config.fraction < 1 and data.stand_in != GENERATED:  # of which there are few
+    if dataset.config.fraction < 1 and data.stand_in != GENERATED:  # which are few
         data = thinned(data, dataset.config.fraction)
     if dataset.config.merge_splits:
         data = replace(data, test=torch.zeros_like(data.test))
@@ -177,7 +191,7 @@ def load_images(dataset: Choice) -> ImageData:
 
 
 def thinned(data: ImageData, fraction: float) -> ImageData:
-    """Return a share of the images, of each class and split alike and at least one, in their order; always the same ones."""
+    """Return the same share of each class in each split, at least one image, in their order. The choice is always the same."""
     rng = generator(0, "fraction of the images")
     kept = []
     for label in range(data.num_classes):
@@ -190,7 +204,7 @@ def thinned(data: ImageData, fraction: float) -> ImageData:
 
 
 def check(dataset: Choice) -> None:
-    """Raise ``UserError`` for settings that do not go together, or a file that is not there; loads no data."""
+    """Raise ``UserError`` for settings that contradict each other, or for a missing file. Loads no data."""
     _check_path(dataset)
     if hasattr(dataset.module, "check"):
         dataset.module.check(dataset.config, dataset.name)
@@ -198,7 +212,7 @@ def check(dataset: Choice) -> None:
 
 def _check_path(dataset: Choice) -> None:
     if hasattr(dataset.config, "path"):
-        if dataset.config.path is None and hasattr(dataset.config, "download"):  # the path is of what stands in
+        if dataset.config.path is None and hasattr(dataset.config, "download"):  # the path is only for replacement images
             return
         if dataset.config.path is None:
             raise UserError(f"dataset={dataset.name} needs dataset.path")

@@ -1,4 +1,4 @@
-"""Nodes that train on wrong labels: the simulated attack label_flip."""
+"""Give some clients wrong training labels: the simulated attack label_flip."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,46 +11,59 @@ from contrafed.data.partition import Partition
 
 
 class Flipped(Partition):
-    """A partition in which some nodes' training examples are others; what it says of sizes and classes stays the true one.
+    """A partition with wrong labels for some clients. Its sizes and class counts stay the true ones.
 
-    So who takes part does not depend on who attacks.
+    So the participation does not depend on which clients attack.
     """
 
     def __init__(self, true: Partition, own: dict[int, np.ndarray]) -> None:
-        """``own``: the training examples of those nodes."""
+        """Replace the training examples of some clients.
+
+        Args:
+            true: The original partition.
+            own: The replaced training examples, by client.
+        """
         self.num_nodes, self.num_classes, self.small = true.num_nodes, true.num_classes, true.small
         self._true, self._own = true, own
 
     @property
     def sizes(self) -> np.ndarray:
-        """Training examples per node (K,)."""
+        """Training examples per client (K,)."""
         return self._true.sizes
 
     def train(self, node: int) -> np.ndarray:
-        """Return a node's training examples, int64 indices."""
+        """Return a client's training examples, int64 indices."""
         return self._own[node] if node in self._own else self._true.train(node)
 
     def true_train(self, node: int) -> np.ndarray:
-        """Return a node's training examples with their true labels, int64 indices."""
+        """Return a client's training examples with their true labels, int64 indices."""
         return self._true.train(node)
 
     def test(self, node: int) -> np.ndarray:
-        """Return a node's own held-out examples, which have their true labels."""
+        """Return a client's own test examples, which have their true labels."""
         return self._true.test(node)
 
     def class_counts(self) -> np.ndarray:
-        """Return training examples per node and true class (K, C)."""
+        """Return training examples per client and true class (K, C)."""
         return self._true.class_counts()
 
     def class_proportions(self) -> np.ndarray:
-        """Return each node's true class proportions (K, C)."""
+        """Return each client's true class proportions (K, C)."""
         return self._true.class_proportions()
 
 
 def flipped(data: ImageData, partition: Partition, nodes: Sequence[int]) -> tuple[ImageData, Partition]:
-    """Return data with a copy of each example that ``nodes`` train on, class c of C as C - 1 - c, and who holds which.
+    """Give attackers copies of their training examples with label C - 1 - c in place of c.
 
-    Copies, since nodes may share examples, of which only the attackers' are wrong. Source: Fang et al. 2020, section 5.1.
+    Clients may share examples, so only the copies get wrong labels. Source: Fang et al. 2020, section 5.1.
+
+    Args:
+        data: The images.
+        partition: Their partition.
+        nodes: The attackers.
+
+    Returns:
+        The images with the copies appended, and the partition over them.
     """
     parts = [partition.train(node) for node in nodes]
     seen, ends = np.concatenate([np.zeros(0, dtype=np.int64), *parts]), len(data.y) + np.cumsum([len(part) for part in parts])

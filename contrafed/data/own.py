@@ -1,4 +1,4 @@
-"""What only one node has: images on the node's own disk, which no other node and no server ever sees."""
+"""Load images that only one client has, on its own disk. No other client and no server sees them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,13 +15,17 @@ from contrafed.data.partition import Partition, held_out_fraction
 
 
 def facts_of(data: ImageData) -> dict[str, Any]:
-    """Return what a run's model takes, for nodes: image shape (C, H, W), number of classes, mean and deviation by channel."""
+    """Return what the run's model requires of images: shape (C, H, W), number of classes, mean and std by channel."""
     mean, std = list(data.mean), list(data.std)
     return {"shape": list(data.x.shape[1:]), "num_classes": data.num_classes, "mean": mean, "std": std}
 
 
 def fitted(data: ImageData, facts: Mapping[str, Any], where: str) -> ImageData:
-    """Return ``data`` normalised as the run says; raises ``UserError`` where the model does not take it."""
+    """Return ``data`` normalised as in the run.
+
+    Raises:
+        UserError: If the run's model does not accept them.
+    """
     shape = list(data.x.shape[1:])
     if shape != facts["shape"]:
         raise UserError(f"{where} has images of {_size(shape)}; this run's model takes {_size(facts['shape'])}")
@@ -31,11 +35,18 @@ def fitted(data: ImageData, facts: Mapping[str, Any], where: str) -> ImageData:
 
 
 def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partition]:
-    """Return the images at ``place``, a file as dataset=npz or a folder as dataset=folder takes it, all of them ``node``'s.
+    """Load a client's own images. All of them belong to this client.
 
-    The test part is the file's own, or the share of each class that ``partition.test_fraction`` says. A folder has one
-    folder per class of the run, an empty one for a class that the node does not hold.
-    Raises ``UserError`` where there is nothing to read, or something that this run's model does not take.
+    The test part is the file's, or the share ``partition.test_fraction`` of each class. A folder has one subfolder per class of
+    the run. It is empty for a class that the client does not have.
+
+    Args:
+        run: The client's part of the configuration.
+        node: Partition id of the client.
+        place: A file as for dataset=npz, or a folder as for dataset=folder.
+
+    Raises:
+        UserError: If the data cannot be read, or if this run's model does not accept them.
     """
     facts, path = run.images, Path(place).expanduser()
     assert facts is not None
@@ -44,7 +55,7 @@ def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partitio
     shared["split_seed"] = run.seed
     shared["test_fraction"] = held_out_fraction(run.partition.config, merged)
     channels, height, width = facts["shape"]
-    if not path.is_absolute() or not path.exists():  # Flower chooses the folder that a message's process runs in
+    if not path.is_absolute() or not path.exists():  # Flower chooses the working folder of a message's process
         raise UserError(f"--node-config data must be the absolute path of a file or folder on this node, got {place}")
     if path.is_dir():
         if height != width:
@@ -62,7 +73,10 @@ def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partitio
 
 
 def class_names(place: str) -> list[str]:
-    """Return the class names of a folder of images in the order of their labels; none for a file, whose labels are numbers."""
+    """Return the class names of a folder of images, in the order of their labels.
+
+    A file has only numbers as labels, so the list is empty.
+    """
     path = Path(place).expanduser()
     if not path.is_dir():
         return []

@@ -1,4 +1,4 @@
-"""Who shows up: the availability of nodes, and apart from it the server's selection."""
+"""Draw participation: the availability of clients, and independently of it the server's selection."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ from contrafed.core.schema import Range
 
 @dataclass(frozen=True)
 class Selection:
-    """What the ``Config`` of every pattern inherits: how many nodes the server selects, and how many replies are lost."""
+    """Settings that the ``Config`` of every pattern inherits: the number of selected clients, and the share of lost replies."""
 
-    select: int | float | None  # None: every node
+    select: int | float | None  # None: every client
     loss_rate: Annotated[float, Range(ge=0, le=1)]
 
     def count(self, num_nodes: int) -> int | None:
-        """Return the number of nodes selected: a whole number as it is, a fraction as that share, at least 1.
+        """Return the number of selected clients: a whole number as it is, or a fraction of ``num_nodes``, at least 1.
 
-        Raises ``UserError`` outside 1..num_nodes and (0, 1).
+        Raises:
+            UserError: Outside 1..num_nodes and (0, 1).
         """
         value = self.select
         if value is None:
@@ -39,20 +40,27 @@ class Selection:
 
 
 class Participation:
-    """A participation pattern over K nodes; this base class is the one in which everyone is always available.
+    """A participation pattern over K clients. In this base class all clients are always available.
 
-    Rounds are Flower's, from 1; the papers' t is ``server_round - 1``. Every draw is a function of (seed, round), never of
-    the method, so that methods can be compared on the same availability.
+    Rounds are Flower's, from 1. The papers' t is ``server_round - 1``. Every draw is a function of (seed, round), never of the
+    method. So methods can be compared on the same availability.
     """
 
-    probabilities: np.ndarray | None = None  # (K,) the p_k of patterns that have them
-    everyone = True  # whether all nodes are available in every round
-    # Whether each node is available with a probability of its own, independently of other nodes and rounds: privacy
-    # amplification by sampling needs it. A class says it of itself; one that inherits may draw otherwise.
+    probabilities: np.ndarray | None = None  # (K,) the p_k, in patterns that have them
+    everyone = True  # whether all clients are available in every round
+    # Whether each client has its own probability and is available independently of other clients and rounds. Privacy
+    # amplification by sampling requires it. Each class states it for itself, because a subclass may draw differently.
     independent_draws: ClassVar[bool] = False
 
     def __init__(self, config: Any, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> None:
-        """``class_proportions()`` returns (K, C) rows that sum to 1, an empty node's to 0; only some patterns call it."""
+        """Initialise the pattern.
+
+        Args:
+            config: Settings of the pattern.
+            class_proportions: Returns (K, C) rows that sum to 1, or to 0 for an empty client. Only some patterns call it.
+            num_nodes: K.
+            seed: The run's seed.
+        """
         self.config = config
         self.num_nodes = num_nodes
         self.seed = seed
@@ -60,30 +68,34 @@ class Participation:
         self.prepare(class_proportions)
 
     def prepare(self, class_proportions: Callable[[], np.ndarray]) -> None:
-        """Draw what holds for the whole run."""
+        """Draw what stays fixed for the whole run."""
 
     @property
     def realised_mean(self) -> float | None:
-        """The mean of p_k over nodes: under ``scaling: analytic`` one draw of Z can put it far from E[p]."""
+        """The mean of p_k over clients. Under ``scaling: analytic`` a single draw of Z can put it far from E[p]."""
         return None if self.probabilities is None else float(self.probabilities.mean())
 
     def available(self, server_round: int) -> np.ndarray:
-        """Return which nodes are available in a round, (K,) bool."""
+        """Return which clients are available in a round, (K,) bool."""
         return np.ones(self.num_nodes, dtype=bool)
 
     def presence(self) -> np.ndarray | None:
-        """Return how often each node is available in the long run, (K,) shares of rounds; None where that is not known."""
+        """Return each client's long-run share of rounds with the client available (K,), or None if it is not known."""
         return np.ones(self.num_nodes) if self.everyone else None
 
     @classmethod
     def is_known(cls) -> bool:
-        """Whether ``presence`` is."""
+        """Return whether ``presence`` is known."""
         return cls.everyone or cls.presence is not Participation.presence
 
     def probability(self) -> np.ndarray | None:
-        """Return how often each node's reply counts in the long run (K,): selected, there, not lost; None where not known.
+        """Return each client's long-run share of rounds with a reply (K,): selected, available and not lost.
 
-        Raises ``UserError`` for a ``presence`` of another shape, or of numbers that are no shares.
+        Returns:
+            None if ``presence`` is not known.
+
+        Raises:
+            UserError: If ``presence`` has another shape, or values outside 0 to 1.
         """
         presence = self.presence()
         if presence is None:
@@ -97,23 +109,25 @@ class Participation:
         return presence * (1.0 if self.select is None else self.select / self.num_nodes) * (1 - self.config.loss_rate)
 
     def loses(self, server_round: int, node: int) -> bool:
-        """Whether a node's reply of a round is lost on its way back, which happens to a share ``loss_rate`` of all.
+        """Return whether a client's reply of a round is lost on its way back. The lost share is ``loss_rate``.
 
-        The node has trained, and what it remembers of that stays with it; the server counts it as one that was away.
+        The client has trained and keeps its client state. The server treats it as unavailable.
         """
         rate: float = self.config.loss_rate
         return rate > 0 and generator(self.seed, "reply loss", server_round - 1, node).random() < rate
 
     def participants(self, server_round: int) -> np.ndarray:
-        """Return the nodes that take part, sorted ids: selected by the server and available.
+        """Return the cohort, as sorted ids: the clients that are selected and available.
 
-        The server draws ``select`` of all nodes uniformly without replacement, blind to who is available. Raises ``UserError``
-        for an ``available`` of another shape or type.
+        The server draws ``select`` of all clients uniformly without replacement. It does not know which clients are available.
+
+        Raises:
+            UserError: If ``available`` returns another shape or type.
         """
         chosen = None
         if self.select is not None:
             rng = generator(self.seed, "selection", server_round - 1)
-            # O(select), not O(K), for a million nodes.
+            # O(select) instead of O(K), for a million clients.
             chosen = np.sort(rng.choice(self.num_nodes, self.select, replace=False, shuffle=False))
         if self.everyone:
             return np.arange(self.num_nodes) if chosen is None else chosen
@@ -125,7 +139,11 @@ class Participation:
 
 
 def pattern_class_of(choice: Choice) -> type[Participation]:
-    """Return the class of the pattern that was chosen. Raises ``UserError`` for none, or one that would never be asked."""
+    """Return the class of the chosen pattern.
+
+    Raises:
+        UserError: If there is none, or if its ``everyone`` contradicts its ``available``.
+    """
     found = registry.only_subclass(choice.module, Participation)
     if found.everyone and found.available is not Participation.available:
         raise UserError(f"participation={choice.name}: {found.__name__} has an `available` and must say `everyone = False`")
@@ -136,7 +154,11 @@ def pattern_class_of(choice: Choice) -> type[Participation]:
 
 
 def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> Participation:
-    """Return the pattern that was chosen. Raises ``UserError``."""
+    """Return the chosen pattern.
+
+    Raises:
+        UserError: For wrong settings or a wrong class.
+    """
     pattern = pattern_class_of(choice)(choice.config, class_proportions, num_nodes, seed)
     if not hasattr(pattern, "select"):
         wanted = "what is drawn once goes into `prepare`, and an `__init__` of its own calls super's"
@@ -146,7 +168,7 @@ def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarra
 
 @dataclass(frozen=True)
 class Heterogeneous(Selection):
-    """How the participation probabilities p_k differ (PMFL Equation 12)."""
+    """Settings of how the participation probabilities p_k differ (PMFL Equation 12)."""
 
     beta: Annotated[float, Range(gt=0)] | None
     mean_probability: Annotated[float, Range(gt=0, le=1)]
@@ -154,7 +176,7 @@ class Heterogeneous(Selection):
     scaling: Literal["analytic", "empirical", "empirical_floor"]
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` when a floor above E[p] leaves ``empirical_floor`` nothing to find."""
+        """Raise ``UserError`` if the floor is above E[p], because ``empirical_floor`` then has no solution."""
         if self.beta is not None and self.scaling == "empirical_floor" and self.mean_probability < self.floor:
             raise UserError(
                 f"participation.mean_probability={self.mean_probability:g} is below participation.floor={self.floor:g}, "
@@ -163,12 +185,27 @@ class Heterogeneous(Selection):
 
 
 def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> np.ndarray:
-    """Return p_k = max(floor, min(1, <Z, D_k> / r)) (K,), Z ~ Dir(beta 1_C) once per run, D_k the node's class proportions.
+    """Compute p_k = max(floor, min(1, <Z, D_k> / r)), with Z ~ Dir(beta 1_C) drawn once per run.
 
-    r by ``scaling``: ``analytic`` 1/(E[p] C), so that E[p] holds over Z before the floor; ``empirical`` so that this run's
-    mean is E[p] before floor and cap; ``empirical_floor`` so that it is after them. ``beta`` None: every p_k is E[p].
-    Deviation from Equation 12: capped at 1, since a probability above 1 is none. Raises ``UserError`` when an empirical mean
-    is out of reach because too few nodes hold the classes that Z favours.
+    Source: PMFL Equation 12. D_k are the client's class proportions. The key ``scaling`` sets r:
+
+    * analytic: r = 1/(E[p] C), so that E[p] holds over Z before the floor.
+    * empirical: this run's mean is E[p] before floor and cap.
+    * empirical_floor: this run's mean is E[p] after floor and cap.
+
+    Without ``beta`` every p_k is E[p]. Deviation: values are capped at 1, because a probability cannot be above 1.
+
+    Args:
+        config: Settings of the pattern.
+        class_proportions: Returns D (K, C).
+        num_nodes: K.
+        seed: The run's seed.
+
+    Returns:
+        The probabilities (K,).
+
+    Raises:
+        UserError: If an empirical mean cannot be reached, because too few clients hold the classes that Z favours.
     """
     mean = config.mean_probability
     if config.beta is None:
@@ -178,7 +215,7 @@ def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndar
     raw = classes @ z
 
     def clipped(r: float) -> np.ndarray:
-        with np.errstate(over="ignore"):  # r may be as small as the smallest <Z, D_k>; infinity is capped at 1
+        with np.errstate(over="ignore"):  # r may be as small as the smallest <Z, D_k>, and infinity is capped at 1
             return np.maximum(config.floor, np.minimum(1.0, raw / r))
 
     if config.scaling == "analytic":
@@ -192,9 +229,10 @@ def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndar
         )
     if config.scaling == "empirical":
         return clipped(raw.mean() / mean)
-    # The clipped mean falls as r grows: the held are all 1 at the lower end and at most E[p] at the upper.
+    # The clipped mean falls as r grows. At the lower end all p_k of clients with raw > 0 are 1, at the upper end the mean is at
+    # most E[p].
     low, high = float(held.min()), float(held.max()) / mean
     for _ in range(100):
-        middle = low**0.5 * high**0.5  # <Z, D_k> spans hundreds of powers of ten when beta is small
+        middle = low**0.5 * high**0.5  # <Z, D_k> spans hundreds of powers of ten if beta is small
         low, high = (middle, high) if clipped(middle).mean() > mean else (low, middle)
     return clipped(high)

@@ -1,4 +1,4 @@
-"""Who holds which examples: every node an index array into the data set, a pure function of the seed."""
+"""Partition a data set: every client has an index array into it, as a pure function of the seed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from contrafed.data.images import ImageData
 
 @dataclass(frozen=True)
 class Common:
-    """What the ``Config`` of every partition inherits."""
+    """Settings that the ``Config`` of every partition inherits."""
 
     min_node_size: Annotated[int, Range(ge=0)]
     max_redraws: Annotated[int, Range(ge=0)]
@@ -32,20 +32,20 @@ class Common:
 
 @dataclass(frozen=True)
 class Small:
-    """What ``on_small`` did about nodes that had drawn fewer than ``min_node_size`` examples."""
+    """What ``on_small`` did about clients with fewer than ``min_node_size`` examples."""
 
-    nodes: int  # how many these were
+    nodes: int  # number of these clients
     moved: int  # examples that were moved to them
-    dropped: int  # examples that no node holds for it
+    dropped: int  # examples that no client has because of it
 
 
 class Partition:
-    """Explicit index arrays, one training part and one test part per node."""
+    """Explicit index arrays: one training part and one test part per client."""
 
     small = Small(0, 0, 0)
 
     def __init__(self, train: Sequence[np.ndarray], test: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> None:
-        """Take K index arrays of each part, and the labels ``y`` (N,) they index."""
+        """Take K index arrays of each part, and the labels ``y`` (N,) that they index."""
         self.num_nodes = len(train)
         self.num_classes = num_classes
         self._y = y
@@ -57,28 +57,28 @@ class Partition:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Training examples per node (K,)."""
+        """Training examples per client (K,)."""
         return np.diff(self._train_ends)
 
     @property
     def test_sizes(self) -> np.ndarray:
-        """Examples of the nodes' own test parts (K,)."""
+        """Examples in each client's own test part (K,)."""
         return np.array([len(self.test(node)) for node in range(self.num_nodes)])
 
     def train(self, node: int) -> np.ndarray:
-        """Return a node's training examples, int64 indices."""
+        """Return a client's training examples, int64 indices."""
         return self._train[self._train_ends[node] : self._train_ends[node + 1]]
 
     def true_train(self, node: int) -> np.ndarray:
-        """Return a node's training examples as they are before an attack, by which a model is judged."""
+        """Return a client's training examples as they are before an attack, for the evaluation of models."""
         return self.train(node)
 
     def test(self, node: int) -> np.ndarray:
-        """Return a node's own held-out examples, int64 indices; may be empty."""
+        """Return a client's own test examples, int64 indices. May be empty."""
         return self._test[self._test_ends[node] : self._test_ends[node + 1]]
 
     def class_counts(self) -> np.ndarray:
-        """Return training examples per node and class (K, C), int64."""
+        """Return training examples per client and class (K, C), int64."""
         return self._counts
 
     @cached_property
@@ -88,14 +88,14 @@ class Partition:
         return np.bincount(flat, minlength=self.num_nodes * self.num_classes).reshape(self.num_nodes, -1)
 
     def class_proportions(self) -> np.ndarray:
-        """Return each node's class proportions (K, C), rows summing to 1; zeros for an empty node."""
+        """Return each client's class proportions (K, C). Rows sum to 1, or are zeros for an empty client."""
         counts = self.class_counts()
         return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
 def _packed(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-    filled = [np.asarray(part) for part in parts if len(part)]  # an empty list counts as floating-point numbers
+    filled = [np.asarray(part) for part in parts if len(part)]  # an empty list would become floating-point numbers
     values = np.concatenate(filled) if filled else np.zeros(0, dtype=np.int64)
     if values.dtype.kind not in "iu":
         raise TypeError(f"a node's part is an array of whole numbers, got {values.dtype}")
@@ -104,27 +104,28 @@ def _packed(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Draw:
-    """What a partitioner draws from: the training examples of a data set and a generator of its own."""
+    """What a partitioner draws from: the training examples of a data set, and its own generator."""
 
     y: np.ndarray  # (n,) labels of the training examples
     num_classes: int
     num_nodes: int
     rng: np.random.Generator
-    owner: np.ndarray | None  # (n,) natural node of each
+    owner: np.ndarray | None  # (n,) the client that each comes from
 
     def by_class(self) -> list[np.ndarray]:
-        """Return, for each class, its examples (positions in ``y``) in shuffled order."""
+        """Return the examples of each class, as positions in ``y`` in shuffled order."""
         return [self.rng.permutation(np.flatnonzero(self.y == c)) for c in range(self.num_classes)]
 
 
 def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, merged: bool = False) -> Partition:
-    """Draw the partition that was chosen over the training examples of ``data``.
+    """Draw the chosen partition over the training examples of ``data``.
 
-    Redraws until every node has ``min_node_size`` examples, at most ``max_redraws`` times; then ``on_small`` treats the
-    draw whose smallest node is largest. Then each node holds out its own test part (``merged``: train and test were merged,
-    so a quarter by default), and the scarcity settings thin what is left. Deviation from PMFL, which redraws until every
-    node has a batch: the default asks for fewer examples and moves what is missing.
-    Raises ``UserError`` for what cannot be, with the numbers.
+    It is redrawn until every client has ``min_node_size`` examples, at most ``max_redraws`` times. Then ``on_small`` treats the
+    draw whose smallest client is largest. Next each client holds out its test part, by default a quarter if splits were
+    ``merged``. The scarcity settings thin the rest.
+
+    Deviation from PMFL, which redraws until every client has a batch: the default requires fewer examples and moves missing
+    ones. Raises ``UserError`` for settings that these data cannot satisfy, with the numbers.
     """
     checks.check_common(choice, num_nodes)
     module, config = choice.module, choice.config
@@ -157,7 +158,8 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
             f"{num_nodes} nodes of at least {needed} examples need {needed * num_nodes}, the training split has {len(pool)}; "
             "lower num_nodes or partition.min_node_size"
         )
-    drawn_as = choice.values.get("module") or choice.name  # another's code with other settings draws as that one does
+    # code that another partition reuses with other settings draws the same
+    drawn_as = choice.values.get("module") or choice.name
     best = _best_draw(
         choice, y[pool], owner, data.num_classes, num_nodes, lambda t: generator(seed, f"partition {drawn_as}", t)
     )
@@ -178,7 +180,7 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
 def _from_file(
     config: Common, found: tuple[list[np.ndarray], list[np.ndarray] | None], data: ImageData, seed: int, held_out: float
 ) -> Partition:
-    """Return a published partition, ``found`` as training and perhaps test parts, treated as one that is drawn."""
+    """Return a published partition, treated like a drawn one. ``found`` are its training parts, and its test parts or None."""
     published, test = found
     train = enough = _enough(published, None, config, generator(seed, "partition file small"))
     if test is None:
@@ -193,7 +195,7 @@ def _from_file(
 def _thinned(
     train: list[np.ndarray], test: list[np.ndarray], data: ImageData, config: Common, seed: int, drawn_as: str
 ) -> Partition:
-    """Return the partition of what the scarcity settings leave."""
+    """Return the partition after the scarcity settings."""
     y = data.y.numpy()
     train = _scarce(train, y, config, generator(seed, f"partition {drawn_as} scarce"))
     if config.cut_test:
@@ -209,7 +211,7 @@ def _best_draw(
     num_nodes: int,
     generator_of: Callable[[int], np.random.Generator],
 ) -> list[np.ndarray]:
-    """Return the first draw in which every node has enough examples, or the one whose smallest node is largest."""
+    """Return the first draw with enough examples for every client, or else the one whose smallest client is largest."""
     module, config, best = choice.module, choice.config, None
     for attempt in range(config.max_redraws + 1):
         parts = checks.split_of(choice, Draw(y, num_classes, num_nodes, generator_of(attempt), owner))
@@ -222,9 +224,13 @@ def _best_draw(
 
 
 def _enough(parts: list[np.ndarray], limits: np.ndarray | None, common: Common, rng: np.random.Generator) -> list[np.ndarray]:
-    """Do what ``on_small`` says about nodes with fewer than ``min_node_size`` examples.
+    """Apply ``on_small`` to clients with fewer than ``min_node_size`` examples.
 
-    ``limits`` (n,): labels, where no node may get more classes by what is moved to it; None: any example will do.
+    Args:
+        parts: The clients' examples.
+        limits: Labels (n,), if moved examples must not add classes to a client. None allows any example.
+        common: Settings.
+        rng: The generator.
     """
     needed = common.min_node_size
     small = [k for k, part in enumerate(parts) if len(part) < needed]
@@ -253,11 +259,11 @@ def _small(before: list[np.ndarray], after: list[np.ndarray], needed: int) -> Sm
 
 
 def _moved(parts: list[np.ndarray], needed: int, limits: np.ndarray | None, rng: np.random.Generator) -> list[np.ndarray]:
-    """Fill small nodes up from the nodes with most to spare, at random; no giver falls below ``needed``."""
+    """Fill small clients from those with most to spare, at random. No giver falls below ``needed``."""
     parts = list(parts)
     for k in [k for k, part in enumerate(parts) if len(part) < needed]:
         while len(parts[k]) < needed:
-            # An empty node takes the classes of its first giver, which keeps to the limit itself.
+            # An empty client gets the classes of its first giver, which keeps to the limit itself.
             fits = np.ones(0, dtype=bool) if limits is None else np.isin(limits, limits[parts[k]])
             limited = limits is not None and len(parts[k]) > 0
 
@@ -280,14 +286,14 @@ def _moved(parts: list[np.ndarray], needed: int, limits: np.ndarray | None, rng:
 
 
 def held_out_fraction(common: Common, merged: bool) -> float:
-    """Return the share of a node's examples that is its own test part."""
+    """Return the share of a client's examples that becomes its own test part."""
     if common.test_fraction is not None:
         return common.test_fraction
     return 0.25 if merged else 0.0
 
 
 def _hold_out(parts: list[np.ndarray], fraction: float, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Shuffle each node's examples and cut off its test part; a node with any example keeps one to train on."""
+    """Shuffle each client's examples and cut off its test part. A client with any example keeps one for training."""
     if fraction == 0:
         return parts, [part[:0] for part in parts]
     train, test = [], []
@@ -302,7 +308,7 @@ def _hold_out(parts: list[np.ndarray], fraction: float, rng: np.random.Generator
 def _dealt(
     parts: list[np.ndarray], test: np.ndarray, y: np.ndarray, num_classes: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Deal the central test split ``test`` out: of each class in the proportions in which its training examples are held."""
+    """Divide the central test split ``test`` among clients, each class in proportion to their training examples of it."""
     counts = np.array([np.bincount(y[part], minlength=num_classes) for part in parts])
     mine: list[list[np.ndarray]] = [[] for _ in parts]
     for label in range(num_classes):
@@ -324,7 +330,7 @@ def _scarce(parts: list[np.ndarray], y: np.ndarray, common: Common, rng: np.rand
 
 
 def keep_stratified(part: np.ndarray, y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Return max(1, round(fraction * n_c)) examples of each class c in ``part``, and at least 2 in all where there are."""
+    """Return max(1, round(fraction * n_c)) examples of each class c in ``part``, and at least 2 in total if there are 2."""
     chosen = []
     for label in np.unique(y[part]):
         members = rng.permutation(part[y[part] == label])

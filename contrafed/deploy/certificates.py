@@ -1,8 +1,8 @@
-"""Certificates and keys of a deployment: ``python -m contrafed.deploy.certificates FOLDER --host SERVER --nodes 3``.
+"""Make certificates and keys of a deployment: ``python -m contrafed.deploy.certificates FOLDER --host SERVER --nodes 3``.
 
-A certificate authority of one's own, the server's certificate signed by it, and a key pair per node, by which the server knows
-the node. What is there already stays, so that a node can be added later, but a certificate that is about to expire is renewed
-with the key that it has; delete a file to have it made anew.
+Makes your own certificate authority, the server's certificate signed by it, and a key pair per client, by which the server
+recognises it. Existing files are kept, so that a client can be added later. Only a certificate that expires soon is renewed,
+with its existing key. Delete a file to have it made anew.
 """
 
 import datetime
@@ -23,12 +23,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from contrafed.core.arguments import Parser
 from contrafed.core.errors import UserError
 
-CA, SERVER = "ca", "server"  # ca.pem goes to everyone; ca.key stays with whoever made it
+CA, SERVER = "ca", "server"  # every device gets ca.pem, and ca.key stays on the machine that made it
 LOOPBACK = ("localhost", "127.0.0.1")  # by which the SuperLink's own helper processes reach it
-CLOCK_DAYS = 1  # clocks of devices may be behind by so much
+CLOCK_DAYS = 1  # devices' clocks may be behind by this
 RENEW_DAYS = 30  # certificates with fewer days left are renewed
 MOST_DAYS, LONGEST_HOST = 36_500, 253
-LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a name that DNS can have, * for the first of them
+LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a DNS name, whose first label may be *
 HOST = re.compile(rf"(\*\.)?{LABEL}(\.{LABEL})*\.?")
 
 
@@ -40,12 +40,13 @@ class Written(NamedTuple):
 
 
 def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: int = RENEW_DAYS) -> Written:
-    """Write what ``folder`` lacks of ca.pem, ca.key, server.pem, server.key, node-K and node-K.pub for K < ``nodes``.
+    """Write the missing files of ca.pem, ca.key, server.pem, server.key, node-K and node-K.pub for K < ``nodes``.
 
-    ``hosts`` are the names and addresses by which devices reach the server (none: those that its certificate has), ``days`` how
-    long certificates are valid. A certificate with fewer than ``renew`` days left, at most half of ``days``, is renewed, and so
-    is the server's for other ``hosts`` or where the authority was begun anew. Private files can be read by their owner alone.
-    Raises ``UserError``.
+    ``hosts`` are the names and addresses by which devices reach the server, by default those of its certificate. Certificates
+    are valid for ``days``. One with fewer than ``renew`` days left, at most half of ``days``, is renewed with its key. The
+    server's is also renewed for other ``hosts`` or a new authority. Private files can be read only by their owner.
+
+    Raises ``UserError`` for wrong arguments, or for files that do not fit each other.
     """
     authority, authority_key, server = folder / f"{CA}.pem", folder / f"{CA}.key", folder / f"{SERVER}.pem"
     if not 1 <= days <= MOST_DAYS or nodes < 0 or renew < 0:
@@ -97,12 +98,12 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int, days: int, renew: 
 
 
 def days_left(certificate: Path) -> int:
-    """Return how many whole days a certificate is still valid, negative once it is not. Raises ``UserError``."""
+    """Return how many whole days a certificate is still valid, negative after its end. Raises ``UserError``."""
     return (_read(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
 
 
 def _signed_by(authority: Path, certificate: Path) -> bool:
-    """Return whether an authority's key, not only its name, is behind a certificate."""
+    """Return whether a certificate was signed with an authority's key, not only in its name."""
     try:
         _read(certificate).verify_directly_issued_by(_read(authority))
     except (ValueError, TypeError, InvalidSignature):
@@ -128,7 +129,7 @@ def _private(path: Path, load: Callable[..., Any] = serialization.load_pem_priva
 
 
 def _authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
-    """Return the authority's certificate; of the same key, so that what the one before it signed stays valid."""
+    """Return the authority's certificate. It keeps its key, so that earlier signatures stay valid."""
     certificate = _builder(AUTHORITY, AUTHORITY, key.public_key(), days, authority=True)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return certificate.add_extension(identifier, critical=False).sign(key, hashes.SHA384())
@@ -150,7 +151,7 @@ def _server(
 
 
 def _hosts(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses that a certificate is for, in its order."""
+    """Return the names and addresses in a certificate, in its order."""
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
 
@@ -202,7 +203,7 @@ def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serializat
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the keys that the command line asks for; returns the exit status."""
+    """Make the keys that the command line asks for, and return the exit status."""
     parser = Parser("python -m contrafed.deploy.certificates", description=(__doc__ or "").partition("\n")[2].strip())
     parser.add_argument("folder", type=Path, help="where the files are, or are made")
     parser.add_argument("--host", action="append", default=[], help="name or address of the server; may be given again")

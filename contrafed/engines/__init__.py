@@ -1,1 +1,1 @@
-"""The engines: virtual clients on Ray workers, in this process, in Flower's own runtime, and clients on devices."""
+"""Engines: virtual clients on Ray workers, in this process or in Flower's own runtime, and clients on devices."""

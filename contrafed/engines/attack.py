@@ -1,6 +1,6 @@
-"""Who attacks, what of a reply an attack replaces, and the Grid between the nodes and the server that does it.
+"""Simulate attacks: choose the attackers, and replace parts of their replies in a Grid between clients and server.
 
-Devices have none of this: an attack lives in the simulation, and nodes know nothing of it.
+Devices have no such code. An attack exists only in simulation, and clients know nothing of it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,23 +20,23 @@ from contrafed.data.federation import Federation
 from contrafed.engines.client_registry import Members
 from contrafed.engines.grid import RunGrid
 
-# What attackers replace: their model or its change, and their prototypes. Counts, statistics and reports stay as they are.
+# Tensors that attackers replace: their model or update, and their prototypes. Counts, statistics and reports stay as they are.
 MODEL, ATTACKED = "model/", ("model/", "delta/", "proto/mean")
 PROTOTYPES, HELD = "proto/mean", "proto/count"
 
 
 @dataclass(frozen=True)
 class Attackers:
-    """What the ``Config`` of every attack inherits: who attacks."""
+    """Settings that the ``Config`` of every attack inherits: which clients attack."""
 
-    # Whether attackers train on wrong labels (``contrafed/data/label_flip.py``); such an attack replaces no reply.
+    # Whether attackers train on wrong labels (``contrafed/data/label_flip.py``). Such an attack replaces no reply.
     flips_labels: ClassVar[bool] = False
 
     fraction: Annotated[float, Range(ge=0, le=1)]
     nodes: tuple[int, ...] | None
 
     def among(self, num_nodes: int, seed: int) -> tuple[int, ...]:
-        """Return the attackers, ascending. Raises ``UserError`` for one that does not exist."""
+        """Return the attackers, ascending. Raises ``UserError`` for a client that does not exist."""
         if self.nodes is None:
             order = generator(seed, "attackers").permutation(num_nodes)
             count = round(self.fraction * num_nodes)
@@ -49,30 +49,33 @@ class Attackers:
 
     @property
     def needs_honest(self) -> bool:
-        """Whether attackers send something made of what honest nodes send."""
+        """Return whether attackers use the updates of honest clients."""
         return False
 
 
 class Attack:
-    """Replaces what attackers changed: tensors by name, of a model less what the node received, prototypes as they are."""
+    """Replaces the updates of attackers: tensors by name, a model minus the received one, and prototypes."""
 
     def __init__(self, config: Any, seed: int) -> None:
         self.config, self.seed = config, seed
 
     def replace(self, own: Mapping[int, Tensors], honest: Mapping[int, Tensors], server_round: int) -> dict[int, Tensors]:
-        """Return what each attacker sends, from the ``own`` changes of attackers and those of all others, by node.
+        """Return each attacker's upload.
 
-        A prototype of a class that a node does not hold is NaN.
+        Args:
+            own: The attackers' updates, by client. A prototype of a class without examples is NaN.
+            honest: The updates of all other clients, by client.
+            server_round: The round.
         """
         return {node: self.one(change, server_round, node) for node, change in own.items()}
 
     def one(self, change: Tensors, server_round: int, node: int) -> Tensors:
-        """Return what an attacker sends that looks at its own change alone."""
+        """Return the upload of an attacker that uses only its own update."""
         raise NotImplementedError
 
 
 class AttackedGrid:
-    """A Grid some of whose nodes attack; in all else the Grid that it stands around."""
+    """A Grid with attackers among its clients. Otherwise it behaves like the Grid that it wraps."""
 
     def __init__(self, grid: RunGrid, attack: Attack, attackers: Iterable[int]) -> None:
         self._grid, self._attack, self._attackers = grid, attack, frozenset(attackers)
@@ -82,13 +85,13 @@ class AttackedGrid:
         return getattr(self._grid, name)
 
     def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
-        """Return who the nodes are, and remember it."""
+        """Return the run's clients, and store their partition ids."""
         found = self._grid.members(run, federation, places)
         self._partition_of = {int(node): k for k, node in enumerate(found.node_ids)}
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages and return their replies, those of attackers to training replaced."""
+        """Send messages and return their replies. Attackers' replies to training are replaced."""
         sent = list(messages)
         replies = list(self._grid.send_and_receive(sent, timeout=timeout))
         asked = {message.metadata.message_id: message for message in sent}
@@ -111,7 +114,7 @@ class AttackedGrid:
 
 
 def attacked(grid: RunGrid, choice: Choice, num_nodes: int, seed: int) -> RunGrid:
-    """Return the Grid with the attack that was chosen; itself where updates stay as they are."""
+    """Return the Grid with the chosen attack, or the Grid itself if updates stay unchanged."""
     if not registry.own_subclasses(choice.module, Attack):
         return grid
     attack = registry.only_subclass(choice.module, Attack)(choice.config, seed)
@@ -119,7 +122,7 @@ def attacked(grid: RunGrid, choice: Choice, num_nodes: int, seed: int) -> RunGri
 
 
 def change_of(message: Message, reply: Message) -> Tensors:
-    """Return what an attack may replace of a reply, less what the node received of a model; NaN where it holds no class."""
+    """Return the part of a reply that an attack may replace, minus the received model. Prototypes of absent classes are NaN."""
     received, sent = (codec.state_of(m.content, codec.ARRAYS) for m in (message, reply))
     change = {}
     for name, tensor in sent.items():
@@ -133,7 +136,7 @@ def change_of(message: Message, reply: Message) -> Tensors:
 
 
 def with_change(message: Message, reply: Message, change: Tensors) -> Message:
-    """Return a reply in which ``change`` stands for the node's own; what is NaN stays the node's own."""
+    """Return a reply with ``change`` in place of the client's update. The client's own values stay where it is NaN."""
     received, sent = (codec.state_of(m.content, codec.ARRAYS) for m in (message, reply))
     for name, tensor in change.items():
         new = received[name].to(tensor) + tensor if name.startswith(MODEL) else tensor
@@ -143,9 +146,12 @@ def with_change(message: Message, reply: Message, change: Tensors) -> Message:
 
 
 def moments(changes: Iterable[Tensors]) -> tuple[Tensors, Tensors]:
-    """Return mean and standard deviation (of the changes themselves, not of a sample) of every number, float64.
+    """Compute mean and standard deviation over clients of every number, in float64.
 
-    NaN counts for nothing, and stays where nobody has a number. Raises ``ValueError`` without changes.
+    The standard deviation divides by the number of values. NaN is ignored, and is the result if all are NaN.
+
+    Raises:
+        ValueError: Without changes.
     """
     found = list(changes)
     if not found:

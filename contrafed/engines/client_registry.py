@@ -1,4 +1,4 @@
-"""Who the nodes of a run are. Flower's ids are random, so nodes that it knows are asked which partition each holds."""
+"""Register the clients of a run. Flower's ids are random, so its nodes are asked which partition each has."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -15,51 +15,52 @@ from contrafed.data.federation import Federation
 from contrafed.data.partition import Partition
 from contrafed.engines.deadlines import MAX_QUERY_SECONDS
 
-# Seconds between two looks at Flower's list of nodes.
+# Seconds between two queries of Flower's list of nodes.
 POLL = 1.0
-# Of partitions without a node, so many are named.
+# Largest number of missing partitions in a message.
 NAMED = 20
-# Characters of what a node says of itself that are shown, and examples of a class that it may say it has.
+# Characters shown of a client's text, and largest number of examples of a class that it may report.
 LONGEST, MOST = 2000, 2**40
-# Seconds that nodes which come while a run goes on are waited for.
+# Seconds to wait for answers of clients that connect during a run.
 NEWCOMERS = 60.0
-# Ids from here on stand for partitions whose node is away: Flower's are random of 64 bits, but for 0 (none) and 1 (the server).
+# Ids from here on stand for partitions whose client is away. Flower's are random of 64 bits, except 0 (none) and 1 (the
+# server).
 AWAY = 2
 
 
 @dataclass
 class Members:
-    """Who the nodes of a run are; a node's row in these arrays is its partition id."""
+    """The clients of a run. A client's row in these arrays is its partition id."""
 
-    node_ids: np.ndarray  # (K,) Flower's node ids; one that comes back under another id is changed here
-    federation: Federation  # as the server sees it: of nodes with data of their own it holds nothing
+    node_ids: np.ndarray  # (K,) Flower's node ids, updated when a client returns under another id
+    federation: Federation  # as on the server, without the data that only clients have
     class_counts: np.ndarray  # (K, C) training examples
-    settings: str  # the JSON that every message to them brings
-    num_test: np.ndarray | None = None  # (K,) examples in the nodes' own test parts; None: the federation knows
-    own_data: bool = False  # whether any node brought data of its own
+    settings: str  # the JSON that is part of every message to them
+    num_test: np.ndarray | None = None  # (K,) examples in each client's test part, None if the federation has them
+    own_data: bool = False  # whether any client has its own data
 
     @property
     def sizes(self) -> np.ndarray:
-        """Training examples by node (K,)."""
+        """Training examples by client (K,)."""
         return self.class_counts.sum(1)  # type: ignore[no-any-return]
 
     @property
     def test_sizes(self) -> np.ndarray:
-        """Examples in the nodes' own test parts (K,)."""
+        """Examples in each client's own test part (K,)."""
         return self.federation.partition.test_sizes if self.num_test is None else self.num_test
 
     def class_proportions(self) -> np.ndarray:
-        """Return each node's class proportions (K, C), rows summing to 1; zeros for an empty node."""
+        """Return each client's class proportions (K, C). Rows sum to 1, or are zeros for an empty client."""
         if not self.own_data:
             return self.federation.partition.class_proportions()
         return self.class_counts / np.maximum(self.class_counts.sum(1, keepdims=True), 1)
 
 
 class Asked(Protocol):
-    """What asking nodes takes of a Grid."""
+    """The part of a Grid that queries need."""
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are there."""
+        """Return the ids of the connected nodes."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies."""
@@ -67,7 +68,7 @@ class Asked(Protocol):
 
 @dataclass
 class _Answer:
-    """What a node said to a query; raises ``UserError`` for what no node of this run can say."""
+    """A client's answer to a query. Raises ``UserError`` for an answer that is impossible in this run."""
 
     node_id: int
     partition: int
@@ -101,7 +102,7 @@ class _Answer:
         return answer
 
     def other_examples(self, before: "_Answer") -> bool:
-        """Whether it holds others than an earlier answer of the same partition said."""
+        """Return whether its examples differ from those in an earlier answer of the same partition."""
         return (
             bool((self.class_counts != before.class_counts).any())
             or self.num_test != before.num_test
@@ -109,22 +110,22 @@ class _Answer:
         )
 
     def other_classes(self, other: "_Answer") -> bool:
-        """Whether its class folders have other names, where both have any: the same label would be another class."""
+        """Return whether the class folders of both have different names, because a label would then mean different classes."""
         return bool(self.classes and other.classes and self.classes != other.classes)
 
     def to_json(self) -> list[Any]:
-        """Return what a run that goes on must know of a node that is not back."""
+        """Return what a resumed run must know of a client that has not returned."""
         return [self.partition, self.class_counts.tolist(), self.num_test, self.own_data, self.classes]
 
     @staticmethod
     def away(stored: list[Any]) -> "_Answer":
-        """Return what ``to_json`` made, of a node that is away."""
+        """Return the answer that ``to_json`` stored, for a client that is away."""
         partition, counts, num_test, own_data, classes = stored
         return _Answer(AWAY + partition, partition, np.array(counts, dtype=np.int64), num_test, own_data, classes)
 
 
 class Registry:
-    """The nodes that answered, by partition. Nodes are asked once, and again where they come back under other ids."""
+    """The clients that answered, by partition. Each is asked once, and again if it returns under another id."""
 
     def __init__(
         self,
@@ -135,21 +136,27 @@ class Registry:
         patience: float | None = None,
         before: Iterable[list[Any]] = (),
     ) -> None:
-        """``settings`` is the JSON that nodes receive, ``places`` where they save and load, ``patience`` seconds of waiting.
+        """Prepare the queries.
 
-        ``before``: what nodes answered in an earlier sitting (``stored``); those that are not back in time are away.
+        Args:
+            grid: The Grid.
+            federation: The data on the server.
+            settings: The JSON that clients receive.
+            places: The entries ``save`` and ``load`` of the queries.
+            patience: Seconds to wait for clients, None for ever.
+            before: Answers of an earlier attempt (``stored``). Clients that do not return in time are away.
         """
         self.before = {answer.partition: answer for answer in map(_Answer.away, before)}
         self.grid, self.federation, self.settings, self.patience = grid, federation, settings, patience
         self.content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings, **places})})
         self.answers: dict[int, _Answer] = {}  # by partition
         self.known: set[int] = set()  # node ids that need not be asked
-        self.waits: dict[int, tuple[int, int]] = {}  # of those that were asked in vain: when again, and how many looks later
-        self.looks = 0  # at newcomers
+        self.waits: dict[int, tuple[int, int]] = {}  # for nodes without a valid answer: the next query, and the waiting time
+        self.looks = 0  # queries of newcomers
         self.node_ids = np.zeros(0, dtype=object)
 
     def wait(self) -> Members:
-        """Wait until a node is there for every partition. Raises ``UserError`` for one that cannot take part or is missing."""
+        """Wait for a client of every partition. Raises ``UserError`` for one that cannot participate or is missing."""
         wanted, shown = self.federation.num_nodes, -1
         ends = None if self.patience is None else time.monotonic() + self.patience
         while len(self.answers) < wanted:
@@ -172,14 +179,14 @@ class Registry:
         return self._members()
 
     def stored(self) -> list[list[Any]]:
-        """Return what the nodes answered, as a checkpoint keeps it."""
+        """Return the clients' answers for a checkpoint."""
         return [answer.to_json() for answer in self.answers.values()]
 
     def newcomers(self) -> list[str]:
-        """Ask nodes that are new: one without a key comes back under another id. Returns a line on each.
+        """Ask new clients, because one without a key returns under another id. Returns a line about each.
 
-        A node that cannot take part stays out. One that does not answer, or claims the partition of a node still online, is
-        asked again after one round, two, four, ...
+        A client that cannot participate is ignored. One that does not answer, or that claims the partition of a connected
+        client, is asked again after one round, two, four, ...
         """
         self.looks += 1
         online = set(self.grid.get_node_ids())
@@ -196,7 +203,7 @@ class Registry:
                 lines.append(f"{who} holds other examples than the node it stands in for")
             else:
                 self.answers[answer.partition], self.node_ids[answer.partition] = answer, answer.node_id
-                self.known.discard(before.node_id)  # should it come back it is asked, and may have its place again
+                self.known.discard(before.node_id)  # if it returns it is asked, and may get its place again
                 lines.append(f"partition {answer.partition} is back as node {answer.node_id}")
         for node_id in set(new) - self.known:
             later = 2 * self.waits.get(node_id, (0, 0))[1] or 1
@@ -204,7 +211,7 @@ class Registry:
         return lines
 
     def _ask(self, ids: list[int], timeout: float) -> tuple[list[_Answer], list[UserError]]:
-        """Return what nodes answer, and what is wrong with those that cannot take part."""
+        """Return the nodes' answers, and the errors of those that cannot participate."""
         answers, errors = list[_Answer](), list[UserError]()
         if not ids:
             return answers, errors
@@ -246,7 +253,7 @@ class Registry:
         self.answers[k] = answer
 
     def _go_on_without(self) -> None:
-        """Take nodes of the sitting before for away; raises ``UserError`` where a node is missing that never was there."""
+        """Treat clients of the earlier attempt as away. Raises ``UserError`` if a client is missing that never answered."""
         wanted, here = self.federation.num_nodes, len(self.answers)
         missing = [k for k in range(wanted) if k not in self.answers]
         names = ", ".join(map(str, missing[:NAMED])) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")

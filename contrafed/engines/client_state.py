@@ -1,4 +1,4 @@
-"""What virtual nodes remember, on three tiers: the accelerator, this machine's memory, its disk."""
+"""Store the state of virtual clients on three tiers: the accelerator, this machine's memory, its disk."""
 
 import tempfile
 import time
@@ -14,12 +14,12 @@ from contrafed.core.errors import UserError
 from contrafed.core.tensors import Tensors, on_host, read, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
-# Of the memory that is there when a run starts, the share that nodes' memories may take.
+# Share of the memory available at the start of a run that client state may take.
 SHARE = 0.5
 
 
 class Cost(NamedTuple):
-    """What the nodes' memories took since it was last asked for: seconds of moving them, and bytes on each tier now."""
+    """The cost of client state: seconds of moving it since the last call, and the bytes on each tier now."""
 
     seconds: float
     device: int
@@ -28,21 +28,23 @@ class Cost(NamedTuple):
 
 
 class NodeMemory:
-    """Memories by node, each whole on one tier. The one that was trained longest ago moves down when a tier is over its budget.
+    """Client states by client, each entirely on one tier.
 
-    A node's memory arrives where it was trained and stays there while there is room; what lies on disk is read when the node
-    takes part again. The files are gone when the run ends.
+    If a tier exceeds its budget, the least recently trained state moves down. A client's state starts on the device of its
+    training and stays there while there is room. State on disk is loaded when the client participates again. The files are
+    deleted at the end of the run.
     """
 
     def __init__(self, device_bytes: int, host_bytes: int, folder: str | None) -> None:
-        """Keep at most ``device_bytes`` on accelerators and ``host_bytes`` in RAM; the rest in a new folder in ``folder``.
+        """Keep at most ``device_bytes`` on accelerators and ``host_bytes`` in RAM.
 
-        None is the system's folder for temporary files.
+        Other states are written to a new folder in ``folder``. None is the system's folder for temporary files.
         """
         self.budget = {DEVICE: device_bytes, HOST: host_bytes}
         self.used = {DEVICE: 0, HOST: 0, DISK: 0}
-        self._held: dict[str, OrderedDict[int, Tensors]] = {DEVICE: OrderedDict(), HOST: OrderedDict()}  # oldest first
-        self._files: dict[int, int] = {}  # node -> bytes, of those on disk
+        # least recently trained first
+        self._held: dict[str, OrderedDict[int, Tensors]] = {DEVICE: OrderedDict(), HOST: OrderedDict()}
+        self._files: dict[int, int] = {}  # client -> bytes, for states on disk
         self._parent = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._seconds = 0.0
@@ -51,7 +53,7 @@ class NodeMemory:
         return iter([*self._held[DEVICE], *self._held[HOST], *self._files])
 
     def get(self, node: int) -> Tensors:
-        """Return what a node remembers, wherever it is; empty for one that remembers nothing. Never write to it."""
+        """Return a client's state from its tier, empty if it has none. Never write to it."""
         for held in self._held.values():
             if node in held:
                 return held[node]
@@ -63,7 +65,7 @@ class NodeMemory:
         return {}
 
     def put(self, node: int, memory: Tensors) -> None:
-        """Replace what a node remembers."""
+        """Replace a client's state."""
         self._drop(node)
         on_device = any(value.device.type != "cpu" for value in memory.values())
         self._place(DEVICE if on_device else HOST, node, memory)
@@ -72,12 +74,12 @@ class NodeMemory:
         self._seconds += time.perf_counter() - began
 
     def cost(self) -> Cost:
-        """Return what it took since the last call."""
+        """Return the cost since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return Cost(seconds, self.used[DEVICE], self.used[HOST], self.used[DISK])
 
     def clear(self) -> None:
-        """Forget everything and delete the files."""
+        """Delete all states and files."""
         for held in self._held.values():
             held.clear()
         self._files.clear()
@@ -123,24 +125,24 @@ class NodeMemory:
 
 
 def default_budgets(device: str) -> tuple[int, int]:
-    """Return a share of what is free on ``device`` (0 on a CPU), and of what is available of this machine's RAM."""
+    """Return a share of the free memory on ``device`` (0 on a CPU), and of this machine's available RAM."""
     free = 0
     if device.startswith("cuda"):
-        torch.cuda.empty_cache()  # what torch keeps of the run before in this process does not count as free
+        torch.cuda.empty_cache()  # memory that torch keeps from an earlier run in this process would not count as free
         free = torch.cuda.mem_get_info(device)[0]
     return int(SHARE * free), int(SHARE * _available())
 
 
 def _available(container: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many bytes of RAM there are for this process: the machine's, or those that its container leaves it."""
+    """Return how many bytes of RAM this process can use: the machine's, or what its container allows."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # no Linux
+    except (OSError, KeyError, ValueError):  # not Linux
         return 8 << 30
     try:
         limit, used = (int((container / f"memory.{name}").read_text()) for name in ("max", "current"))
         counts = dict(line.split() for line in (container / "memory.stat").read_text().splitlines())
-        return min(free, limit - used + int(counts["inactive_file"]))  # pages of files give way
+        return min(free, limit - used + int(counts["inactive_file"]))  # pages of files can be freed
     except (OSError, KeyError, ValueError):  # no container, or one without a limit
         return free

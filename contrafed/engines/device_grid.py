@@ -1,4 +1,4 @@
-"""A Grid for devices, which come and go, and whose messages may be lost or unreadable."""
+"""A Grid for devices, which connect and disconnect, and whose messages may be lost or unreadable."""
 
 import json
 import sys
@@ -23,44 +23,43 @@ from contrafed.engines.client_registry import Members, Registry
 from contrafed.engines.deadlines import MAX_REPLY_SECONDS, failed_reply, late_reply
 from contrafed.training.workspace import Workspace
 
-# Seconds between two looks at Flower's inbox.
+# Seconds between two queries of Flower's inbox.
 POLL = 1.0
 
 
 class DeviceGrid:
-    """Flower's Grid of a deployment, in which a message that cannot be sent or read costs one reply and never the run.
+    """Flower's Grid of a deployment. A message that cannot be sent or read costs one reply and never ends the run.
 
-    Flower's own ``send_and_receive`` ends with an exception for either. Nodes keep what they remember on their own disks, filed
-    under the id of the run's first sitting; every message tells them where the run stands
-    (``contrafed.client_app.files.Moment``).
+    Flower's own ``send_and_receive`` raises an exception for either. Clients keep their state on their own disks, under the id
+    of the run's first attempt. Every message tells them where the run stands (``contrafed.client_app.files.Moment``).
     """
 
     every_failure = True
 
     def __init__(self, grid: Grid, run_id: int, patience: float | None = None) -> None:
-        """``patience``: how many seconds the run waits for a node of every partition; None: for ever."""
+        """Wrap ``grid``. ``patience``: seconds that the run waits for a client of every partition, None for ever."""
         self.grid, self.run_id, self.patience = grid, str(run_id), patience
-        self.limit = self.left = sys.maxsize  # bytes of a reply, and of the one that is coming in
+        self.limit = self.left = sys.maxsize  # largest bytes of a reply, and bytes left for the current one
         self.registry: Registry | None = None
         self.run, self.past = self.run_id, list[str]()
         self.checkpoint: int | None = None
-        self.before: list[list[Any]] = []  # what nodes said in the sitting before
-        self.known: dict[int, int] = {}  # by partition, the last round after which a node said that it remembers something
+        self.before: list[list[Any]] = []  # answers of clients in the earlier attempt
+        self.known: dict[int, int] = {}  # by partition, the last round after which a client reported client state
 
     def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
-        """Take up a run where a checkpoint left it; from now on messages say so."""
+        """Begin a run or resume it from a checkpoint, which later messages then contain."""
         self.run, self.past = own.get("run", self.run_id), list(own.get("past", []))
         self.known, self.before = dict(own.get("known", [])), own.get("nodes", [])
         self.checkpoint = int(own.get("round", 0)) if checkpoints else None
 
     def limit_replies(self, size: int) -> None:
-        """Stop fetching a reply at ``size`` bytes: a node may send any number, and Flower would hold four times as many."""
+        """Stop fetching a reply at ``size`` bytes. A client may send any number, and Flower would hold four times as many."""
         if self.limit == sys.maxsize:
             self._watch_fetching()
         self.limit = size
 
     def _watch_fetching(self) -> None:
-        client: Any = getattr(self.grid, "_runtime_client", None)  # Flower's Grid has no other way to look at what comes
+        client: Any = getattr(self.grid, "_runtime_client", None)  # Flower's Grid has no other way to inspect incoming bytes
         if client is None:
             raise UserError("this version of Flower fetches replies in another way, so that their size cannot be limited")
         pull = client.PullObject
@@ -75,21 +74,21 @@ class DeviceGrid:
         client.PullObject = limited
 
     def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
-        """Ask every device which partition it holds; they are told what images the run's model takes."""
+        """Ask every device for its partition, and tell it which images the run's model takes."""
         settings = replace(run, images=facts_of(federation.data)).to_json()
         self.registry = Registry(self, federation, settings, places, self.patience, self.before)
         return self.registry.wait()
 
     def newcomers(self) -> list[str]:
-        """Take in devices that came since the last round; returns a line on each."""
+        """Register devices that connected since the last round. Returns a line about each."""
         return self.registry.newcomers() if self.registry is not None else []
 
     def save_place(self, folder: Path) -> str:
-        """Return the run's id: devices have places of their own."""
+        """Return the run's id, because devices have their own folders."""
         return self.run_id
 
     def load_place(self, folder: Path, workspace: Workspace) -> str:
-        """Return the id of the run of devices that left ``folder``. Raises ``UserError`` where none did, or kept no models."""
+        """Return the id of the run of devices in ``folder``. Raises ``UserError`` if it was none, or if it saved no models."""
         summary = folder / "summary.json"
         run = str(json.loads(summary.read_text(encoding="utf-8")).get("run_id", "")) if summary.exists() else ""
         if not run:
@@ -99,40 +98,40 @@ class DeviceGrid:
         return run
 
     def memory_cost(self) -> None:
-        """Devices do not say."""
+        """Return nothing, because devices do not report it."""
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
-        """Return nothing: devices keep what they remember, and what they remembered at the last checkpoint."""
+        """Return nothing, because devices keep their client state, also that of the last checkpoint."""
         return {}
 
     def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
-        """Do nothing: they go back by themselves."""
+        """Do nothing, because devices restore their state themselves."""
 
     def own(self, server_round: int) -> dict[str, Any]:
-        """Return what the run is filed under, its sittings with the round each is left at, and what is known of its nodes."""
+        """Return the run's name in files, its attempts with their last rounds, and what is known of its clients."""
         past, known = [*self.past, f"{self.run_id}@{server_round}"], [list(pair) for pair in self.known.items()]
         nodes = [] if self.registry is None else self.registry.stored()
         return {"run": self.run, "round": server_round, "past": past, "known": known, "nodes": nodes}
 
     def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
-        """Wait for it: from the next message on, nodes may forget what they remembered at the one before."""
+        """Wait for the checkpoint. From the next message on, clients may delete their state of the previous one."""
         on_disk()
         self.checkpoint = server_round
 
     def about(self) -> dict[str, str]:
-        """Return the engine's name, and the id of this sitting, by which devices find their personal models again."""
+        """Return the engine's name, and the id of this attempt, by which devices find their personal models."""
         return {"engine": "devices", "run_id": self.run_id}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are online."""
+        """Return the ids of the connected nodes."""
         return self.grid.get_node_ids()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their replies, up to ``timeout`` seconds.
 
-        A node that goes offline answers with an error after Flower's patience of about a minute. What is not delivered
-        within ``timeout`` never is, so that a node that returns does not begin with rounds long past. Without ``timeout`` a
-        reply that is missing after ``MAX_REPLY_SECONDS`` has failed. Flower's nightly only logs a reply that it lost.
+        A client that disconnects answers with an error after Flower's limit of about a minute. A message that is not delivered
+        within ``timeout`` is dropped, so that a returning client does not start with old rounds. Without ``timeout`` a reply
+        fails if it is missing after ``MAX_REPLY_SECONDS``. Flower's nightly only logs a reply that it lost.
         """
         messages, partitions = list(messages), self._partitions()
         for message in messages:
@@ -151,7 +150,7 @@ class DeviceGrid:
             for identifier, message in list(waiting.items()):
                 self.left = self.limit
                 try:
-                    # One at a time: a reply that cannot be read takes with it what is pulled together with it.
+                    # One at a time, because an unreadable reply makes all replies of the same call fail.
                     found = list(self.grid.pull_messages([identifier]))
                 except httpx.HTTPError:
                     raise
@@ -172,14 +171,14 @@ class DeviceGrid:
         return {answer.node_id: partition for partition, answer in answers.items()}
 
     def _stamp(self, message: Message, partition: int | None) -> None:
-        """Have a message say where the run stands, which partition it is for, and what is known of its node."""
+        """Add to a message where the run stands, its partition, and what is known of its client."""
         config: dict[str, Any] = codec.config_of(message) | ({} if partition is None else {"partition": partition})
         config |= {"run": self.run, "past": self.past, "known": 0 if partition is None else self.known.get(partition, 0)}
         config |= {} if self.checkpoint is None else {"checkpoint": self.checkpoint}
         message.content[codec.CONFIG] = ConfigRecord(config)
 
     def _hear(self, message: Message, reply: Message, partitions: Mapping[int, int]) -> None:
-        """Keep whether a node that trained now remembers something."""
+        """Record whether a client that trained has client state now."""
         node, about = message.metadata.dst_node_id, {} if reply.has_error() else codec.config_of(reply)
         if message.metadata.message_type == MessageType.TRAIN and about.get("remembers") is True and node in partitions:
             self.known[partitions[node]] = int(message.metadata.group_id)

@@ -1,4 +1,4 @@
-"""engine=flower: Flower's own simulation runtime, unmodified; the proof that nothing depends on our Grid."""
+"""engine=flower: Flower's own simulation runtime, unmodified. It shows that nothing depends on Contrafed's Grids."""
 
 import contextlib
 import logging
@@ -28,9 +28,9 @@ from contrafed.engines.grid import SimulatedGrid
 from contrafed.engines.job import Job
 from contrafed.training.workspace import Workspace, default_device, install, uninstall
 
-# Seconds between two looks at the runtime's inbox.
+# Seconds between two queries of the runtime's inbox.
 POLL = 0.05
-# Seconds that an interrupted run has to write what it holds.
+# Seconds that an interrupted run has to write its files.
 LAST_WRITES = 60.0
 
 
@@ -39,9 +39,9 @@ class Config:
     """Settings of the engine."""
 
     cpus_per_node: Annotated[float, Range(gt=0)]
-    gpus_per_node: Annotated[float, Range(ge=0, le=1)]  # more than 1 would lie idle
-    round_timeout: Annotated[float, Range(gt=0)] | None  # not here
-    max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+    gpus_per_node: Annotated[float, Range(ge=0, le=1)]  # more than 1 would be idle
+    round_timeout: Annotated[float, Range(gt=0)] | None  # not supported here
+    max_norm: Annotated[float, Range(gt=0)] | None  # larger joint L2 norms of a reply's tensors are rejected
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for a time limit."""
@@ -49,13 +49,13 @@ class Config:
 
 
 def refuse_timeout(seconds: float | None) -> None:
-    """Raise ``UserError`` for a time limit: Flower's simulation works off what is late before it begins the next round."""
+    """Raise ``UserError`` for a time limit, because Flower's simulation finishes late work before the next round."""
     if seconds is not None:
         raise UserError("engine.round_timeout is for engine=ray, engine=local and devices: Flower's simulation drops nothing")
 
 
 class FlowerGrid(SimulatedGrid):
-    """Around the Grid of Flower's simulation runtime; waiting ends with ``KeyboardInterrupt`` when ``stop`` is set.
+    """Wraps the Grid of Flower's simulation runtime. Waiting ends with ``KeyboardInterrupt`` when ``stop`` is set.
 
     The runtime calls a ServerApp in a thread, which receives no Ctrl-C.
     """
@@ -63,19 +63,19 @@ class FlowerGrid(SimulatedGrid):
     def __init__(
         self, grid: Grid, engine: str = "flower", *, stop: threading.Event | None = None, patience: float | None = None
     ) -> None:
-        """``engine`` is what the summary says, ``patience`` how many seconds the nodes may take to be there."""
+        """Wrap ``grid``. ``engine`` is the summary's entry, and ``patience`` the seconds to wait for the clients."""
         self.grid, self.engine, self.patience = grid, engine, patience
         self.stop = stop or threading.Event()
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are there."""
+        """Return the ids of the connected nodes."""
         self._check()
         return self.grid.get_node_ids()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their replies, up to ``timeout`` seconds.
 
-        Without ``timeout`` a reply that is missing after ``MAX_REPLY_SECONDS`` has failed.
+        Without ``timeout`` a reply fails if it is missing after ``MAX_REPLY_SECONDS``.
         """
         messages, replies = list(messages), list[Message]()
         pushed = set(self.grid.push_messages(messages))
@@ -94,18 +94,18 @@ class FlowerGrid(SimulatedGrid):
         return replies
 
     def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
-        """Ask every node which partition it holds."""
+        """Ask every client for its partition."""
         return Registry(self, federation, run.to_json(), places, self.patience).wait()
 
     def memory_cost(self) -> None:
-        """Flower does not say."""
+        """Return nothing, because Flower does not report it."""
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
-        """Raise ``UserError``: Flower keeps what nodes remember to itself."""
+        """Raise ``UserError``, because Flower does not give access to client state."""
         raise UserError("Flower's simulation keeps what nodes remember to itself; checkpoints need engine=ray or engine=local")
 
     def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
-        """Raise ``UserError``, likewise."""
+        """Raise ``UserError`` like ``take_changed``."""
         self.take_changed()
 
     def _check(self) -> None:
@@ -120,11 +120,11 @@ def run(config: Config, job: Job) -> None:
     from contrafed.engines.ray import start_ray, stop_ray
 
     stop_ray()  # it may have joined a cluster
-    start_ray(None, job.verbose, None, None)  # else Flower does, and a polite kill aborts the process in mid-sentence
+    start_ray(None, job.verbose, None, None)  # otherwise Flower starts it, and SIGTERM would abort the process without writing
     _check_resources(config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    device = default_device() if config.gpus_per_node else "cpu"  # where the nodes are
+    device = default_device() if config.gpus_per_node else "cpu"  # the clients' device
     install(job.node.to_json(), Workspace(job.node, device=device, federation=job.federation, model=job.model))
     stop, done = threading.Event(), threading.Event()
     try:
@@ -147,7 +147,7 @@ def run(config: Config, job: Job) -> None:
 
 
 def _check_resources(config: Config) -> None:
-    """Raise ``UserError`` where not even one node has room: Flower would wait for ever."""
+    """Raise ``UserError`` if there is no room for a single client, because Flower would wait for ever."""
     import ray
 
     from contrafed.engines.ray import room
@@ -166,16 +166,16 @@ def _check_resources(config: Config) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_signals(stop: threading.Event, verbose: bool) -> Iterator[None]:
-    """Have Ctrl-C or a polite kill set ``stop``, and raise ``KeyboardInterrupt`` when Flower has ended by itself.
+    """Set ``stop`` on Ctrl-C or SIGTERM, and raise ``KeyboardInterrupt`` when Flower has ended by itself.
 
-    Raised at once it would have Flower shut Ray down under its own threads, of which one that still asks it something ends the
-    process, with nothing written. A second signal, or ``LAST_WRITES`` without an end, does raise it at once. Flower's log is
-    silent from the first on: its threads complain about the workers that Ctrl-C ends too.
+    If it were raised at once, Flower would shut down Ray under its own threads. A thread that still calls Ray then ends the
+    process, and nothing is written. A second signal, or ``LAST_WRITES`` without an end, raises it at once. From the first
+    signal on Flower's log is silent, because its threads complain about the workers that Ctrl-C ends too.
     """
     before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # no other thread has signals
+    if threading.current_thread() is threading.main_thread():  # no other thread receives signals
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        # One that is ignored, or that ends the process at once, stays so.
+        # A signal that is ignored, or that ends the process at once, stays so.
         before = {number: handler for number, handler in before.items() if callable(handler)}
     patience: threading.Timer | None = None
 
@@ -208,7 +208,7 @@ def _stopped_by_signals(stop: threading.Event, verbose: bool) -> Iterator[None]:
 
 
 def _in_thread(job: Job, stop: threading.Event, done: threading.Event) -> ServerApp:
-    """Return a ServerApp that runs the job's own around Flower's Grid until ``stop`` is set, and then sets ``done``."""
+    """Return a ServerApp that runs the job's own one with Flower's Grid until ``stop`` is set, and then sets ``done``."""
     server_app = ServerApp()
 
     @server_app.main()

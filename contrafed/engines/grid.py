@@ -1,4 +1,6 @@
-"""What a run asks of its Grid, and Grids of virtual nodes: node k has the id 1000 + k, always the same and always online."""
+"""Define what a run needs of its Grid, and the Grids of virtual clients. Client k has the id 1000 + k and is always
+connected.
+"""
 
 import itertools
 import sys
@@ -27,82 +29,87 @@ from contrafed.training.workspace import Workspace
 
 
 class RunGrid(Protocol):
-    """What a run asks of its Grid: one of ours, or what stands around one of Flower's."""
+    """The interface of a run's Grid: one of Contrafed's, or a wrapper of one of Flower's."""
 
-    every_failure: bool  # whether every round says which replies did not count, not only the first such round
+    every_failure: bool  # whether every round reports its rejected replies, not only the first such round
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are there."""
+        """Return the ids of the connected nodes."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and return the replies that came within ``timeout`` seconds."""
+        """Send messages and return the replies that arrived within ``timeout`` seconds."""
 
     def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
-        """Hear first of all whether there are checkpoints, and what ``own`` returned for the one that is gone on from."""
+        """Begin a run. Called first.
+
+        Args:
+            checkpoints: Whether the run writes checkpoints.
+            own: The result of ``own`` in the checkpoint to resume from, or empty.
+        """
 
     def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
-        """Return who the nodes are; ``places`` is what they are told of ``save`` and ``load``. Raises ``UserError``."""
+        """Return the run's clients. ``places`` are the entries ``save`` and ``load`` of messages. Raises ``UserError``."""
 
     def newcomers(self) -> list[str]:
-        """Take in nodes that came since the last round; returns a line on each."""
+        """Register clients that connected since the last round. Returns a line about each."""
 
     def limit_replies(self, size: int) -> None:
         """Fetch no reply of more than ``size`` bytes."""
 
     def save_place(self, folder: Path) -> str:
-        """Return what nodes are told of where to keep personal models of the run in ``folder``."""
+        """Return the place of personal models that clients are told, for the run in ``folder``."""
 
     def load_place(self, folder: Path, workspace: Workspace) -> str:
-        """Return what they are told of where the run in ``folder`` kept them. Raises ``UserError`` where it kept none."""
+        """Return the place of the saved models of the run in ``folder``. Raises ``UserError`` if it saved none."""
 
     def memory_cost(self) -> Cost | None:
-        """Return what nodes' memories took since the last call; None where the grid does not know."""
+        """Return the cost of client state since the last call, None if the grid does not know it."""
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
-        """Return, by partition id, what nodes remember whose memory changed since the last call."""
+        """Return, by partition id, the client states that changed since the last call."""
 
     def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
-        """Give nodes, by partition id, what they remember; ``changed``: the next ``take_changed`` returns it again."""
+        """Set client states, by partition id. With ``changed`` the next ``take_changed`` returns them again."""
 
     def own(self, server_round: int) -> dict[str, Any]:
-        """Return what the grid itself must know to go on from a checkpoint of this round, as JSON holds it."""
+        """Return what the grid itself needs to resume from a checkpoint of this round, in JSON types."""
 
     def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
-        """Hear that a checkpoint is being written; ``on_disk`` returns when it is there."""
+        """Handle a checkpoint that is being written. ``on_disk`` returns when it is on the disk."""
 
     def about(self) -> dict[str, str]:
-        """Return what a run's summary says of the grid."""
+        """Return the grid's entries of a run's summary."""
 
 
 class SimulatedGrid:
-    """What all grids answer alike whose nodes are simulated: they have this machine's disk and never change."""
+    """The common part of all grids with simulated clients, which share this machine's disk and never change."""
 
     engine: str  # as a run's summary names it
     every_failure = False
 
     def begin(self, checkpoints: bool, own: Mapping[str, Any]) -> None:
-        """Nothing is different."""
+        """Do nothing."""
 
     def newcomers(self) -> list[str]:
-        """No node is new."""
+        """Return no lines, because no client is new."""
         return []
 
     def own(self, server_round: int) -> dict[str, Any]:
-        """Nothing: what nodes remember is in the checkpoint."""
+        """Return nothing, because client state is in the checkpoint."""
         return {}
 
     def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
-        """Nothing waits for it."""
+        """Do nothing, because nothing waits for it."""
 
     def limit_replies(self, size: int) -> None:
-        """Replies are our own."""
+        """Do nothing, because replies are Contrafed's own."""
 
     def save_place(self, folder: Path) -> str:
         """Return the folder of personal models in a run's folder."""
         return place_in(folder)
 
     def load_place(self, folder: Path, workspace: Workspace) -> str:
-        """Return it where every node has its model there. Raises ``UserError``."""
+        """Return the folder if it has the model of every client. Raises ``UserError``."""
         check_saved(workspace, place_in(folder))
         return place_in(folder)
 
@@ -112,10 +119,10 @@ class SimulatedGrid:
 
 
 class VirtualGrid(SimulatedGrid, Grid):
-    """What the engines of ours share: ids, validation, and replies in request order whoever answers first.
+    """The common part of Contrafed's engines: ids, validation, and replies in the order of the requests.
 
-    ``push_messages`` queues, ``pull_messages`` runs what is queued; ``send_and_receive`` does both. Replies never raise:
-    a failed node answers with an error, a node that ran out of time does not answer.
+    ``push_messages`` queues messages, ``pull_messages`` runs the queue, and ``send_and_receive`` does both. Replies never
+    raise. A failed client answers with an error, and a client that exceeds the time limit does not answer.
     """
 
     def __init__(self, num_nodes: int) -> None:
@@ -132,12 +139,12 @@ class VirtualGrid(SimulatedGrid, Grid):
         return np.arange(FIRST_NODE_ID, FIRST_NODE_ID + self.num_nodes)
 
     def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
-        """Return who the nodes are; none needs to be asked."""
+        """Return the run's clients, which need not be asked."""
         return Members(self.node_ids, federation, federation.partition.class_counts(), run.to_json())
 
     @abstractmethod
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
-        """Run ``messages`` and return their replies in the same order, None for those that ran out of time."""
+        """Run ``messages`` and return their replies in the same order, None for those that exceeded the time limit."""
 
     def set_run(self, run: Run) -> None:
         """Set the run this grid belongs to."""
@@ -151,15 +158,15 @@ class VirtualGrid(SimulatedGrid, Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Make a message (Flower's older way; ``Message(...)`` is the newer)."""
+        """Make a message. This is Flower's older way, and ``Message(...)`` is the newer one."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All node ids, ascending."""
+        """Return all node ids, ascending."""
         return cast(list[int], self.node_ids.tolist())
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return the ids given to them; raises ``ValueError`` for a malformed one."""
+        """Queue messages and return their new ids. Raises ``ValueError`` for a malformed one."""
         ids = []
         for message in messages:
             self._check(message)
@@ -170,18 +177,18 @@ class VirtualGrid(SimulatedGrid, Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Run what is queued and return the replies to ``message_ids`` that exist, each once, in that order."""
+        """Run the queue, and return the existing replies to ``message_ids``, each once, in that order."""
         self._work(None)
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Run ``messages`` and return their replies in request order; fewer when ``timeout`` (seconds) ran out."""
+        """Run ``messages`` and return their replies in request order, fewer if ``timeout`` (seconds) passed."""
         ids = list(self.push_messages(messages))
         self._work(timeout)
         return self.pull_messages(ids)
 
     def close(self) -> None:
-        """Give back what the grid holds."""
+        """Release the grid's resources."""
 
     def _work(self, timeout: float | None) -> None:
         queue, self._queue = self._queue, []
@@ -210,20 +217,20 @@ class VirtualGrid(SimulatedGrid, Grid):
 
 
 class LocalGrid(VirtualGrid):
-    """The grid in this process: no Ray, one node (or one stack) after another."""
+    """The grid in this process: no Ray, one client or one stack after another."""
 
     engine = "local"
 
     def __init__(self, num_nodes: int, stack_size: int, memory: NodeMemory | None = None) -> None:
         super().__init__(num_nodes)
         self.runner = BatchRunner(num_nodes, stack_size)
-        self.memory = memory or NodeMemory(0, sys.maxsize, None)  # only of nodes that remember something
+        self.memory = memory or NodeMemory(0, sys.maxsize, None)  # only of clients that have a state
         self.changed: set[int] = set()
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
-        """Run the messages here; a node's state is committed only when its training succeeded."""
-        # Nodes share the broadcast's records: each gets its own shallow copy, so that a client cannot reach its
-        # neighbours' through it.
+        """Run the messages here. A client's state is committed only if its training succeeded."""
+        # Clients share the broadcast's records. Each gets its own shallow copy, so that a client cannot change its neighbours'
+        # data through it.
         copies = [isolated(message) for message in messages]
         nodes = [message.metadata.dst_node_id for message in messages]
 
@@ -239,26 +246,26 @@ class LocalGrid(VirtualGrid):
         return RecordDict({MEMORY: codec.to_record(memory)}) if memory else None
 
     def take_changed(self) -> dict[int, dict[str, Tensor]]:
-        """Return what nodes remember whose memory changed since the last call."""
+        """Return the client states that changed since the last call."""
         changed, self.changed = sorted(self.changed), set()
         return {node - FIRST_NODE_ID: self.memory.get(node) for node in changed}
 
     def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
-        """Give nodes what they remember."""
+        """Set client states."""
         for node, tensors in memories:
             self.memory.put(FIRST_NODE_ID + node, tensors)
             self.changed |= {FIRST_NODE_ID + node} if changed else set()
 
     def memory_cost(self) -> Cost:
-        """Return what nodes' memories took since the last call."""
+        """Return the cost of client state since the last call."""
         return self.memory.cost()
 
     def close(self) -> None:
-        """Forget the nodes' states."""
+        """Delete the client states."""
         self.memory.clear()
 
 
 def isolated(message: Message) -> Message:
-    """Return the message around copies of its records; the tensors themselves are shared and never written to."""
+    """Return the message with copies of its records. The tensors themselves are shared and never written to."""
     content = RecordDict({name: record.copy() for name, record in message.content.items()})
     return Message(content=content, metadata=message.metadata)  # type: ignore[call-overload, no-any-return]

@@ -1,4 +1,4 @@
-"""What the engines share."""
+"""Define what all engines share."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,14 @@ class Job:
     """One run, as an engine receives it."""
 
     server_app: ServerApp
-    node: NodeRun  # what nodes need to know of it
+    node: NodeRun  # the clients' part of its configuration
     federation: Federation
     model: SplitModel  # with its initial weights
     verbose: bool  # whether the logs of Flower and Ray are shown
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
+        """The number of clients."""
         return self.node.num_nodes
 
     def serve(self, grid: Grid) -> None:
@@ -33,9 +33,9 @@ class Job:
 
 
 def stack_size_for(wanted: int | None, device: str, num_nodes: int) -> int:
-    """Return how many nodes train as one stack: what was asked for, or 1 on a CPU and all of them on a GPU.
+    """Return how many clients train as one stack: ``wanted``, or by default 1 on a CPU and all on a GPU.
 
-    A CPU gains nothing from stacking convolutions; on a GPU a stack that does not fit is halved when that shows.
+    A CPU gains nothing from stacking convolutions. A stack that does not fit on a GPU is halved when it fails.
     """
     if wanted is not None:
         return wanted

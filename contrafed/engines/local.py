@@ -1,4 +1,4 @@
-"""engine=local: everything in this process; imports no Ray."""
+"""engine=local: everything runs in this process. Imports no Ray."""
 
 import os
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from contrafed.training.workspace import Workspace, default_device, fault_of, in
 class Config:
     """Settings of the engine."""
 
-    device: str | None  # null: cuda where there is one, else cpu
-    stack_size: Annotated[int, Range(ge=1)] | None  # nodes trained together; null: 1 on a CPU, as many as fit on a GPU
-    memory_device_bytes: Annotated[int, Range(ge=0)] | None  # of what nodes remember, on the accelerator; null: half of it
-    memory_host_bytes: Annotated[int, Range(ge=0)] | None  # in RAM; null: half of what is available
-    memory_folder: str | None  # where the rest goes; null: the system's folder for temporary files
-    round_timeout: Annotated[float, Range(gt=0)] | None  # seconds; checked between steps
-    max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+    device: str | None  # null: cuda if there is one, else cpu
+    stack_size: Annotated[int, Range(ge=1)] | None  # clients trained together, null: 1 on a CPU, as many as fit on a GPU
+    memory_device_bytes: Annotated[int, Range(ge=0)] | None  # of client state, on the accelerator, null: half of it
+    memory_host_bytes: Annotated[int, Range(ge=0)] | None  # in RAM, null: half of what is available
+    memory_folder: str | None  # for other client state, null: the system's folder for temporary files
+    round_timeout: Annotated[float, Range(gt=0)] | None  # seconds, checked between steps
+    max_norm: Annotated[float, Range(gt=0)] | None  # larger joint L2 norms of a reply's tensors are rejected
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` for a device that is not there or lacks what a run needs."""
+        """Raise ``UserError`` for a device that is missing or lacks what a run needs."""
         if fault := fault_of(self.device):
             raise UserError(f"engine.device={self.device} cannot be used ({fault})")
         folder = expanded(self.memory_folder)
@@ -39,10 +39,10 @@ class Config:
 
 
 def run(config: Config, job: Job) -> None:
-    """Run a job against virtual nodes in this process."""
+    """Run a job with virtual clients in this process."""
     device = config.device or default_device()
     threads = torch.get_num_threads()
-    # One thread, as every worker of the other engines has: numbers must not depend on the number of cores.
+    # One thread, as in every worker of the other engines, so that numbers do not depend on the number of cores.
     torch.set_num_threads(1)
     reuse_memory()
     grid = None
@@ -59,7 +59,7 @@ def run(config: Config, job: Job) -> None:
     except Exception as error:
         if not device_lost(error):
             raise
-        # Nor could what is on it be written: the model, say.
+        # Nothing on it could be written either, for example the model.
         said = " ".join(str(error).split())[:200]
         raise RunStopped(f"the GPU is lost to this process ({said}); resume=latest goes on from the last checkpoint") from error
     finally:

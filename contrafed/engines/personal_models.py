@@ -1,4 +1,4 @@
-"""Personal models of a run whose nodes are all on this machine: a folder of the run's own."""
+"""Find personal models of a run whose clients are all on this machine: a subfolder of the run's folder."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ FOLDER = "personal"
 
 
 def place_in(folder: Path) -> str:
-    """Return where the run in ``folder`` keeps personal models, as nodes are told."""
+    """Return the folder of personal models for the run in ``folder``, as clients are told."""
     return str(folder.resolve() / FOLDER)
 
 
 def check_saved(workspace: Workspace, place: str) -> None:
-    """Raise ``UserError`` unless every node that holds a test part has a saved personal model of the right shapes there."""
+    """Raise ``UserError`` unless every client with a test part has a saved personal model of the right shapes."""
     partition, wanted = workspace.federation.partition, {n: tuple(v.shape) for n, v in workspace.initial.items()}
     for node in range(workspace.federation.num_nodes):
         if len(partition.test(node)) == 0:

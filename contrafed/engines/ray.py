@@ -1,10 +1,10 @@
-"""engine=ray: virtual nodes on persistent Ray workers, on one machine or a cluster.
+"""engine=ray: virtual clients on persistent Ray workers, on one machine or a cluster.
 
-The driver hands out messages in batches, longest first: one for each worker where a round is short, else several, smaller
-towards the end, to whoever is free. The broadcast is written once and every worker reads it in place; it and the replies go
-through memory that the driver and its machine's workers share, to other machines through Ray's object store. What nodes
-remember are objects that the driver owns by reference but never opens: they outlive the worker that made them, spill to disk
-when the store is full, and any worker can take a node over.
+The driver sends messages in batches, longest first, to free workers. A short round has one batch per worker. A longer one has
+several, which become smaller towards the end. The broadcast is written once, and every worker reads it in place. Broadcast and
+replies use memory that the driver and its machine's workers share. For other machines they use Ray's object store. Client
+states are objects that the driver owns by reference but never opens. They survive the worker that made them and spill to disk
+when the store is full. Any worker can take over a client.
 """
 
 import logging
@@ -37,11 +37,11 @@ from contrafed.engines.scheduling import balanced, cost_of, guided
 from contrafed.engines.worker import FIRST_NODE_ID, reuse_memory
 from contrafed.training.workspace import Workspace, default_device, install, uninstall
 
-# A worker checks its time limit between steps; one that is this many seconds late hangs and is replaced.
+# A worker checks its time limit between steps. One that is this many seconds late hangs and is replaced.
 GRACE = 60.0
-# Seconds of work that are worth a batch of their own: between two batches a worker waits for 3 ms.
+# Smallest batch in seconds, because a worker waits 3 ms between two batches.
 LEAST = 0.1
-# A message whose workers died this often is given up: together with its batch, again, and alone.
+# Number of worker failures after which a message is given up: twice with its batch, and once alone.
 ATTEMPTS = 3
 
 
@@ -49,33 +49,33 @@ ATTEMPTS = 3
 class Config:
     """Settings of the engine."""
 
-    address: str | None  # null: start Ray here; auto: join the running cluster
+    address: str | None  # null: start Ray here, auto: join the running cluster
     workers: Annotated[int, Range(ge=1)] | None  # null: one per GPU, or one per core without a GPU
     cpus_per_worker: Annotated[float, Range(gt=0)]
-    # null: 1 where there are GPUs that torch can use, else 0; more than 1 would lie idle
+    # null: 1 if torch can use a GPU, else 0. More than 1 would be idle.
     gpus_per_worker: Annotated[float, Range(ge=0, le=1)] | None
-    stack_size: Annotated[int, Range(ge=1)] | None  # nodes trained together; null: 1 on a CPU, as many as fit on a GPU
-    memory_host_bytes: Annotated[int, Range(ge=80_000_000)] | None  # of Ray's object store; null: as Ray chooses
-    memory_folder: str | None  # where Ray writes what does not fit; null: its own folder
+    stack_size: Annotated[int, Range(ge=1)] | None  # clients trained together, null: 1 on a CPU, as many as fit on a GPU
+    memory_host_bytes: Annotated[int, Range(ge=80_000_000)] | None  # of Ray's object store, null: as Ray chooses
+    memory_folder: str | None  # where Ray writes what does not fit, null: its own folder
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
-    max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+    max_norm: Annotated[float, Range(gt=0)] | None  # larger joint L2 norms of a reply's tensors are rejected
 
 
 def room(gpus: int, share: float) -> int:
-    """Return how many workers of a ``share`` of a GPU each so many have room for: a worker's part is of one GPU."""
+    """Return how many workers with a ``share`` of a GPU fit on ``gpus`` GPUs. A worker's share is of one GPU."""
     return gpus * int(1 / share)
 
 
 def share_of(config: Config, gpus: int) -> float:
-    """Return which part of a GPU each worker takes, of so many that Ray has."""
+    """Return the share of a GPU for each worker, given the number that Ray has."""
     if config.gpus_per_worker is not None:
         return config.gpus_per_worker
-    # Ray counts GPUs without torch, which may be a CPU's build or newer than the driver. A cluster's are other machines'.
+    # Ray counts GPUs without torch, which may be a build for CPUs or newer than the driver. A cluster's are other machines'.
     return 1.0 if gpus and (config.address is not None or torch.cuda.is_available()) else 0.0
 
 
 def run(config: Config, job: Job) -> None:
-    """Run a job against virtual nodes on Ray workers; Ray itself stays up for the next job of a sweep."""
+    """Run a job with virtual clients on Ray workers. Ray itself keeps running for the next job of a sweep."""
     if config.address is not None and (config.memory_host_bytes, config.memory_folder) != (None, None):
         raise UserError("engine.memory_host_bytes and engine.memory_folder are for a Ray that starts here, not for a cluster")
     threads = torch.get_num_threads()
@@ -83,7 +83,7 @@ def run(config: Config, job: Job) -> None:
     reuse_memory()
     grid = None
     try:
-        device = "cpu" if config.gpus_per_worker == 0 else default_device()  # where the nodes are
+        device = "cpu" if config.gpus_per_worker == 0 else default_device()  # the clients' device
         workspace = Workspace(job.node, device=device, federation=job.federation, model=job.model)
         install(job.node.to_json(), workspace)
         start_ray(config.address, job.verbose, config.memory_host_bytes, expanded(config.memory_folder))
@@ -97,7 +97,7 @@ def run(config: Config, job: Job) -> None:
 
 
 def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, folder: str | None) -> None:
-    """Start Ray in this process, or join a cluster; does nothing when that is already there with the same object store."""
+    """Start Ray in this process, or join a cluster. Does nothing if it already runs with the same object store."""
     import ray
 
     global _started
@@ -106,25 +106,25 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
             return
         stop_ray()
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
-    if address is None:  # a cluster that runs already has its own
+    if address is None:  # a running cluster has its own
         options |= {"include_dashboard": False, "object_store_memory": memory_bytes, "object_spilling_directory": folder}
-        # Else Ray's control store keeps a record of every batch: 6.5 MB per 1,000 rounds (docs/RELIABILITY.md).
+        # Otherwise Ray's control store keeps a record of every batch: 6.5 MB per 1,000 rounds (docs/RELIABILITY.md).
         options["_system_config"] = {"task_events_report_interval_ms": 0}
     ending = signal.getsignal(signal.SIGTERM)
     try:
-        # "local": with none Ray would join one that runs on this machine, which refuses these options.
+        # "local", because without an address Ray would join one that runs on this machine, which refuses these options.
         ray.init(address=address or "local", **options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
-    except (ValueError, OSError) as error:  # an address that is none, more memory than there is, a folder out of bounds
+    except (ValueError, OSError) as error:  # a wrong address, more memory than there is, or a folder out of bounds
         raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
     _started = (address, memory_bytes, folder)
-    # Ray puts a handler of its own in the place of the command's, and a polite kill would end the process in mid-sentence.
+    # Ray replaces the command's handler by its own, and SIGTERM would then end the process without writing.
     if callable(ending) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ending)
 
 
-# Of the Ray that runs: its address, the bytes of its object store, and where that spills; None: not started here.
+# Of the running Ray: its address, the bytes of its object store, and its spilling folder. None if it was not started here.
 _started: tuple[str | None, int | None, str | None] | None = None
 
 
@@ -157,7 +157,7 @@ class RayGrid(VirtualGrid):
                 f"Ray has {cpus} and {gpus}; lower engine.workers, engine.cpus_per_worker or engine.gpus_per_worker"
             )
         data = workspace.federation.data
-        # Channels last, as a Workspace wants them: workers then read Ray's shared memory without a copy of their own.
+        # Channels last, as in a Workspace, so that workers read Ray's shared memory without a copy.
         tensors = {"x": workspace.x.cpu().numpy(), "y": data.y.cpu().numpy(), "test": data.test.cpu().numpy()}
         nothing: dict[str, Any] = dict.fromkeys(tensors)
         empty = replace(data, **nothing)
@@ -168,7 +168,7 @@ class RayGrid(VirtualGrid):
         self.memory: dict[int, Any] = {}  # node id -> reference to its state
         self.changed: set[int] = set()
         self.sizes: dict[int, int] = {}  # node id -> bytes of its state
-        self.moving = 0.0  # seconds since they were last asked for
+        self.moving = 0.0  # seconds since the last call
         self.pool, self.broadcast = shared_memory.Pool(shared_memory.limit()), shared_memory.Broadcast(shared_memory.limit())
         self.workers = [self._spawn() for _ in range(count)]
         try:
@@ -180,37 +180,37 @@ class RayGrid(VirtualGrid):
                 raise
             raise UserError(said) from error
         self.near: list[bool] = [near for near, _ in about]
-        # Which nodes share a stack decides how their numbers round, so it must not depend on who is free when.
+        # The clients that share a stack determine how numbers round. So stacks must not depend on which worker is free.
         self.stacked = any(stacked for _, stacked in about)
-        self.pace: dict[str, float] = {}  # message type -> seconds per unit of cost, as last seen
+        self.pace: dict[str, float] = {}  # message type -> latest seconds per unit of cost
 
     def execute(self, messages: Sequence[Message], timeout: float | None) -> list[Message | None]:
-        """Give batches to workers, longest first; replace workers that die and run their messages again."""
+        """Give batches to workers, longest first. Workers that die are replaced, and their messages run again."""
         return _Dispatch(self, messages, timeout).run()
 
     def take_changed(self) -> dict[int, dict[str, torch.Tensor]]:
-        """Return what nodes remember whose memory changed since the last call, read from Ray's store in place."""
+        """Return the client states that changed since the last call, read from Ray's store in place."""
         changed, self.changed = sorted(self.changed), set()
         states = self.ray.get([self.memory[node] for node in changed])
         return {node - FIRST_NODE_ID: codec.state_of(state, MEMORY) for node, state in zip(changed, states, strict=True)}
 
     def restore(self, memories: Iterable[tuple[int, dict[str, torch.Tensor]]], *, changed: bool) -> None:
-        """Give nodes what they remember."""
+        """Set client states."""
         for node, tensors in memories:
             self.memory[FIRST_NODE_ID + node] = self.ray.put(RecordDict({MEMORY: codec.to_record(tensors)}))
             self.sizes[FIRST_NODE_ID + node] = size_of(tensors)
             self.changed |= {FIRST_NODE_ID + node} if changed else set()
 
     def memory_cost(self) -> Cost:
-        """Return what nodes' memories took since the last call, over all workers.
+        """Return the cost of client state since the last call, over all workers.
 
-        All bytes count as RAM: Ray does not say what it has written to disk.
+        All bytes count as RAM, because Ray does not report what it has written to disk.
         """
         seconds, self.moving = self.moving, 0.0
         return Cost(seconds, 0, sum(self.sizes.values()), 0)
 
     def close(self) -> None:
-        """End the workers and let go of what the nodes remember."""
+        """End the workers and release the client states."""
         self.memory.clear()
         for worker in self.workers:
             self.ray.kill(worker)
@@ -220,7 +220,7 @@ class RayGrid(VirtualGrid):
         self._arguments = ()  # type: ignore[assignment]
 
     def read(self, answer: list[Any], block: shared_memory.Block | None) -> list[Message | None]:
-        """Return the replies of one batch, whichever way they came."""
+        """Return the replies of one batch, from shared memory or from Ray."""
         how, value, extent = answer
         if how == "shared":
             if block is None:
@@ -235,7 +235,7 @@ class RayGrid(VirtualGrid):
         return self._actor.remote(*self._arguments)
 
     def replace(self, worker: int) -> None:
-        """Start a worker anew; where Ray starts it is not known, so it reads from the object store."""
+        """Restart a worker. Its machine is not known, so it reads from the object store."""
         self.workers[worker] = self._spawn()
         self.near[worker] = False
 
@@ -245,14 +245,14 @@ class _Batch:
     """A batch that a worker runs."""
 
     worker: int
-    rows: list[int]  # places of its messages
-    states: list[Any]  # references to what its nodes will remember
+    rows: list[int]  # positions of its messages
+    states: list[Any]  # references to the new states of its clients
     block: shared_memory.Block | None  # for its replies
     began: float = field(default_factory=time.monotonic)
 
 
 class _Dispatch:
-    """The messages of one ``RayGrid.execute``, on their way through the workers."""
+    """The messages of one ``RayGrid.execute`` while workers process them."""
 
     def __init__(self, grid: RayGrid, messages: Sequence[Message], timeout: float | None) -> None:
         self.grid, self.messages, self.ray = grid, messages, grid.ray
@@ -273,13 +273,13 @@ class _Dispatch:
             self.batches = guided(self.costs, workers, LEAST / grid.pace[self.kind])
 
     def run(self) -> list[Message | None]:
-        """Return the replies in the order of the messages, None for those that ran out of time."""
+        """Return the replies in the order of the messages, None for those that exceeded the time limit."""
         for worker in range(len(self.grid.workers)):
             self._feed(worker)
         while self.pending:
             patience = None if self.ends is None else self._left() + GRACE
             ready, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=patience)
-            if not ready:  # these workers hang: their nodes have not answered in time
+            if not ready:  # these workers hang, so their clients have not answered in time
                 self._give_up()
                 break
             batch = self.pending.pop(ready[0])
@@ -319,7 +319,7 @@ class _Dispatch:
         method = grid.workers[worker].run.options(num_returns=1 + len(states))
         block = grid.pool.take(len(rows)) if self.kind == MessageType.TRAIN else None  # other replies are a few numbers
         left = None if self.ends is None else self._left()
-        # One argument of bytes: Ray takes a tenth of a millisecond for each of any other kind.
+        # One argument of bytes, because Ray takes a tenth of a millisecond for each of any other kind.
         job = pickle.dumps(BatchJob([self.rest[i] for i in rows], near, left, None if block is None else block.address))
         refs = method.remote(job, states, *([] if near else [self.stored]))
         refs = refs if grid.stateful else [refs]
@@ -337,7 +337,7 @@ class _Dispatch:
             self.grid.pool.drop(batch.block)
 
     def _died(self, batch: _Batch, error: Exception) -> None:
-        """Replace a worker and run its batch again: as it was, then one by one, then no more."""
+        """Replace a worker and run its batch again: first as it was, then one by one, then no more."""
         self._replace(batch)
         rows = batch.rows
         for i in rows:
@@ -350,12 +350,12 @@ class _Dispatch:
             self.again += [[i] for i in rows] if self.attempts[rows[0]] == ATTEMPTS - 1 else [rows]
 
     def _collect(self, batch: _Batch, answer: Any, elapsed: float) -> None:
-        """Take the replies of a batch, and what its nodes remember."""
+        """Store the replies of a batch, and the new states of its clients."""
         grid = self.grid
         timing: Timing
         *found, reads, timing = pickle.loads(answer) if isinstance(answer, bytes) else answer
         self.still_read |= reads
-        if grid.stateful:  # what a batch takes outside the worker's code is Ray storing the states, and 3 ms on the way
+        if grid.stateful:  # outside the worker's code a batch takes the time of storing states in Ray, and 3 ms of transfer
             grid.moving += timing.fetching + max(elapsed - timing.seconds, 0.0)
         for place, (i, reply) in enumerate(zip(batch.rows, grid.read(found, batch.block), strict=True)):
             self.replies[i] = reply

@@ -1,4 +1,4 @@
-"""What runs on a Ray worker, and what travels to it and back."""
+"""Run batches on a Ray worker, and define the messages from and to it."""
 
 import os
 import pickle
@@ -22,25 +22,25 @@ from contrafed.engines.worker import BatchRunner, identify, reuse_memory
 from contrafed.training.errors import device_lost
 from contrafed.training.workspace import Workspace, default_device, install
 
-# A message's metadata, its records but arrays, and the places of its array records among those of the broadcast.
+# A message's metadata, its records except arrays, and the positions of its array records among those of the broadcast.
 Unpacked = tuple[Metadata, dict[str, Any], dict[str, int]]
 
 
 class BatchJob(NamedTuple):
-    """What a worker needs to run a batch, beside the states of its nodes."""
+    """What a worker needs to run a batch, in addition to the states of its clients."""
 
     messages: list[Unpacked]
-    broadcast: shared_memory.BroadcastHandle | None  # None: it comes beside this
+    broadcast: shared_memory.BroadcastHandle | None  # None: it is sent separately
     timeout: float | None  # seconds
     address: shared_memory.Address | None  # of the block for the replies
 
 
 class Timing(NamedTuple):
-    """What a batch took of its worker, and what its nodes remember takes now."""
+    """The time of a batch on its worker, and the size of its clients' states."""
 
     seconds: float
-    fetching: float  # of these, those of reading what nodes remember
-    sizes: list[int]  # bytes, by message; empty where nodes remember nothing
+    fetching: float  # part of it: loading client states
+    sizes: list[int]  # bytes, by message, empty for clients without state
 
 
 def unpacked(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[Unpacked]]:
@@ -85,14 +85,20 @@ class Worker:
         self.broadcasts: dict[str, Any] = {}  # and to read broadcasts
 
     def ready(self, address: shared_memory.Address | None) -> tuple[bool, bool]:
-        """Answer once the worker is up: whether it shares memory with the driver, and whether it trains nodes as stacks."""
+        """Return, once the worker runs, whether it shares memory with the driver, and whether it trains clients as stacks."""
         return shared_memory.reachable(address), self.runner.stack_size > 1
 
     def run(self, job: bytes, states: list[Any], records: list[ArrayRecord] | None = None) -> Any:
-        """Run a batch and return the replies, whether the broadcast is still read, and ``Timing``; pickled, where the replies
-        were written to the block that the batch came with. For nodes that remember, one new state per message follows.
+        """Run a batch. If clients have state, one new state per message follows the answer.
 
-        ``job`` is a pickled ``BatchJob``; ``records`` is the broadcast where the job has no handle of it.
+        Args:
+            job: A pickled ``BatchJob``.
+            states: References to client states, by message.
+            records: The broadcast, if the job has no handle of it.
+
+        Returns:
+            The replies, whether the broadcast is still read, and ``Timing``. They are pickled if the replies are in the job's
+            block.
         """
         began = time.monotonic()
         batch: BatchJob = pickle.loads(job)
@@ -132,19 +138,19 @@ class Worker:
             return state
 
         def keep(place: int, state: RecordDict) -> None:
-            if kept:  # on the host, so that an accelerator does not hold what a whole batch of nodes remembers
+            if kept:  # on the host, so that an accelerator does not hold the states of a whole batch
                 kept[place] = RecordDict({MEMORY: codec.to_record(on_host(codec.state_of(state, MEMORY)))})
 
         try:
             return self.runner.run(messages, state_of, keep, batch.timeout)
         except Exception as error:
             if device_lost(error):
-                os._exit(1)  # the driver starts another worker, which has the GPU anew
+                os._exit(1)  # the driver starts another worker, which can use the GPU again
             raise
 
 
 def keep_to_share() -> None:
-    """Leave the other workers of a GPU their part of its memory; a tenth of the own is for what CUDA takes beside torch."""
+    """Limit this worker to its share of a GPU's memory. A tenth of the share is for CUDA itself."""
     import ray
 
     share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1)

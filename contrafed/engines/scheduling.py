@@ -1,4 +1,4 @@
-"""Which worker runs which messages of a round: batches that keep all of them busy to the end."""
+"""Assign a round's messages to workers, in batches that keep all workers busy to the end."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,12 +9,12 @@ from contrafed.core import codec
 
 
 def cost_of(message: Message) -> float:
-    """Return how much work a message is, in steps."""
-    return max(float(codec.config_of(message).get("cost", 1)), 1.0)  # a node without work still takes a moment
+    """Return the amount of work of a message, in steps."""
+    return max(float(codec.config_of(message).get("cost", 1)), 1.0)  # a client without steps still takes a moment
 
 
 def balanced(costs: Sequence[float], workers: int) -> Iterator[list[int]]:
-    """Deal tasks to workers, longest first to the least loaded: a batch for each; within a batch in request order."""
+    """Assign tasks to workers, longest first to the least loaded: one batch per worker, each in request order."""
     loads, rows = np.zeros(workers), [[] for _ in range(workers)]  # type: ignore[var-annotated]
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         worker = int(loads.argmin())
@@ -24,10 +24,10 @@ def balanced(costs: Sequence[float], workers: int) -> Iterator[list[int]]:
 
 
 def guided(costs: Sequence[float], workers: int, least: float) -> Iterator[list[int]]:
-    """Cut tasks into batches for whoever is free, longest first: each half of an equal share of what is left, or ``least``.
+    """Cut tasks into batches for free workers, longest first. Each has half an equal share of the rest, or ``least``.
 
-    Workers differ in speed, and costs are estimates: with a batch for each the round would wait for the slowest. What is
-    too little to be cut is balanced.
+    Workers differ in speed, and costs are estimates. With one batch per worker the round would wait for the slowest. A rest
+    that is too small to be cut is balanced.
     """
     left = sum(costs)
     if left <= 2 * workers * least:

@@ -1,7 +1,7 @@
-"""Broadcasts and replies between the driver and the workers of its machine: written once into memory that both see.
+"""Exchange broadcasts and replies between the driver and the workers of its machine in memory that both map.
 
-Ray's object store does the same, but its memory moves from round to round, fresh pages of shared memory are slow to get, and
-a worker that is sent a reference first asks for it. Here the same pages serve every round.
+Ray's object store does the same, but more slowly. Its memory moves from round to round, new pages of shared memory are slow to
+get, and a worker asks for each reference first. Here the same pages serve every round.
 """
 
 import copyreg
@@ -20,16 +20,16 @@ from flwr.app import ArrayRecord
 from contrafed.core import codec
 
 ALIGNMENT = 64
-# A worker keeps this many blocks for replies mapped; mapping one anew costs a page fault per 4 KiB.
+# Blocks for replies that a worker keeps mapped. Mapping a new one costs a page fault per 4 KiB.
 MAPPED = 8
 
 
-Address = tuple[str, str, int]  # where a block is found, its name, its size in bytes
+Address = tuple[str, str, int]  # path of a block, its name, its size in bytes
 Places = Sequence[tuple[int, int]]  # first byte and length of each buffer of a pickled object
 
 
 class Block:
-    """A stretch of shared memory that belongs to the driver: one worker at a time writes to it, or all read what it wrote."""
+    """A block of shared memory of the driver. Either one worker at a time writes to it, or all read what the driver wrote."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -37,22 +37,22 @@ class Block:
         self.fd = os.memfd_create(self.name)
         os.ftruncate(self.fd, size)
         self.memory = mmap.mmap(self.fd, size)
-        # What a worker needs to find it; the name because numbers are used again, and mean others on another machine.
+        # What a worker needs to find it. The name is needed because file numbers are reused, and differ on another machine.
         self.address: Address = (f"/proc/{os.getpid()}/fd/{self.fd}", self.name, size)
 
     def read(self, body: bytes, places: Places, done: Callable[[], None]) -> Any:
-        """Return the object that ``write`` wrote; ``done`` is called when nothing reads this memory any more."""
+        """Return the object that ``write`` wrote. ``done`` is called when nothing reads this memory any more."""
         value, whole = _load(self.memory, body, places)
         weakref.finalize(whole, done)
         return value
 
     def close(self) -> None:
-        """Give the memory back as soon as nobody reads it."""
+        """Release the memory as soon as nothing reads it."""
         os.close(self.fd)
 
 
 class Pool:
-    """The driver's blocks. Sizes follow what replies turned out to need; ``limit`` bounds their sum in bytes."""
+    """The driver's blocks. Sizes follow the observed sizes of replies, and ``limit`` bounds their sum in bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -61,8 +61,8 @@ class Pool:
         self.free: list[Block] = []
 
     def take(self, count: int) -> Block | None:
-        """Return a block for a batch of so many replies; None when nothing is known of their size or the limit is reached."""
-        # Rounded up, since batches differ by a few replies; pages that nobody wrote to take no memory.
+        """Return a block for a batch of ``count`` replies, None if their size is unknown or the limit is reached."""
+        # Rounded up, because batches differ by a few replies. Pages that were never written take no memory.
         size = 1 << (self.wanted * count - 1).bit_length()
         if not self.wanted or size > self.limit:
             return None
@@ -85,19 +85,19 @@ class Pool:
         return sum(block.size for block in self.blocks)
 
     def give_back(self, block: Block) -> None:
-        """Let a block be used again."""
+        """Mark a block as free."""
         if block in self.blocks:
             self.free.append(block)
 
     def drop(self, block: Block) -> None:
-        """Never use a block again: a worker that was told to stop may still write to it."""
+        """Never use a block again, because a worker that was told to stop may still write to it."""
         self.blocks.remove(block)
         if block in self.free:
             self.free.remove(block)
         block.close()
 
     def close(self) -> None:
-        """Drop every block; what is still being read stays until it is not."""
+        """Drop every block. Blocks that are still read stay until they are not."""
         for block in list(self.blocks):
             self.drop(block)
 
@@ -111,20 +111,20 @@ class BroadcastHandle(NamedTuple):
 
 
 class Broadcast:
-    """The block from which every worker of this machine reads what they are all sent."""
+    """The block from which every worker of this machine reads the broadcast."""
 
     def __init__(self, limit: int) -> None:
-        """Broadcasts of more than ``limit`` bytes are not for this memory."""
+        """Allocate the block. Broadcasts of more than ``limit`` bytes do not use it."""
         self.limit = limit
         self.block = Block(1) if limit else None
 
     @property
     def address(self) -> Address | None:
-        """By which a worker finds out whether it is on this machine; None where there is no such memory."""
+        """The address by which a worker finds out whether it is on this machine, None without such memory."""
         return None if self.block is None else self.block.address
 
     def write(self, value: Any) -> BroadcastHandle | None:
-        """Put ``value`` into the block, over what it held; None where it is not for this memory."""
+        """Write ``value`` into the block in place of its content. Returns None if it does not fit."""
         if self.block is None:
             return None
         body, views, places, size = _pack(value)
@@ -136,23 +136,29 @@ class Broadcast:
         return BroadcastHandle(self.block.address, body, places)
 
     def renew(self, size: int | None = None) -> None:
-        """Take another block from now on: somebody still reads this one, or it is too small."""
+        """Use another block from now on, because this one is still read or too small."""
         if self.block is not None:
             self.block.close()
             self.block = Block(size or self.block.size)
 
     def close(self) -> None:
-        """Give the memory back as soon as nobody reads it."""
+        """Release the memory as soon as nothing reads it."""
         if self.block is not None:
             self.block.close()
             self.block = None
 
 
 def write(value: Any, address: Address | None, mapped: dict[str, mmap.mmap]) -> tuple[Any, ...]:
-    """Put ``value`` into the block at ``address``: ``("shared", body, places)``.
+    """Write ``value`` into the block at ``address``.
 
-    A value that has no buffers needs no block: the body is all. Where there is none, or it is too small, the value itself:
-    ``("whole", value, bytes)``, with the bytes a block would need. ``mapped`` are the blocks that this process has mapped.
+    Args:
+        value: The value.
+        address: The block, or None.
+        mapped: Blocks that this process has mapped.
+
+    Returns:
+        ``("shared", body, places)``. A value without buffers needs no block. ``("whole", value, bytes)`` without a large enough
+        block, with the bytes that it would need.
     """
     body, views, places, size = _pack(value)
     if not views:
@@ -165,9 +171,14 @@ def write(value: Any, address: Address | None, mapped: dict[str, mmap.mmap]) -> 
 
 
 def read(handle: BroadcastHandle, mapped: dict[str, mmap.mmap]) -> tuple[Any, Callable[[], bool]]:
-    """Return what a broadcast holds, and what tells whether anything still reads it. Raises ``OSError`` out of reach.
+    """Return a broadcast's value, and a function that tells whether anything still reads it.
 
-    ``mapped`` is the block of the last broadcast, which this replaces.
+    Args:
+        handle: The broadcast.
+        mapped: The block of the last broadcast, which this one replaces.
+
+    Raises:
+        OSError: If the memory is out of reach.
     """
     memory = _map(handle.address, mapped, keep=1)
     if memory is None:
@@ -178,12 +189,12 @@ def read(handle: BroadcastHandle, mapped: dict[str, mmap.mmap]) -> tuple[Any, Ca
 
 
 def reachable(address: Address | None) -> bool:
-    """Whether this process can map the block at ``address``."""
+    """Return whether this process can map the block at ``address``."""
     return address is not None and _map(address, {}) is not None
 
 
 def _pack(value: Any) -> tuple[bytes, list[memoryview], list[tuple[int, int]], int]:
-    """Return ``value`` pickled without its buffers, these, their places in a block, and the bytes they take there."""
+    """Return ``value`` pickled without its buffers, the buffers, their places in a block, and the bytes they take there."""
     buffers: list[pickle.PickleBuffer] = []
     file = BytesIO()
     pickler = pickle.Pickler(file, protocol=5, buffer_callback=buffers.append)
@@ -204,7 +215,7 @@ def _copy(views: list[memoryview], places: Places, memory: mmap.mmap) -> None:
 
 
 def _load(memory: mmap.mmap, body: bytes, places: Places) -> tuple[Any, np.ndarray]:
-    """Return a pickled object whose buffers lie in ``memory``, read-only, and an array that lives while one is used."""
+    """Return a pickled object whose buffers are in ``memory``, read-only, and an array that exists while one is used."""
     whole = np.frombuffer(memory, dtype=np.uint8)
     whole.flags.writeable = False
     return pickle.loads(body, buffers=[whole[start : start + length] for start, length in places]), whole
@@ -229,5 +240,5 @@ def _map(address: Address, mapped: dict[str, mmap.mmap], keep: int = MAPPED) -> 
 
 
 def limit() -> int:
-    """Return how many bytes may lie in memory of this kind: an eighth of all, or none where the system has no such memory."""
+    """Return how many bytes of such memory may be used: an eighth of all, or none if the system does not have it."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8 if hasattr(os, "memfd_create") else 0

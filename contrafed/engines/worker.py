@@ -1,4 +1,4 @@
-"""Running a batch of messages on one worker: stacking, isolation of a faulty node, transactional node state."""
+"""Run a batch of messages on one worker: stacking, isolation of a faulty client, transactional client state."""
 
 import contextlib
 import ctypes
@@ -18,21 +18,21 @@ from contrafed.training.errors import device_lost
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
-STACKED = (MessageType.TRAIN, MessageType.EVALUATE)  # the messages that many nodes may answer together
+STACKED = (MessageType.TRAIN, MessageType.EVALUATE)  # messages that many clients may answer together
 
 RUN_ID = 1  # a process has one run at a time
-FIRST_NODE_ID = 1000  # node k's id is this + k; 0 and 1 mean something to Flower
+FIRST_NODE_ID = 1000  # client k's id is this + k, because 0 and 1 have a meaning in Flower
 
 
 def identify() -> None:
-    """Tell Flower which task this process runs; without it no message can be made."""
+    """Tell Flower which task this process runs. Without it no message can be made."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SUPERLINK_NODE_ID
 
 
 def reuse_memory() -> None:
-    """Have glibc keep freed memory: activations of some 10 MB are otherwise mapped anew at every layer of every step.
+    """Make glibc keep freed memory. Otherwise activations of some 10 MB are mapped anew at every layer of every step.
 
-    A third of a small CNN's time on a CPU; elsewhere than on glibc this does nothing.
+    This saves a third of a small CNN's time on a CPU. Without glibc it does nothing.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -41,7 +41,7 @@ def reuse_memory() -> None:
 
 
 def context_of(message: Message, state: RecordDict | None, num_nodes: int) -> Context:
-    """Return a node's context with a copy of its state, so that a failed update leaves the state as it was."""
+    """Return a client's context with a copy of its state, so that a failed update leaves the state unchanged."""
     node_id = message.metadata.dst_node_id
     return Context(
         run_id=RUN_ID,
@@ -53,12 +53,12 @@ def context_of(message: Message, state: RecordDict | None, num_nodes: int) -> Co
 
 
 class BatchRunner:
-    """Runs batches of messages in this process, ``stack_size`` nodes at a time."""
+    """Runs batches of messages in this process, ``stack_size`` clients at a time."""
 
     def __init__(self, num_nodes: int, stack_size: int) -> None:
         self.num_nodes = num_nodes
         self.stack_size = stack_size
-        self.told = False  # that a stack failed of which no node does
+        self.told = False  # whether the failure of a stack was reported whose clients succeed alone
 
     def run(
         self,
@@ -67,11 +67,15 @@ class BatchRunner:
         keep: Callable[[int, RecordDict], None],
         timeout: float | None,
     ) -> list[Message | None]:
-        """Return a reply per message, None for a node that did not finish within ``timeout`` seconds.
+        """Return a reply per message, None for a client that did not finish within ``timeout`` seconds.
 
-        ``state_of(i)`` brings what the node of message i remembers, when its stack's turn comes. ``keep(i, state)`` takes its
-        new state when its stack is done, so that an accelerator does not hold those of a whole round; only training that
-        succeeded has one.
+        Args:
+            messages: The messages.
+            state_of: Returns the client state for message i, when its stack starts.
+            keep: Receives i and the new state when its stack is done, so that an accelerator does not hold those of a whole
+                round. Called
+                only after successful training.
+            timeout: Seconds, None for no limit.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message | None] = [None] * len(messages)
@@ -83,30 +87,30 @@ class BatchRunner:
             except DeadlineError:
                 break
             except Exception as error:
-                if device_lost(error):  # other nodes would fail, whosever fault it is
+                if device_lost(error):  # other clients would fail too
                     raise
                 if len(rows) == 1:
                     replies[rows[0]] = _failed(messages[rows[0]], error)
                     continue
                 no_room, said = isinstance(error, NoRoomError), str(error).partition(": ")[2]
-            else:  # what goes wrong here is no node's fault, and nothing to try again
+            else:  # errors here are not a client's fault, and nothing is repeated
                 for i in list(states):
                     keep(i, states.pop(i))
                 continue
-            # Here nothing holds what the stack has computed any more: not before the handler is left.
+            # Here nothing holds the stack's results any more, which is true only after the handler.
             half = len(rows) // 2
             if no_room:
                 self.stack_size = half  # from here on
                 torch.cuda.empty_cache()
                 todo = self._cut(messages, [i for stack in (rows, *reversed(todo)) for i in stack])
-            else:  # until only the faulty node fails
+            else:  # until only the faulty client fails
                 failed.append((rows, said))
                 todo += [rows[half:], rows[:half]]
         self._tell(failed, replies)
         return replies
 
     def _tell(self, failed: Sequence[tuple[list[int], str]], replies: Sequence[Message | None]) -> None:
-        """Say once, with a node's answer, why a stack failed whose nodes do what is asked one by one."""
+        """Report once, with a client's answer, why a stack failed whose clients succeed one by one."""
         for rows, said in failed:
             answers = [reply for i in rows if (reply := replies[i]) is not None and not reply.has_error()]
             if not self.told and len(answers) == len(rows):
@@ -119,7 +123,7 @@ class BatchRunner:
         stacks = []
         for kind in {messages[i].metadata.message_type: None for i in rows}:
             same = [i for i in rows if messages[i].metadata.message_type == kind]
-            # Nodes with like amounts of work share a stack, so that few rows idle.
+            # Clients with similar amounts of work share a stack, so that few rows are idle.
             same.sort(key=lambda i: -float(codec.config_of(messages[i]).get("cost", 0)))
             size = self.stack_size if kind in STACKED else 1
             stacks += [same[i : i + size] for i in range(0, len(same), size)]
@@ -133,7 +137,7 @@ class BatchRunner:
         replies: list[Message | None],
         deadline: float | None,
     ) -> dict[int, RecordDict]:
-        """Fill in the replies of ``rows``; returns what nodes remember that trained."""
+        """Fill in the replies of ``rows``, and return the new states of clients that trained."""
         contexts = [context_of(messages[i], state_of(i), self.num_nodes) for i in rows]
         kind = messages[rows[0]].metadata.message_type
         if kind not in STACKED:

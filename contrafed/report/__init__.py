@@ -1,1 +1,1 @@
-"""What becomes of finished runs: tables beside the papers', figures, ``docs/RESULTS.md``."""
+"""Report finished runs: tables with the papers' values, figures, ``docs/RESULTS.md``."""

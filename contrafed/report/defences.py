@@ -1,4 +1,4 @@
-"""What keeps a gradient from being read: the cases in which it is attacked, and what an attacker makes of each."""
+"""Define the cases of gradient leakage, attack them, and measure what an attacker recovers."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.report.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
 
-# What DLG's LeNet calls its layers here, and the tensors' names begin with.
+# Layers of DLG's LeNet: the start of their tensors' names.
 LAYERS = {
     "conv1": "encoder.stages.0.",
     "conv2": "encoder.stages.1.",
@@ -32,13 +32,15 @@ class Case:
     """What is shared of a gradient, and how it is attacked."""
 
     attack: Literal["dlg", "idlg"] = "dlg"
-    hidden: tuple[str, ...] = ()  # layers that stay on the node: the attacker has neither their gradient nor their weights
-    searched: bool = False  # whether the attacker searches the hidden layers' weights beside the images, or draws them once
-    withheld: tuple[str, ...] = ()  # layers whose gradient is not sent, though the attacker knows their weights
+    # layers that stay on the client, so that the attacker has neither their gradient nor their weights
+    hidden: tuple[str, ...] = ()
+    # whether the attacker searches the hidden layers' weights together with the images, or draws them once
+    searched: bool = False
+    withheld: tuple[str, ...] = ()  # layers whose gradient is not uploaded, although the attacker knows their weights
     noise: Literal["none", "gaussian", "laplace"] = "none"
     variance: float = 0.0
-    cl: int = 1  # linear layers of the node's network
-    at: int = 1  # linear layers that the attacker's network has
+    cl: int = 1  # linear layers of the client's network
+    at: int = 1  # linear layers of the attacker's network
 
 
 CASES = {
@@ -54,7 +56,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How hard is tried."""
+    """The attacker's effort."""
 
     steps: int = 100
     starts: int = 3
@@ -63,23 +65,23 @@ class Settings:
 
 @dataclass
 class Attempt:
-    """What became of a batch: the attacker's pictures in the order of the true ones, and what they are worth."""
+    """The result of an attack on a batch: the attacker's pictures in the order of the true ones, and their errors."""
 
     pictures: np.ndarray  # (b, C, H, W) in [0, 1], of the start with the smallest distance between gradients
-    labels: list[int]  # beside them
+    labels: list[int]  # labels of the pictures
     loss: float
-    best_mse: np.ndarray  # (b,) the smallest of all starts, which an attacker cannot know
+    best_mse: np.ndarray  # (b,) the smallest over all starts, which an attacker cannot know
     steps: int
     seconds: float
 
 
 def begins(name: str, layers: tuple[str, ...]) -> bool:
-    """Whether a tensor is of one of these layers."""
+    """Return whether a tensor belongs to one of these layers."""
     return name.startswith(tuple(LAYERS[layer] for layer in layers)) if layers else False
 
 
 def attacked(case: Case, x: Tensor, labels: list[int], num_classes: int, how: Settings, number: int) -> Attempt:
-    """Attack what a node shares of images x (b, C, H, W) in [0, 1] under ``case``; ``number`` tells draws of noise apart."""
+    """Attack what a client shares of images x (b, C, H, W) in [0, 1] under ``case``. ``number`` selects the draw of noise."""
     channels, size = x.shape[1], (x.shape[2], x.shape[3])
     model = sigmoid_lenet(channels, size, num_classes, how.seed, case.cl - 1)
     params = weights_of(model)
@@ -99,7 +101,7 @@ def attempt(
     labels: list[int],
     how: Settings,
 ) -> Attempt:
-    """Attack a ``shared`` gradient from several starts. In place of hidden layers the attacker has layers drawn anew."""
+    """Attack a ``shared`` gradient from several starts. The attacker draws its own weights for hidden layers."""
     began, guess = time.perf_counter(), dict(params)
     if case.hidden:
         model = sigmoid_lenet(x.shape[1], (x.shape[2], x.shape[3]), model.num_classes, how.seed + 1, case.at - 1)
@@ -119,7 +121,7 @@ def attempt(
 
 
 def matched(found: Found, x: Tensor) -> tuple[np.ndarray, list[int]]:
-    """Return what was found, cut to [0, 1], in the order in which it is nearest to the true images x, and its labels."""
+    """Return the found images, cut to [0, 1], with their labels, in the order that fits the true images x best."""
     pictures = torch.nan_to_num(found.images, nan=0.5).clamp(0, 1).numpy()
     cost = [[compute_mse(true, picture) for picture in pictures] for true in x.numpy()]
     order = linear_sum_assignment(cost)[1].tolist()
@@ -127,7 +129,7 @@ def matched(found: Found, x: Tensor) -> tuple[np.ndarray, list[int]]:
 
 
 def rows_of(tried: Attempt, x: Tensor, labels: list[int]) -> list[dict[str, Any]]:
-    """Return a row per image: how near the attacker came, and how near a picture of one colour is."""
+    """Return a row per image: the attacker's errors, and the error of a picture of one colour."""
     rows = []
     for k, (picture, true) in enumerate(zip(tried.pictures, x.numpy(), strict=True)):
         error, best_error = compute_mse(picture, true), float(tried.best_mse[k])

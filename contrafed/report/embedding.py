@@ -1,10 +1,10 @@
-"""Representations in two dimensions: t-SNE of what a run's models make of the nodes' test images.
+"""Draw representations in two dimensions: t-SNE of the clients' test images under a run's models.
 
     python -m contrafed.report.embedding outputs/RUN              the global model
-    python -m contrafed.report.embedding outputs/RUN --personal   each node's own (the run needs save_personal=true)
+    python -m contrafed.report.embedding outputs/RUN --personal   personal models (the run needs save_personal=true)
 
-Leaves ``embedding.npz`` (x, label, node), ``embedding.png`` and ``embedding.pdf`` in the run's folder, of ``--personal``
-under ``embedding_personal``.
+Writes ``embedding.npz`` (x, label, node), ``embedding.png`` and ``embedding.pdf`` to the run's folder. With ``--personal`` the
+name is ``embedding_personal``.
 """
 
 import sys
@@ -33,7 +33,7 @@ POINTS, PERPLEXITY = 3000, 30.0
 
 
 def stratified(labels: np.ndarray, limit: int, seed: int = 0) -> np.ndarray:
-    """Return at most ``limit`` positions in ``labels`` (n,), sorted: of every class its share, to within one."""
+    """Return at most ``limit`` positions in ``labels`` (n,), sorted, with each class's share to within one."""
     if len(labels) <= limit:
         return np.arange(len(labels))
     order = np.lexsort((generator(seed, "embedding points").permutation(len(labels)), labels))
@@ -41,10 +41,18 @@ def stratified(labels: np.ndarray, limit: int, seed: int = 0) -> np.ndarray:
 
 
 def tsne(features: np.ndarray) -> np.ndarray:
-    """Return features (n, D) in two dimensions (n, 2): scikit-learn's t-SNE, perplexity 30, from the principal components on.
+    """Embed features in two dimensions with scikit-learn's t-SNE, perplexity 30, starting from the principal components.
 
-    Fewer than 91 points have a third of their number as perplexity. Raises ``UserError`` for fewer than 4, and for numbers
-    that are not finite.
+    Fewer than 91 points have a third of their number as perplexity.
+
+    Args:
+        features: (n, D).
+
+    Returns:
+        Points (n, 2).
+
+    Raises:
+        UserError: For fewer than 4 points, or for numbers that are not finite.
     """
     from sklearn.manifold import TSNE
 
@@ -60,11 +68,21 @@ def tsne(features: np.ndarray) -> np.ndarray:
 def of_run(
     folder: str | Path, *, personal: bool = False, limit: int = POINTS, federation: Federation | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return representations z (n, D), labels (n,) and nodes (n,) of at most ``limit`` test images of a finished run.
+    """Compute representations of at most ``limit`` test images of a finished run.
 
-    Under the global model that it left, or with ``personal`` each node's test part under the node's saved model. Where nodes
-    have no test parts the central test split is taken and the nodes are -1. ``federation``: the run's, where it is loaded
-    already. Raises ``UserError`` for what is not there or cannot be read.
+    Test parts of clients are used or, without any, the central test split with client -1.
+
+    Args:
+        folder: The run's folder.
+        personal: Use each client's saved model for its own test part, instead of the global model.
+        limit: Largest number of images.
+        federation: The run's data, if they are loaded already.
+
+    Returns:
+        Representations z (n, D), labels (n,) and clients (n,).
+
+    Raises:
+        UserError: For files that are missing or cannot be read.
     """
     folder = Path(folder)
     run = checked(on_cpu(read_config(folder)))
@@ -99,14 +117,14 @@ def of_run(
 
 
 def on_cpu(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration for a machine without its device, its tracker, and the files that it began from or wrote."""
+    """Return a run's configuration without its device, its tracker, and the files that it read or wrote."""
     here = {"device": "cpu", "memory_folder": None}
     engine = {key: here[key] if value and key in here else value for key, value in config["engine"].items()}
     return {**config, "engine": engine, "output_dir": ".", "init_from": None, "tracker": {"name": "none"}}
 
 
 def stays(workspace: Workspace) -> str:
-    """Return which part of what makes representations does not travel, empty where all of it does."""
+    """Return which parts that compute representations are not shared, empty if all are."""
     travels = workspace.client_class.shared_parts(workspace.config)
     kept = [part for part in ("encoder", "projector") if part not in travels and [*getattr(workspace.model, part).parameters()]]
     return " and ".join(kept)
@@ -117,7 +135,7 @@ def _saved(folder: Path, node: int) -> Tensors:
 
 
 def draw(points: np.ndarray, labels: np.ndarray) -> "Figure":
-    """Return a figure of ``scatter``'s points (n, 2), with the classes that it names."""
+    """Return a figure of the points (n, 2) of ``scatter``, with the names of its classes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 4.6), dpi=130, layout="constrained")
@@ -129,7 +147,7 @@ def draw(points: np.ndarray, labels: np.ndarray) -> "Figure":
 
 
 def scatter(axes: Any, points: np.ndarray, labels: np.ndarray, classes: int) -> None:
-    """Draw points (n, 2) of ``classes`` classes: up to ten have a colour, marker and name each, more a scale of colours."""
+    """Draw points (n, 2). Up to ten ``classes`` have their own colour, marker and name, more have a scale of colours."""
     from matplotlib import colormaps
 
     from contrafed.report.plots import MARKERS
@@ -145,7 +163,7 @@ def scatter(axes: Any, points: np.ndarray, labels: np.ndarray, classes: int) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; returns the exit status."""
+    """Run what the command line asks for, and return the exit status."""
     from contrafed.report.plots import save
 
     parser = Parser("python -m contrafed.report.embedding", description=(__doc__ or "").split("\n", 1)[0])

@@ -1,4 +1,4 @@
-"""What a figure of a paper takes from its runs: numbers, curves and values of nodes, also of one run beside another."""
+"""Collect the data of a paper's figure from its runs: numbers, curves and clients' values, also compared with another run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ from contrafed.report.gains import gaining, gains
 from contrafed.report.groups import number_of, shown
 from contrafed.report.runs import FinishedRun, Points, composition, flat
 
-# Metrics of nodes, one by one.
+# Prefix of metrics by client.
 NODES = "nodes:"
-# What is of a run beside another one, and beside whose: MpFedcon, Figures 9 and 3.
+# Metrics that compare a run with another one, and the method of that one: MpFedcon, Figures 9 and 3.
 GAIN, DISTANCE = "nodes:accuracy_gain", "distance"
 BESIDE = {GAIN: "local", DISTANCE: "fedavg"}
 
@@ -48,12 +48,12 @@ SAID = {
 
 
 class Place(NamedTuple):
-    """Where a run stands in a figure."""
+    """A run's place in a figure."""
 
     panel: str
     line: str
     x: str
-    named: bool  # whether the plot says what its lines are
+    named: bool  # whether the plot names its lines
 
 
 def plot_of(run: FinishedRun) -> Mapping[str, Any]:
@@ -63,7 +63,7 @@ def plot_of(run: FinishedRun) -> Mapping[str, Any]:
 
 
 def metrics_of(run: FinishedRun) -> list[str]:
-    """Return what a run's figures show, one each."""
+    """Return the metrics of a run's figures, one per figure."""
     metric = plot_of(run)["metric"]
     return [str(one) for one in metric] if isinstance(metric, list | tuple) else [str(metric)]
 
@@ -74,18 +74,18 @@ def word_of(metric: str) -> str:
 
 
 def unit_of(metric: str) -> float:
-    """Return what a metric is multiplied by: 100 for accuracies, in percent, else 1."""
+    """Return a metric's factor: 100 for accuracies, in percent, else 1."""
     return 100 if "accuracy" in metric else 1
 
 
 def said_of(metric: str) -> str:
-    """Return a metric as an axis has it."""
+    """Return a metric as the label of an axis."""
     key = metric.removeprefix("summary:")
     return SAID.get(key, word_of(key).replace("_", " ")) + (" (%)" if "accuracy" in key else "")
 
 
 def place_of(run: FinishedRun, plot: Mapping[str, Any]) -> Place:
-    """Return a run's place in a figure, by the dotted keys that ``plot`` has for panel, line and x; - for a key it lacks."""
+    """Return a run's place in a figure, by the dotted keys of ``plot`` for panel, line and x. A missing key gives -."""
     keys = {**flat(run.config), **{f"published.{key}": value for key, value in run.published.items()}}
     panel = ", ".join(shown(keys.get(key)) for key in plot.get("panel") or ())
     line = shown(keys.get(plot["line"])) if plot.get("line") else composition(run.config["strategy"])
@@ -93,7 +93,7 @@ def place_of(run: FinishedRun, plot: Mapping[str, Any]) -> Place:
 
 
 def beside(run: FinishedRun, runs: Sequence[FinishedRun], metric: str) -> FinishedRun | None:
-    """Return the run that a metric compares this one with: in its panel, at its x, with its seed; None where there is none."""
+    """Return the run that a metric compares this one with: same panel, same x, same seed. None if there is none."""
     plot = plot_of(run)
 
     def where(one: FinishedRun) -> tuple[Any, ...]:
@@ -105,7 +105,7 @@ def beside(run: FinishedRun, runs: Sequence[FinishedRun], metric: str) -> Finish
 
 
 def add(into: dict[Any, Any], shape: str, metric: str, run: FinishedRun, runs: Sequence[FinishedRun], place: Place) -> None:
-    """Add one run to a panel's data, as its kind takes them (``plots.KINDS``); nothing where it has no such number."""
+    """Add one run to a panel's data in the form of its kind (``plots.KINDS``). Nothing is added without such a number."""
     if metric.startswith(NODES):
         label, values = _of_nodes(run, runs, metric, place.line)
         if values:
@@ -132,7 +132,7 @@ def add(into: dict[Any, Any], shape: str, metric: str, run: FinishedRun, runs: S
 
 
 def _of_nodes(run: FinishedRun, runs: Sequence[FinishedRun], metric: str, line: str) -> tuple[str, dict[int, float]]:
-    """Return a label and each node's last value; of a gain the label has the share of nodes that have one above 0."""
+    """Return a label and each client's last value. A gain's label has the share of clients that gain."""
     if metric != GAIN:
         return line, run.last_of_nodes(metric.removeprefix(NODES))
     alone = beside(run, runs, metric)
@@ -141,10 +141,10 @@ def _of_nodes(run: FinishedRun, runs: Sequence[FinishedRun], metric: str, line: 
 
 
 def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]]:
-    """Return a run's curves with their labels, none where it has none.
+    """Return a run's curves with their labels, none if it has none.
 
-    With ``probabilities`` in the plot a metric of nodes is shown as its mean and for the nodes whose p_k is nearest to them,
-    beside the weight that theirs tends to (PMFL, Figure 6).
+    With ``probabilities`` in the plot a metric by client is shown as its mean, and for the clients with the nearest p_k. Each
+    of these is shown with the weight that it tends to (PMFL, Figure 6).
     """
     scope, split, name = _key(metric)
     points = run.points(scope, split, name) if name else run.mean_over_nodes(metric)
@@ -157,15 +157,15 @@ def _curves(run: FinishedRun, metric: str, line: str) -> list[tuple[str, Points]
 
 
 def expected_weight(probability: float, cutoff: int) -> float:
-    """Return (1 - (1 - p)^C) / p: the mean length of an interval that ends with a participation or after C rounds.
+    """Compute (1 - (1 - p)^C) / p, the mean length of an interval that ends with a participation or after C rounds.
 
-    PMFL's and FedAU's weights tend to it for a node that takes part with ``probability`` p in (0, 1] of each round's draws.
+    PMFL's and FedAU's weights tend to it, if a client participates in each round with ``probability`` p in (0, 1].
     """
     return (1 - (1 - probability) ** cutoff) / probability
 
 
 def _nearest(run: FinishedRun, metric: str, probability: float) -> tuple[Points, Points]:
-    """Return the curve of the node whose p_k is nearest, and what it tends to; empty where p_k or weights are not logged."""
+    """Return the curve of the client with the nearest p_k, and its limit. Both are empty if p_k or weights are not logged."""
     p = {node: value for node, value in run.last_of_nodes("probability").items() if value > 0}
     table = run.of_nodes(metric)
     known = sorted(p.keys() & set(table["node"].tolist()))
@@ -175,7 +175,7 @@ def _nearest(run: FinishedRun, metric: str, probability: float) -> tuple[Points,
     own = table[table["node"] == node]
     limit = expected_weight(p[node], int(run.config["strategy"]["cutoff"]))
     points = list(zip(own["round"].tolist(), own["value"].tolist(), strict=True))
-    # ``results`` keeps the last round alone.
+    # ``results`` keeps only the last round.
     return (points, [(t, limit) for t, _ in points]) if len(points) > 1 else ([], [])
 
 
@@ -186,15 +186,15 @@ def _key(metric: str) -> tuple[str, str, str]:
 
 
 def _number(run: FinishedRun, runs: Sequence[FinishedRun], metric: str) -> float:
-    """Return a number of the summary (``summary:KEY``), a distance, or a curve's last; accuracies in percent."""
+    """Return a number of the summary (``summary:KEY``), a distance, or a curve's last value. Accuracies are in percent."""
     if metric == DISTANCE:
         return _distance(run, beside(run, runs, metric))
     return unit_of(metric) * run.number(metric.removeprefix("summary:"))
 
 
 def _distance(solo: FinishedRun, shared: FinishedRun | None) -> float:
-    """Return how far the models of nodes that train alone are from another run's; NaN where models are not at hand."""
-    # Slow to import, and rarely wanted.
+    """Return the distance of models trained alone from another run's model, NaN if models are missing."""
+    # Slow to import, and rarely needed.
     from contrafed.report.model_distance import distance_of_runs
 
     if solo.config["strategy"]["name"] != "local" or shared is None or solo.folder is None or shared.folder is None:

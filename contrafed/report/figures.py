@@ -1,4 +1,4 @@
-"""Which figures a set of runs gives: those of a paper that an experiment names, and what suits any runs."""
+"""Choose the figures of a set of runs: a paper's figures that an experiment names, and general ones."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +15,12 @@ from contrafed.report.runs import FinishedRun, Points, accuracy_of, beside_accur
 from contrafed.report.statistics import over_seeds
 from contrafed.runs.output.figures import WINDOW
 
-# More lines in a panel than that, or more panels, nobody can tell apart: dots then.
+# Limits of lines, panels and rows of clients. Above them curves cannot be distinguished, and dots are drawn.
 LINES, PANELS, NODE_ROWS = 16, 9, 6
-# Seeds from which on a box says more than mean and deviation.
+# Number of seeds from which on a box shows more than mean and standard deviation.
 FOR_A_BOX = 4
 
-# What is drawn over rounds where every run has it: name, curve, axis, unit.
+# Curves that are drawn over rounds if every run has them: name, curve, axis, unit.
 OVER_ROUNDS: tuple[tuple[str, Callable[[FinishedRun], Points], str, float], ...] = (
     ("training", lambda run: run.points("global", "train", "accuracy"), "training accuracy (%)", 100),
     (
@@ -33,7 +33,7 @@ OVER_ROUNDS: tuple[tuple[str, Callable[[FinishedRun], Points], str, float], ...]
 
 
 def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
-    """Return {name: figure} of any runs: accuracy over rounds or at the end, nodes, weights, swept keys, repetitions."""
+    """Return {name: figure} for any runs: accuracy over rounds or at the end, clients, weights, swept keys, repetitions."""
     found, title = quiet(groups(runs), title)
     said, points = accuracy_of(runs)
     out = {"accuracy": accuracy(found, title, said, points)}
@@ -49,9 +49,10 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
 
 
 def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
-    """Return groups and title in which a key that but for single methods is the same everywhere is said with these alone.
+    """Shorten the labels of groups, and add what they share to the title.
 
-    Of one method alone, what more than half of its groups have goes without saying.
+    A key may have one value for all groups except those of a few methods. Only these methods name it then. For a single method
+    the value of more than half of its groups is not named.
     """
     lone, one = {}, len({group.method for group in found}) == 1
     for key in dict(found[0].setting):
@@ -72,7 +73,7 @@ def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
 
 
 def accuracy(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> Figure:
-    """Return the one figure of all jobs: curves of their accuracy, a panel a setting, or their last values as dots."""
+    """Return the one figure of all jobs: curves of accuracy with a panel per setting, or their last values as dots."""
     drawn = _curves(found, title, f"{said} (%)", points)
     if drawn is not None:
         return drawn
@@ -86,11 +87,11 @@ def accuracy(found: Sequence[Group], title: str, said: str, points: Callable[[Fi
 def _curves(
     found: Sequence[Group], title: str, ylabel: str, points: Callable[[FinishedRun], Points], unit: float = 100
 ) -> Figure | None:
-    """Return curves with a panel a setting; None where they are too many.
+    """Return curves with a panel per setting, None if there are too many.
 
-    What not every method has is no panel but said with the curve, and so is all that varies where there is one method.
+    Keys that some methods do not have are named with the curve instead of a panel. So are all varied keys of a single method.
     """
-    # The runs' own: ``quiet`` has said a key with a group's.
+    # The runs' own method, because ``quiet`` has added keys to a group's.
     one = len({group.runs[0].method for group in found}) == 1 and len(found) <= LINES
     apart = {key for group in found for key, value in group.setting if one or value == NOTHING}
     panels: dict[str, dict[str, list[Points]]] = {}
@@ -104,7 +105,7 @@ def _curves(
 
 
 def _window(panels: Mapping[str, Mapping[str, Sequence[Points]]]) -> int:
-    """Return over how many points curves are averaged: no more than a twentieth of the longest, since means lag behind."""
+    """Return the window of moving averages: at most a twentieth of the longest curve, because means lag behind."""
     longest = max(len(seed) for curves in panels.values() for seeds in curves.values() for seed in seeds)
     return min(WINDOW, max(1, longest // WINDOW))
 
@@ -118,7 +119,7 @@ def _last(group: Group, points: Callable[[FinishedRun], Points]) -> list[float]:
 
 
 def _nodes(found: Sequence[Group], title: str) -> dict[str, Figure]:
-    """Return what stands in ``nodes.csv``: accuracies at the end as CDF and bars, weights over rounds."""
+    """Return figures of ``nodes.csv``: accuracies at the end as CDF and bars, weights over rounds."""
     out: dict[str, Figure] = {}
     at_end = (
         {group.label: [run.last_of_nodes("accuracy") for run in group.runs] for group in found} if len(found) <= LINES else {}
@@ -145,7 +146,7 @@ def _nodes(found: Sequence[Group], title: str) -> dict[str, Figure]:
 
 
 def _swept(found: Sequence[Group], title: str, said: str, points: Callable[[FinishedRun], Points]) -> dict[str, Figure]:
-    """Return lines over one swept number, a heat map of two; nothing for other sweeps, or where a run did not end."""
+    """Return lines over one swept number, or a heat map of two. Nothing for other sweeps, or if a run did not end."""
     if any(group.until is not None for group in found):
         return {}
     keys = [key for key, _ in found[0].setting]
@@ -167,9 +168,9 @@ def _swept(found: Sequence[Group], title: str, said: str, points: Callable[[Fini
 
 
 def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
-    """Return {name: figure} for every figure of a paper that finished runs name, apart by ``scale`` and what was ``changed``.
+    """Return {name: figure} for every paper's figure that finished runs name, separately by ``scale`` and ``changed``.
 
-    One that shows several metrics is a figure for each. A name says what was changed only where that tells two apart.
+    A figure with several metrics gives one figure per metric. A name contains the changed keys only if two figures need them.
     """
     found: dict[tuple, list[FinishedRun]] = {}
     for run in runs:
@@ -195,18 +196,20 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
 def planned(runs: Sequence[FinishedRun], which: int, title: str) -> Figure | None:
     """Return the figure of the ``which``-th metric that a paper's runs describe in ``published.plot`` (``conf/experiment``).
 
-    That is its kind, metrics, and the dotted keys of x, line and panel. The metrics are each run's own, since methods without
-    personal models are scored otherwise; one that is a kind of ``pictures`` is drawn as that. None for an unknown kind, and
-    where no run has the metric.
+    The plot has its kind, metrics, and the dotted keys of x, line and panel. Each run has its own metrics, because methods
+    without personal models are evaluated differently. A metric that is a kind of ``pictures`` is drawn as a picture.
+
+    Returns:
+        None for an unknown kind, or if no run has the metric.
     """
     plot = plot_of(runs[0])
-    # In the order of x, not of folders' names. One of an earlier version may have fewer metrics.
+    # In the order of x, not of folder names. A run of an earlier version may have fewer metrics.
     having = sorted((run for run in runs if which < len(metrics_of(run))), key=lambda run: number_of(place_of(run, plot).x))
     shape = metrics_of(having[0])[which]
     shape = shape if shape in pictures.KINDS else str(plot["kind"])
     of_one_seed = shape in pictures.KINDS or any(metrics_of(run)[which].startswith(NODES) for run in having)
     seeds = sorted({run.config["seed"] for run in having})
-    if of_one_seed and len(seeds) > 1:  # another seed's nodes are others
+    if of_one_seed and len(seeds) > 1:  # clients differ between seeds
         most = max(seeds, key=lambda seed: sum(run.config["seed"] == seed for run in having))
         title, having = f"{title}, seed {most}", [run for run in having if run.config["seed"] == most]
     if shape in pictures.KINDS:

@@ -1,4 +1,4 @@
-"""What a method's nodes really send of a few pictures, as an attacker reads it: the gradient behind one step, and labels."""
+"""Capture what a method's clients really upload for a few pictures: the gradient behind one step, and labels."""
 
 import copy
 from collections.abc import Sequence
@@ -21,26 +21,26 @@ from contrafed.runs.session import make_strategy
 from contrafed.runs.setup import checked
 from contrafed.training.workspace import Workspace
 
-# Rate of the step: what a float32 upload loses of the gradient by rounding falls with it.
+# Learning rate of the step. The rounding error of a float32 upload decreases with it.
 RATE = 0.1
 
 
 @dataclass
 class Sent:
-    """What one node's reply in its first round tells."""
+    """The information in one client's reply of its first round."""
 
-    gradient: Tensors  # (received - sent) / rate of what travels of the model; empty where nothing of it does
-    classes: list[int] | None  # of class counts that travel; None where none do
-    names: list[str]  # of all that travels
+    gradient: Tensors  # (received - uploaded) / rate for the shared parts, empty without any
+    classes: list[int] | None  # from uploaded class counts, None without any
+    names: list[str]  # of all uploaded tensors
 
     @property
     def said(self) -> str:
-        """What travels, in words: parts of the model, and what else there is."""
+        """The uploaded parts of the model and other tensors, in words."""
         parts = dict.fromkeys(name.split("/")[-1].split(".")[0] if "." in name else name for name in self.names)
         return ", ".join(parts) or "nothing"
 
     def likeness(self, model: SplitModel, x: Tensor, labels: Sequence[int]) -> str:
-        """Return how like the gradient is to the cross-entropy's at ``model``, over what travels: their cosine, in words."""
+        """Return the cosine of the gradient with the cross-entropy's at ``model``, over the shared parts, in words."""
         target = F.one_hot(torch.tensor(labels), model.num_classes).to(x)
         real = gradient(model, weights_of(model), x, target)
         a, b = (flat({name: tensors[name] for name in self.gradient}).double() for tensors in (self.gradient, real))
@@ -48,10 +48,18 @@ class Sent:
 
 
 def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int]) -> Sent:
-    """Return what a node of ``method`` sends that holds the images x (b, C, H, W) in [0, 1] and takes one step of SGD on them.
+    """Return a client's upload after one step of SGD on images x (b, C, H, W) in [0, 1].
 
-    The node receives ``model`` and what the server half sends beside it in its first round. The other settings are the
-    method's own. Raises ``UserError``.
+    The client receives ``model`` and the other tensors of the strategy's first broadcast. Other settings are the method's.
+
+    Args:
+        method: Name of the method.
+        model: The model.
+        x: Images (b, C, H, W) in [0, 1], the client's whole data.
+        labels: Their labels.
+
+    Raises:
+        UserError: If the method cannot run with them.
     """
     one_step = {"epochs": "null", "iterations": 1, "batch_size": len(labels), "optimizer": "sgd", "lr": RATE}
     plain = {"momentum": 0, "weight_decay": 0, "augment": "[]", "clip_norm": "null"}

@@ -1,4 +1,4 @@
-"""What tells finished runs apart, and those that differ in their seeds alone together."""
+"""Find the keys that differ between finished runs, and group runs that differ only in their seeds."""
 
 import json
 import math
@@ -16,10 +16,9 @@ from contrafed.report.runs import FinishedRun, flat
 
 
 def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
-    """Return {dotted key: value} of each run's configuration, as told apart by ``varied``.
+    """Return {dotted key: value} of each run's configuration, for ``varied``.
 
-    What a run does not have and another of the same choice does, since it is of before the key was there, is the key's value
-    of today, with which it came.
+    A run may be older than a key. If another run of the same choice has the key, the older run gets today's default.
     """
     tables = [flat(run.config) for run in runs]
     having: dict[tuple[str, str, str], None] = {}
@@ -33,7 +32,7 @@ def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
 
 
 def _choice(run: FinishedRun, table: dict[str, Any], key: str) -> tuple[str, str]:
-    """Return the group of a key and what a run has chosen there, both empty for a key that every choice has."""
+    """Return a key's group and the run's choice in it, both empty for a key that every choice has."""
     group, dot, rest = key.partition(".")
     if not dot or rest == "name":
         return "", ""
@@ -42,7 +41,7 @@ def _choice(run: FinishedRun, table: dict[str, Any], key: str) -> tuple[str, str
 
 @lru_cache
 def _today(group: str, choice: str) -> dict[str, Any]:
-    """Return the values of a choice without an experiment; of somebody else's, and of groups without choices, none."""
+    """Return the values of a choice without an experiment. Unknown choices and groups without choices have none."""
     name, plus, rule = choice.partition("+")
     if name and name not in registry.choices(group):
         return {}
@@ -51,10 +50,14 @@ def _today(group: str, choice: str) -> dict[str, Any]:
 
 
 def varied(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any]] | None = None) -> list[str]:
-    """Return the dotted keys that tell these runs apart, beside method and seed, in the order of the configuration.
+    """Return the dotted keys that differ between these runs, except method and seed, in the order of the configuration.
 
-    ``tables`` are their ``settings``, where they are at hand. A key of a choice counts where it differs between runs of the
-    same choice: ``participation.beta`` between two Markov chains, not between one and a pattern that has no such key.
+    A key of a choice is only compared between runs of the same choice. So ``participation.beta`` differs between two Markov
+    chains, but not between one and a pattern without such a key.
+
+    Args:
+        runs: The runs.
+        tables: Their ``settings``, if they are computed already.
     """
     tables = settings(runs) if tables is None else tables
     keys = dict.fromkeys(key for table in tables for key in table if key not in ("strategy.name", "strategy.server"))
@@ -71,11 +74,11 @@ def varied(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any]] | None 
 
 
 def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[list[FinishedRun], list[str]]:
-    """Return the runs that tables and figures take, and a line on each that is left out.
+    """Return the runs for tables and figures, and a line about each excluded run.
 
-    Left out are those without an evaluation, those that only scored what another run had saved, those that did not end (taken
-    with ``unfinished``), and repetitions of the same configuration and seed but for the one that came furthest, of
-    several the one with most metrics, of these the last.
+    Excluded are runs without an evaluation, evaluations of another run's models, and runs that did not end (unless
+    ``unfinished``). Of runs with the same configuration and seed only one is used: the one with most rounds, then with most
+    metrics, then the last.
     """
     best: dict[str, FinishedRun] = {}
     same = [_identity(run, table) for run, table in zip(runs, settings(runs), strict=True)]
@@ -98,7 +101,7 @@ def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[li
 
 
 def _identity(run: FinishedRun, table: dict[str, Any]) -> str:
-    """Return what two runs of the same number in the same table of a paper have in common."""
+    """Return a text that two runs share if they give the same number in the same table of a paper."""
     said = table | {key: run.config.get(key) for key in ("seed", "published")}
     return json.dumps([run.method, said], sort_keys=True, default=str)
 
@@ -117,7 +120,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seeds alone."""
+    """Runs that differ only in their seeds."""
 
     method: str
     setting: tuple[tuple[str, Any], ...]  # (varied key, value)
@@ -126,19 +129,19 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The method and what else was varied, where it has that: ``pmfl participation=markovian``, ``pmfl to round 800``."""
+        """The method and its varied keys: ``pmfl participation=markovian``, ``pmfl to round 800``."""
         varied = [f"{short(key)}={value}" for key, value in self.setting if value != NOTHING]
         return " ".join([self.method, *varied, *([] if self.until is None else [f"to round {self.until}"])])
 
     def numbers(self, key: str) -> list[float]:
-        """Return one number of each seed's summary, NaN where there is none."""
+        """Return one number of each seed's summary, NaN if it is missing."""
         return [run.number(key) for run in self.runs]
 
 
 def groups(runs: Sequence[FinishedRun]) -> list[Group]:
-    """Return the runs grouped over seeds, in the order in which each group first appears.
+    """Return the runs grouped over seeds, in the order of their first runs.
 
-    Runs that did not end are together where they came equally far. The same run for two tables of a paper counts once.
+    Runs that did not end share a group if they ended in the same round. The same run for two tables of a paper counts once.
     """
     tables = settings(runs)
     keys = varied(runs, tables)
@@ -151,12 +154,12 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
 
 
 def short(key: str) -> str:
-    """Return a dotted key as a table's head: ``participation.name`` is ``participation``."""
+    """Return a dotted key as the head of a column: ``participation.name`` is ``participation``."""
     return key.removesuffix(".name").removeprefix("strategy.")
 
 
 def number_of(text: str) -> float:
-    """Return what a cell is as a number; infinity where it is none, which comes last."""
+    """Return a cell as a number. A cell that is not a number gives infinity, which is sorted last."""
     try:
         return float(text)
     except ValueError:

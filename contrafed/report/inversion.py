@@ -1,4 +1,4 @@
-"""Pictures from gradients: DLG and iDLG, the attacks of MpFedcon's Table 4.
+"""Recover pictures from gradients: DLG and iDLG, the attacks of MpFedcon's Table 4.
 
 Sources: Zhu et al. 2019 (DLG), Zhao et al. 2020 (iDLG).
 """
@@ -22,10 +22,16 @@ LAST = "classifier.weight"
 
 
 def sigmoid_lenet(channels: int, size: tuple[int, int], num_classes: int, seed: int, hidden: int = 0) -> SplitModel:
-    """Return DLG's LeNet: three 5x5 convolutions of 12 channels, strides 2, 2, 1, sigmoid after each, then linear.
+    """Build DLG's LeNet: three 5x5 convolutions of 12 channels, strides 2, 2, 1, sigmoid after each, then linear.
 
-    ``hidden`` linear layers as wide as the last convolution's output, with sigmoid, stand before the last. Weights and biases
-    are uniform in (-0.5, 0.5), a pure function of ``seed``.
+    Weights and biases are uniform in (-0.5, 0.5), a pure function of ``seed``.
+
+    Args:
+        channels: Channels of an image.
+        size: Height and width in pixels.
+        num_classes: Number of classes.
+        seed: The seed.
+        hidden: Number of linear layers with sigmoid before the last one, as wide as the last convolution's output.
     """
     widths, strides = (channels, CHANNELS, CHANNELS), (2, 2, 1)
     with torch.random.fork_rng(devices=[]):
@@ -47,9 +53,14 @@ def weights_of(model: SplitModel) -> Tensors:
 
 
 def gradient(model: SplitModel, params: Mapping[str, Tensor], x: Tensor, target: Tensor, *, graph: bool = False) -> Tensors:
-    """Return the gradient of the mean cross-entropy of images x (b, C, H, W) and label distributions ``target`` (b, K).
+    """Compute the gradient of the mean cross-entropy.
 
-    ``graph``: so that it can be differentiated itself.
+    Args:
+        model: The network.
+        params: Its parameters.
+        x: Images (b, C, H, W).
+        target: Label distributions (b, K).
+        graph: Make the gradient itself differentiable.
     """
     leaves = {name: value if value.requires_grad else value.detach().requires_grad_() for name, value in params.items()}
     with model.holding(leaves) as held:
@@ -61,8 +72,10 @@ def gradient(model: SplitModel, params: Mapping[str, Tensor], x: Tensor, target:
 def label_of(shared: Mapping[str, Tensor]) -> int:
     """Return the label of the one example behind a gradient: the class whose row of the last layer has the smallest sum.
 
-    Source: iDLG, Equation 5: the row of class c is (p_c - y_c) h with h > 0, so that only the true one is negative. Raises
-    ``ValueError`` where the last layer's gradient was not shared.
+    Source: iDLG, Equation 5. The row of class c is (p_c - y_c) h with h > 0, so that only the true class's row is negative.
+
+    Raises:
+        ValueError: If the last layer's gradient was not shared.
     """
     if LAST not in shared:
         raise ValueError("no last-layer gradient")
@@ -70,7 +83,7 @@ def label_of(shared: Mapping[str, Tensor]) -> int:
 
 
 def noisy(shared: Mapping[str, Tensor], kind: Literal["none", "gaussian", "laplace"], variance: float, seed: int) -> Tensors:
-    """Return a gradient with noise of mean 0 and ``variance`` on every number: Gaussian, or Laplace of scale sqrt(v / 2)."""
+    """Add noise of mean 0 and ``variance`` to every number of a gradient: Gaussian, or Laplace of scale sqrt(v / 2)."""
     if kind == "none" or variance == 0:
         return dict(shared)
     rng = generator(seed, f"leakage noise {kind}")
@@ -81,9 +94,9 @@ def noisy(shared: Mapping[str, Tensor], kind: Literal["none", "gaussian", "lapla
 
 @dataclass
 class Found:
-    """What an attack came to from one start."""
+    """The result of an attack from one start."""
 
-    images: Tensor  # (b, C, H, W), as they are; an attacker cuts them to [0, 1]
+    images: Tensor  # (b, C, H, W), not cut to [0, 1]
     labels: list[int]
     loss: float  # the squared distance between the gradients, over all that was shared
     steps: int
@@ -100,12 +113,21 @@ def invert(
     seed: int,
     searched: tuple[str, ...] = (),
 ) -> Found:
-    """Search the images of ``shape`` (b, C, H, W) whose gradient under ``params`` is ``shared``, by torch's L-BFGS at rate 1.
+    """Search for images whose gradient under ``params`` is ``shared``, with torch's L-BFGS at rate 1.
 
-    Unknown are the images and, without ``labels``, label distributions: all start from N(0, 1), a pure function of ``seed``; so
-    are the ``searched`` of ``params``, which start from where they are. A step is one of torch's, of up to 20 iterations. What
-    ``shared`` lacks is not compared. Of all steps that with the smallest distance counts, since without a line search a
-    later one may be far off.
+    The images, and without ``labels`` the label distributions, start from N(0, 1), a pure function of ``seed``. A step is one
+    of torch's, of up to 20 iterations. The step with the smallest distance is returned, because without a line search a later
+    one may be far off.
+
+    Args:
+        model: The attacker's network.
+        params: Its parameters.
+        shared: The shared gradient. Other tensors are not compared.
+        shape: Shape of the images (b, C, H, W).
+        labels: Known labels, or None.
+        steps: Largest number of steps.
+        seed: The seed.
+        searched: Names of ``params`` to search too, starting from their values.
     """
     draw = torch_generator(seed, "leakage start")
     x = torch.randn(shape, generator=draw).requires_grad_()
@@ -128,12 +150,12 @@ def invert(
     best, taken = (float("inf"), x.detach().clone(), soft.detach().clone()), 0
     for step in range(steps + 1):
         before = x.detach().clone(), soft.detach().clone()
-        # A step says how far off it began.
+        # A step returns the distance at its start.
         loss = float((optimizer.step(closure) if step < steps else distance()).detach())
         if loss < best[0]:
             best = (loss, *before)
         taken = step
-        if not loss > MATCHED:  # matched, or no number any more
+        if not loss > MATCHED:  # matched, or no longer a number
             break
     labels = best[2].argmax(1).tolist() if labels is None else labels
     return Found(best[1], labels, best[0], taken)

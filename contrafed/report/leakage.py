@@ -1,11 +1,11 @@
-"""Gradient leakage: what a server, or whoever listens, reads of pictures in the gradients that nodes send.
+"""Measure gradient leakage: what a server or an eavesdropper recovers of pictures from the gradients that clients upload.
 
     python -m contrafed.report.leakage dataset=cifar10
     python -m contrafed.report.leakage dataset=npz dataset.path=cifar10.npz --cases all_shared,hidden_last --images 10
     python -m contrafed.report.leakage dataset=cifar10 --methods fedavg,fedper,fedproto --images 2
 
-Attacks DLG's LeNet on the first training images of a data set (MpFedcon, Table 4 and Figure 10) and
-leaves ``leakage.csv`` (a row per image and case), ``leakage.md``, ``leakage.png`` and ``leakage.pdf`` in ``--out``.
+Attacks DLG's LeNet on the first training images of a data set (MpFedcon, Table 4 and Figure 10). Writes ``leakage.csv`` (a row
+per image and case), ``leakage.md``, ``leakage.png`` and ``leakage.pdf`` to ``--out``.
 """
 
 import argparse
@@ -41,12 +41,12 @@ from contrafed.runs.output.provenance import hardware
 
 CSV, MARKDOWN, PICTURES = "leakage.csv", "leakage.md", "pictures.npz"
 
-# What results of one folder have in common.
+# Values that must be equal for all results of one folder.
 SAME = ("dataset", "seed", "steps", "starts")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; returns the exit status."""
+    """Run what the command line asks for, and return the exit status."""
     try:
         options = parse(arguments)
         quiet_libraries(False)
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def quick_small_convolutions() -> Iterator[None]:
-    """Compute on one thread and without oneDNN: 3.4 ms an evaluation of the distance on a 32x32 image instead of 5.2."""
+    """Compute on one thread and without oneDNN. A distance on a 32x32 image takes 3.4 ms instead of 5.2."""
     threads, before = torch.get_num_threads(), torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
@@ -74,7 +74,7 @@ def quick_small_convolutions() -> Iterator[None]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line, checked. Raises ``UserError``."""
+    """Return the checked command line. Raises ``UserError``."""
     parser = Parser("python -m contrafed.report.leakage", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("overrides", nargs="*", default=[], help="the data set, as main.py takes it: dataset=cifar10")
     parser.add_argument("--cases", default=None, help=f"of {', '.join(CASES)}; default: all, or none beside --methods")
@@ -120,7 +120,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Attack case after case; what was found is written after each batch, and what the folder holds already is kept."""
+    """Attack one case after another. Results are written after each batch, and existing results of the folder are kept."""
     from contrafed.report.plots import save
 
     x, labels, classes, name = images_of(options)
@@ -159,10 +159,10 @@ def run(options: argparse.Namespace) -> None:
 def tries(
     case: str, x: Tensor, labels: list[int], classes: int, how: Settings, number: int
 ) -> Iterator[tuple[str, str, Attempt | None]]:
-    """Yield (name, note, what became of it) of a case, or, for ``method:NAME``, of what a method's node really sends.
+    """Yield (name, note, result) of a case, or for ``method:NAME`` of what a method's client really uploads.
 
-    Layers that stay on a node are drawn anew by the attacker; but in a node's first round they are the initial model's, which
-    the server knows: that is ``NAME/round1``.
+    The attacker draws its own weights for layers that stay on a client. In the first round the server knows them, because they
+    are the initial model's. That case is ``NAME/round1``.
     """
     if case in CASES:
         yield case, "", attacked(CASES[case], x, labels, classes, how, number)
@@ -186,7 +186,7 @@ def tries(
 
 
 def once(case: Case, model: SplitModel, shared: Tensors, x: Tensor, labels: list[int], how: Settings) -> Attempt:
-    """Attack, or return what came of the same gradient before: most methods' first steps are FedAvg's to the bit."""
+    """Attack a gradient, or return the earlier result for the same one. Most methods' first steps equal FedAvg's to the bit."""
     key = (case, how, *(value.numpy().tobytes() for value in (x, *shared.values())))
     if key not in _before:
         _before[key] = attempt(case, model, weights_of(model), shared, x, labels, how)
@@ -197,7 +197,7 @@ _before: dict[Any, Attempt] = {}
 
 
 def images_of(options: argparse.Namespace) -> tuple[Tensor, list[int], int, str]:
-    """Return the first training images (n, C, H, W) in [0, 1], their labels, how many classes there are, and the set's name."""
+    """Return the first training images (n, C, H, W) in [0, 1], their labels, the number of classes, and the data set's name."""
     composed = compose_job(list(options.overrides))
     values: Any = OmegaConf.to_container(composed, resolve=True)
     choice = choose("dataset", values["dataset"])
@@ -211,7 +211,7 @@ def images_of(options: argparse.Namespace) -> tuple[Tensor, list[int], int, str]
 
 
 def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """Return the rows and pictures that a folder holds. Raises ``UserError`` for a damaged one."""
+    """Return the rows and pictures in a folder. Raises ``UserError`` for a damaged one."""
     if not (folder / CSV).exists():
         return [], {}
     try:
@@ -226,7 +226,7 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
 
 
 def write(folder: Path, rows: list[dict[str, Any]], pictures: dict[str, np.ndarray]) -> None:
-    """Write what was found so far; whole files, the pictures first, so that every row has one whenever this is ended."""
+    """Write the results so far in whole files, the pictures first, so that every row has one after any interruption."""
     folder.mkdir(parents=True, exist_ok=True)
     table, images = folder / f"{CSV}.part", folder / f"part-{PICTURES}"
     np.savez_compressed(images, **pictures)  # type: ignore[arg-type]

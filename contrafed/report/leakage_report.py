@@ -1,4 +1,4 @@
-"""What a measurement of gradient leakage leaves to look at: Table 4's columns, and the pictures beside each other."""
+"""Write the results of a measurement of gradient leakage: the columns of Table 4, and all pictures in a figure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# MpFedcon's Table 4 calls a case defended by a tick; here where the best start's error is at least this in the median.
+# MpFedcon's Table 4 marks a case as defended. Here it is defended if the median of the best start's error is at least this.
 DEFENDED, CLEAR = 0.01, 20.0
 
 
@@ -34,7 +34,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the table: a line per case."""
+    """Return the table with a row per case."""
     lines = [
         "| case | median PSNR (dB) | of one colour | over 20 dB | median SSIM | labels right | defended | |",
         "| --- | ---: | ---: | ---: | ---: | ---: | :---: | --- |",
@@ -50,7 +50,7 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def draw(pictures: Mapping[str, np.ndarray], rows: Sequence[Mapping[str, Any]]) -> "Figure":
-    """Return a figure of the pictures: a line per case under the true ones, a column per image, PSNR above each."""
+    """Return a figure of the pictures: a row per case below the true ones, a column per image, with PSNR above each."""
     from matplotlib.figure import Figure
 
     psnr = {f"{row['case']}/{row['image']}": float(row["psnr"]) for row in rows if row.get("psnr") not in (None, "")}

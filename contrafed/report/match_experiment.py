@@ -1,4 +1,4 @@
-"""Runs in the place of another experiment's: a cell that two tables of a paper share is run once."""
+"""Use runs for another experiment: a cell that two tables of a paper share is run once."""
 
 import json
 from collections.abc import Sequence
@@ -16,11 +16,18 @@ from contrafed.runs.output.console import counted
 
 
 def placed(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:
-    """Return the runs that are jobs of an experiment's grid by their settings, each with what it stands beside there.
+    """Return the runs whose settings are those of jobs of an experiment, each with the published values of its job.
 
-    A job is composed as the run was: at its ``scale`` and with what it ``changed``. A run that is several jobs is each.
-    ``config_dir`` is the folder of YAMLs that the experiment or the methods are from, where they are the user's own.
-    Raises ``UserError`` for an experiment that there is not, and where no run is one of its jobs.
+    A job is composed like the run, with its ``scale`` and its ``changed`` keys. A run that is several jobs is returned for
+    each.
+
+    Args:
+        runs: The runs.
+        experiment: The experiment.
+        config_dir: The user's folder of YAMLs, if the experiment or methods are from it.
+
+    Raises:
+        UserError: For an unknown experiment, or if no run is one of its jobs.
     """
     own = find_own_folder(config_dir)
     if experiment not in (known := registry.choices("experiment", own)):
@@ -39,7 +46,7 @@ def placed(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None
 def _jobs(
     experiment: str, strategy: str, scale: str | None, changed: tuple[str, ...], own: Path | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return a method's jobs of a grid: setting -> what each of them says of where it comes from."""
+    """Return a method's jobs of a grid: setting -> the origin of each job."""
     found: dict[str, list[dict[str, Any]]] = {}
     axes = [f"strategy={strategy}"] if "strategy" in read_grid(experiment, own) else []
     for job in expand_jobs(
@@ -47,12 +54,12 @@ def _jobs(
     ):
         try:
             config = to_plain(compose_job(job.overrides, own))
-        except UserError:  # a method of somebody's own, or a key that this table's choices do not have
+        except UserError:  # a user's method, or a key that this table's choices do not have
             continue
         found.setdefault(_setting(config), []).append({key: config.get(key) for key in ("experiment", "published", "changed")})
     return found
 
 
 def _setting(config: Any) -> str:
-    """Return what decides a run's numbers, but for its seed."""
+    """Return all that changes a run's numbers, except its seed."""
     return json.dumps({key: value for key, value in flat(config).items() if value is not None}, sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""How far apart the models of two runs are (MpFedcon, Figure 3)."""
+"""Measure how far apart the models of two runs are (MpFedcon, Figure 3)."""
 
 from pathlib import Path
 
@@ -13,10 +13,12 @@ from contrafed.engines.personal_models import place_in
 
 
 def distance_of_runs(solo: str | Path, shared: str | Path) -> float:
-    """Return ``distance`` between the personal models that one run saved and the global model that another left.
+    """Compute the mean ``distance``, over training clients, of one run's personal models from another run's global model.
 
-    Its mean over the nodes that train. MpFedcon, Figure 3: SOLO (``strategy=local save_personal=true``) and FedAvg. Raises
-    ``UserError`` where a file is missing.
+    MpFedcon, Figure 3: SOLO (``strategy=local save_personal=true``) and FedAvg.
+
+    Raises:
+        UserError: If a file is missing.
     """
     folder, file = Path(place_in(Path(solo))), Path(shared) / "model.safetensors"
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""What a report writes: a folder of tables and figures, the table and figure of a sweep, and ``docs/RESULTS.md``."""
+"""Write reports: a folder of tables and figures, the table and figure of a sweep, and ``docs/RESULTS.md``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +23,17 @@ the seeds that do (how many, where not all do; "-" where none does).
 
 
 def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float | None = None) -> list[Path]:
-    """Write every table (Markdown, CSV, LaTeX) and figure (PNG, PDF) of these runs; returns the files.
+    """Write every table (Markdown, CSV, LaTeX) and figure (PNG, PDF) of these runs, and return the files.
 
-    ``target``: the accuracy, a fraction, to which rounds and MiB are counted; without it the runs' own ``target_accuracy``, or
-    FedAvg's last in a row's setting.
-    Raises ``UserError`` where the folder cannot be written.
+    Args:
+        runs: The runs.
+        folder: The folder.
+        title: Title of the tables and figures.
+        target: Accuracy, as a fraction, to which rounds and MiB are counted. The default is the runs' ``target_accuracy``, or
+            FedAvg's last accuracy in a row's setting.
+
+    Raises:
+        UserError: If the folder cannot be written.
     """
     found: dict[str, tuple[Table, str, str]] = {}
     title = tables.titled(runs, title)
@@ -51,9 +57,9 @@ def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float |
 
 
 def leave(folder: Path, runs: Sequence[Path]) -> None:
-    """Write the table and the figure of a sweep's finished jobs into its folder: ``sweep.md``, ``.csv``, ``.png`` and ``.pdf``.
+    """Write table and figure of a sweep's finished jobs to its folder: ``sweep.md``, ``.csv``, ``.png`` and ``.pdf``.
 
-    Nothing for a single run, which has its own. What stands in the way is said in a line: the sweep itself is done.
+    Nothing is written for a single run, which has its own. Errors are printed in a line, because the sweep itself is done.
     """
     try:
         damaged, whole = list[str](), list[FinishedRun]()
@@ -79,18 +85,20 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
 
 
 def name_of(folder: Path) -> str:
-    """Return under which name ``results/`` keeps a folder's runs: its path below outputs/, else its own name."""
+    """Return the name of a folder's runs in ``results/``: its path below outputs/, or else its own name."""
     parts = folder.resolve().parts
     below = parts[len(parts) - parts[::-1].index("outputs") :] if "outputs" in parts else parts[-1:]
     return "-".join(below) or "outputs"
 
 
 def results_page(home: Path) -> list[Path]:
-    """Write ``docs/RESULTS.md`` and ``docs/figures`` below ``home`` from its ``results/``; returns the files.
+    """Write ``docs/RESULTS.md`` and ``docs/figures`` below ``home`` from its ``results/``, and return the files.
 
-    ``README.md`` there says what holds for all of it. Sections of papers' tables and figures come first, then those of runs of
-    our own; a text without a CSV is a section of its own, after the others.
-    Raises ``UserError`` where there are no CSVs, or one cannot be read.
+    The text of its ``README.md`` comes first. Then come sections of papers' tables and figures, then those of other runs. A
+    text without a CSV is a separate section at the end.
+
+    Raises:
+        UserError: If there are no CSVs, or if one cannot be read.
     """
     folder = home / "results"
     stored, common = {path: results.load(path) for path in folder.glob("*.csv")}, folder / "README.md"
@@ -115,7 +123,7 @@ def results_page(home: Path) -> list[Path]:
 
 
 def _words(path: Path) -> tuple[str, str]:
-    """Return the title of a text of ``results/``, and what it says below."""
+    """Return the title of a text of ``results/``, and the text below it."""
     title, _, rest = path.read_text(encoding="utf-8").strip().removeprefix("# ").partition("\n")
     return title, rest.strip() + "\n"
 
@@ -130,7 +138,7 @@ def _section(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple[st
         ours = comparison.cells.dropna(subset=["ours"])
         if ours["method"].nunique() > 1 or ours["rank"].notna().any():
             parts += [f"### {comparison.title}\n", tables.comparison_text(comparison)]
-        elif len(ours):  # a whole table for one method that is ranked among nothing would bury it
+        elif len(ours):  # a whole table for one method without ranks would hide its values
             lone.append(f"* {tables.comparison_line(comparison)}")
     if lone:
         parts.append("One method each, ours (the paper's):\n\n" + "\n".join(lone) + "\n")
@@ -146,7 +154,7 @@ def _section(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple[st
 
 
 def facts(runs: Sequence[FinishedRun]) -> str:
-    """Return a line on what all runs of a section were: how many, seeds, scale, machine, versions."""
+    """Return a line about all runs of a section: number, seeds, scale, machine, versions."""
 
     def distinct(values: Sequence[Any]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))

@@ -1,4 +1,4 @@
-"""Figures of the papers with a picture a run, from the runs' folders: t-SNE, who holds which classes, who is there."""
+"""Draw papers' figures with a picture per run, from the runs' folders: t-SNE, partition, participation."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,25 +18,25 @@ from contrafed.runs.output.series import shown_nodes
 if TYPE_CHECKING:  # torch is slow to import
     from contrafed.data.federation import Federation
 
-# Panels beside each other and in all, and points of one: more than that nobody can tell apart.
+# Largest number of panels in a row and in total, and of points in a panel.
 ACROSS, PANELS, POINTS = 5, 12, 1000
-# A panel alone is larger.
+# Factor of a single panel's size.
 ALONE = 1.6
 
 
 class Kind(NamedTuple):
-    """What one picture is read from, and how it is drawn into an empty part of a figure."""
+    """How a picture's data are read, and how it is drawn into an empty part of a figure."""
 
-    read: Callable[[FinishedRun, Path], Any]  # of a run and its folder; raises ``UserError``
+    read: Callable[[FinishedRun, Path], Any]  # from a run and its folder, raises ``UserError``
     show: Callable[[Any, Any], None]
     size: tuple[float, float]  # inches
 
 
 def draw(kind: str, runs: Sequence[FinishedRun], title: str) -> Figure | None:
-    """Return a figure with a picture of each run; ``kind`` is one of ``KINDS``. None where there is none to show.
+    """Return a figure with a picture of each run, None if there is none. ``kind`` is one of ``KINDS``.
 
-    The panels that share their first word are a row. Runs that ``results`` keeps have no folder and no picture; others whose
-    files are not there or cannot be read, and those above ``PANELS``, are named on stderr, a line each.
+    Panels that share their first word are a row. Runs from ``results`` have no folder and no picture. Other runs without
+    readable files, and those above ``PANELS``, are named on stderr, a line each.
     """
     read, show, (width, height) = KINDS[kind]
     found: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def draw(kind: str, runs: Sequence[FinishedRun], title: str) -> Figure | None:
 
 
 def _rows(panels: Sequence[str]) -> list[list[str]]:
-    """Return panels in rows: of those with the same first word where any two have, else one after the other."""
+    """Return panels in rows: by their first word if any two share it, else one after the other."""
     first = {panel: panel.partition(", ")[0] for panel in panels}
     if len(panels) == len(set(first.values())):
         first = dict.fromkeys(panels, "")
@@ -87,7 +87,7 @@ class Embedding(NamedTuple):
     points: np.ndarray  # (n, 2)
     labels: np.ndarray  # (n,)
     classes: int
-    whose: str  # the models' that made the representations
+    whose: str  # whose models computed the representations
 
 
 def _embedding(run: FinishedRun, folder: Path) -> Embedding:
@@ -108,12 +108,12 @@ def _show_embedding(part: Any, found: Embedding) -> None:
 
 
 def _class_counts(run: FinishedRun, folder: Path) -> np.ndarray:
-    """Return the training examples by node and class (K, C)."""
+    """Return the training examples by client and class (K, C)."""
     return _federation(run).partition.class_counts()
 
 
 def _federation(run: FinishedRun) -> "Federation":
-    """Return a run's data and who held which, as it had them; nothing is downloaded. Raises ``UserError``."""
+    """Return a run's data and partition as in the run. Nothing is downloaded. Raises ``UserError``."""
     from contrafed.data.federation import load_federation
     from contrafed.report.embedding import on_cpu
     from contrafed.runs.setup import checked
@@ -129,7 +129,7 @@ def _federation(run: FinishedRun) -> "Federation":
 
 
 def _participants(run: FinishedRun, folder: Path) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
-    """Return what ``show_participation`` takes."""
+    """Return the arguments of ``show_participation``."""
     table = read_table(folder / "participants.csv", {"round": "int64", "node": "int64"})
     shown, rounds = shown_nodes(run.config["num_nodes"]), int(run.summary["rounds"])
     if not len(table):

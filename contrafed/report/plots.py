@@ -1,6 +1,6 @@
-"""Drawing: each kind of figure as one function of a pair of axes, and the grid of panels that they share.
+"""Draw figures: each kind is one function on a pair of axes, and all kinds share a grid of panels.
 
-A method has one colour, line style and marker in all of them; every figure is written as PNG and PDF.
+A method has one colour, line style and marker in all of them. Every figure is written as PNG and PDF.
 """
 
 import math
@@ -24,11 +24,11 @@ from contrafed.runs.output.series import moving_average
 Look = Mapping[str, Style]
 Panels = Mapping[str, Mapping[Any, Any]]
 
-# Inches: of one panel, which a page takes whole, and of one of several.
+# Inches of a single panel, which fills a page's width, and of one of several.
 ALONE, ONE_OF_SEVERAL = (7.2, 4.2), (3.9, 3.3)
-# Letters of a title to an inch.
+# Characters of a title per inch.
 LETTERS = 13
-# Panels beside each other, labels of a legend below each other, markers on a curve, about.
+# Panels in a row, labels in a column of a legend, and approximate number of markers on a curve.
 ACROSS, ONE_COLUMN, MARKS = 3, 18, 8
 GRID: dict[str, Any] = {"color": "#dddddd", "linewidth": 0.6}
 # Of the settings in ``dots``.
@@ -36,9 +36,9 @@ MARKERS = "os^DvPX*<>hp"
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` and ``stem.pdf``, the same bytes for the same figure; returns their paths."""
+    """Write ``stem.png`` and ``stem.pdf``, the same bytes for the same figure, and return their paths."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
-    with rc_context({"pdf.fonttype": 42}):  # letters that other programs can read
+    with rc_context({"pdf.fonttype": 42}):  # fonts that other programs can read
         for path in paths:
             figure.savefig(path, dpi=160, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
     return paths
@@ -47,10 +47,16 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 def draw(
     kind: str, panels: Panels, title: str, xlabel: str, ylabel: str, method: str | None = None, window: int | None = None
 ) -> Figure:
-    """Return a figure with a panel for each entry of {title: data}; ``kind`` and what its data are: ``KINDS``.
+    """Return a figure with a panel for each entry of {title: data}.
 
-    ``method``: the one behind all labels, where these name something else, such as values of a key. ``window``: where any curve
-    has 100 points, all are moving averages over so many; None: none is.
+    Args:
+        kind: One of ``KINDS``, which defines the form of the data.
+        panels: {title: data}.
+        title: Title of the figure.
+        xlabel: Label of the x axes.
+        ylabel: Label of the y axes.
+        method: The method of all labels, if they name something else, such as values of a key.
+        window: If a curve has 100 points, all curves are moving averages over this number of points. None for none.
     """
     labels = list(dict.fromkeys(label for data in panels.values() for label in data))
     look = styles(labels, None if method is None else [method] * len(labels)) if kind != "heatmap" else {}
@@ -90,17 +96,17 @@ def draw(
 
 
 def head(figure: Figure, title: str) -> None:
-    """Write the title in lines that end where the panels do; called before a legend widens the figure."""
+    """Write the title in lines as wide as the panels. Call it before a legend widens the figure."""
     figure.suptitle(_lines(title, figure.get_figwidth()), x=0.01, ha="left", fontsize=10)
 
 
 def _lines(text: str, width: float) -> str:
-    """Return a title in lines that fit into so many inches."""
+    """Return a title in lines that fit into ``width`` inches."""
     return as_written("\n".join(textwrap.wrap(text, int(LETTERS * width), break_long_words=False, break_on_hyphens=False)))
 
 
 def as_written(text: str) -> str:
-    """Return a text in whose drawing $ is a letter, as in the name of a folder, and begins no formula."""
+    """Return a text with $ as a character, such as in a folder's name, so that it begins no formula."""
     return text.replace("$", r"\$")
 
 
@@ -115,9 +121,9 @@ def _size(kind: str, labels: Sequence[str], panels: Panels) -> tuple[float, floa
 
 
 def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look, window: int | None = None) -> None:
-    """Draw {label: points (round, value) of each seed}: the mean over seeds, its deviation as a band.
+    """Draw {label: points (round, value) of each seed}: the mean over seeds, with its standard deviation as a band.
 
-    ``window``: moving averages over so many points.
+    With ``window`` they are moving averages over this number of points.
     """
     for label, seeds in series.items():
         rounds, mean, deviation = band(seeds)
@@ -139,9 +145,9 @@ def curves(axes: Any, series: Mapping[str, Sequence[Any]], look: Look, window: i
 
 
 def node_cdf(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
-    """Draw {label: value of each node}: the share of nodes whose value is at most x (PMFL Figure 5).
+    """Draw {label: value of each client}: the share of clients with a value of at most x (PMFL Figure 5).
 
-    A node without a finite value, as the loss of one that diverged, counts as above every x.
+    A client without a finite value, such as a diverged client's loss, counts as above every x.
     """
     for label, numbers in values.items():
         if finite := [number for number in numbers if math.isfinite(number)]:
@@ -156,7 +162,7 @@ def node_cdf(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> No
 
 
 def lines(axes: Any, series: Mapping[str, Mapping[float, Sequence[float]]], look: Look) -> None:
-    """Draw {label: {x: values of each seed}}, mean and deviation: a swept key against a number."""
+    """Draw {label: {x: values of each seed}}, mean and standard deviation: a swept key against a number."""
     for label, table in series.items():
         x, style = sorted(table), look[label]
         mean, deviation = zip(*(over_seeds(table[at]) for at in x), strict=True)
@@ -175,9 +181,9 @@ def lines(axes: Any, series: Mapping[str, Mapping[float, Sequence[float]]], look
 def heat_map(
     axes: Any, cells: Mapping[tuple[str, str], float], look: Look, cells_of_all: Iterable[Mapping[tuple[str, str], float]] = ()
 ) -> None:
-    """Draw {(row, column): value} with each number in its cell; a missing cell stays white, numbers ascend along the axes.
+    """Draw {(row, column): value} with each number in its cell. A missing cell stays white, and numbers ascend along the axes.
 
-    ``cells_of_all`` panels: they share rows, columns and colours.
+    ``cells_of_all`` are all panels, which share rows, columns and colours.
     """
     every = [*cells_of_all] or [cells]
     rows, columns = (sorted(dict.fromkeys(key[axis] for table in every for key in table), key=number_of) for axis in (0, 1))
@@ -203,7 +209,7 @@ def boxes(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
 
 
 def bars(axes: Any, values: Mapping[str, Sequence[float]], look: Look) -> None:
-    """Draw {label: value of each seed}: a bar of the mean, with the deviation."""
+    """Draw {label: value of each seed}: a bar of the mean, with the standard deviation."""
     for number, (label, numbers) in enumerate(values.items(), start=1):
         mean, deviation = over_seeds(numbers)
         axes.bar(
@@ -231,7 +237,9 @@ KINDS: dict[str, Callable[[Any, Any, Look], None]] = {
 
 
 def node_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: str) -> Figure:
-    """Draw a bar a node, {label: {node: value}}, labels below each other; nodes in the order of the first label's values."""
+    """Draw a bar per client, {label: {client: value}}, a row per label. Clients are in the order of the first label's
+    values.
+    """
     look, labels = styles(list(values)), list(values)
     first = values[labels[0]]
     nodes = sorted(set().union(*values.values()), key=lambda node: (-first.get(node, -math.inf), node))
@@ -254,10 +262,10 @@ def node_bars(values: Mapping[str, Mapping[int, float]], title: str, ylabel: str
 
 
 def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel: str) -> Figure:
-    """Draw a row a label with a dot for each setting, {label: {setting: values of each seed}}, and the deviation over seeds.
+    """Draw {label: {setting: values of each seed}}: a row per label, a dot per setting, and the standard deviation over seeds.
 
-    For more jobs than curves can show. The colour is the label's, the marker the setting's. A value far below all others stands
-    at the left edge with its number, and bars end where the axis does.
+    This is for more jobs than curves can show. The label has the colour, the setting the marker. A value far below all others
+    is drawn at the left edge with its number, and bars end at the axis.
     """
     settings = list(dict.fromkeys(setting for table in values.values() for setting in table))
     look = styles(list(values))
@@ -300,14 +308,14 @@ def dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, xlabel
 
 
 def _marker(number: int, colour: str) -> dict[str, Any]:
-    """Return how the dots of a setting look: once there is no other marker, hollow."""
+    """Return the marker of a setting. After all markers are used, hollow ones follow."""
     hollow = number >= len(MARKERS)
     edge = {"markerfacecolor": "white", "markeredgecolor": colour} if hollow else {"markeredgecolor": "white"}
     return {"marker": MARKERS[number % len(MARKERS)], "markersize": 6, "markeredgewidth": 1.2 if hollow else 0.5, **edge}
 
 
 def _edge(means: Sequence[float]) -> float:
-    """Return where the axis begins: below everything but values that lie four times the quartiles' distance below them."""
+    """Return the start of the axis. Values more than four quartile distances below the lower quartile are excluded."""
     known = [mean for mean in means if not math.isnan(mean)]
     if len(known) < 8:
         return -math.inf

@@ -1,9 +1,8 @@
-"""The papers' tables, and our runs beside them.
+"""Compare runs with the papers' tables.
 
-``published/PAPER.csv`` holds every numeric results table as printed, with the columns paper, table, dataset, setting,
-method, metric, value, std, note. Accuracies and ``std`` (FedCRL's and FedCoSR's) are percentages, ``rounds`` a count,
-``speedup`` a ratio to FedAvg, ``traffic_mb`` megabytes. Which row a run belongs to stands in its own configuration, under
-``published`` (``conf/experiment``).
+``published/PAPER.csv`` holds every numeric results table as printed, with the columns paper, table, dataset, setting, method,
+metric, value, std, note. Accuracies and ``std`` (FedCRL's and FedCoSR's) are percentages, ``rounds`` a count, ``speedup`` a
+ratio to FedAvg, ``traffic_mb`` megabytes. A run's configuration names its row in ``published`` (``conf/experiment``).
 """
 
 import json
@@ -22,20 +21,20 @@ from contrafed.report.runs import FinishedRun
 from contrafed.report.statistics import first_at, over_seeds, ranks, spearman
 
 FOLDER = Path(__file__).resolve().parent / "published"
-LONGEST = 150  # characters of a file's name, to which endings come
+LONGEST = 150  # characters of a file's name without its ending
 LOWER_IS_BETTER = frozenset({"rounds", "traffic_mb"})
-# What stands for a target that no run reached: the last rank.
+# Values of a target that no run reached, which get the last rank.
 NEVER = {"rounds": math.inf, "speedup": 0.0, "traffic_mb": math.inf}
-# Metrics of the papers' tables that no run has, and what measures them.
+# Metrics of the papers' tables that no run has, and the command that measures them.
 ELSEWHERE = {"defended": "python -m contrafed.report.leakage"}
-# A column of a table, and one of its cells.
+# The keys of a table's column, and of one of its cells.
 COLUMN = ["dataset", "setting", "metric"]
 CELL = [*COLUMN, "method"]
 
 
 @lru_cache
 def load(paper: str) -> pd.DataFrame:
-    """Return a paper's tables. Raises ``UserError`` for a paper that there is not."""
+    """Return a paper's tables. Raises ``UserError`` for an unknown paper."""
     papers = [path.stem for path in FOLDER.glob("*.csv")]
     if paper not in papers:
         raise unknown("paper", paper, papers)
@@ -44,19 +43,20 @@ def load(paper: str) -> pd.DataFrame:
 
 
 def shortened(name: str) -> str:
-    """Return a file's name; of a long one its beginning and a checksum."""
+    """Return a file's name. A long name is cut, and a checksum is added."""
     return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{zlib.crc32(name.encode()):08x}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One table of a paper with our runs: a row a cell that the paper or a run has.
+    """One table of a paper with our runs: a row per cell of the paper or of a run.
 
-    ``cells`` has the columns dataset, setting, metric, method, paper, paper_std, note, ours, ours_std (over seeds),
-    ours_node_std (mean over seeds of the deviation over nodes), seeds, runs, difference, rank, paper_rank. Of rounds, speed-up
-    and traffic to a target ours is the mean over the ``seeds`` that reach it, and ``NEVER`` where no run does: "-" in tables,
-    and the last rank, which they share (ours). What is ranked together says ``ranked``. Where runs deviate from the paper is
-    in ``changed`` and ``scale``. Of several runs of one cell and seed the last counts; ``aside`` has a line on each other.
+    The table ``cells`` has the columns dataset, setting, metric, method, paper, paper_std, note, ours, ours_std, ours_node_std,
+    seeds, runs, difference, rank, paper_rank. Here ours_std is over seeds, and ours_node_std the mean over seeds of the std
+    over clients. For rounds, speed-up and traffic to a target, ours is the mean over the ``seeds`` that reach it. It is
+    ``NEVER`` if no run does, which tables show as "-" and which shares the last rank. The function ``ranked`` defines what is
+    ranked together. Deviations of the runs are in ``changed`` and ``scale``. If several runs have the same cell and seed, the
+    last one is used, and ``aside`` has a line about each other run.
     """
 
     paper: str
@@ -79,13 +79,13 @@ class Comparison:
 
     @property
     def stem(self) -> str:
-        """What its files are called."""
+        """The name of its files without ending."""
         parts = [self.paper, f"table{self.table}", *([self.scale] if self.scale else []), *self.changed]
         return shortened("-".join("".join(c if c.isalnum() or c in ".=" else "_" for c in part) for part in parts).lower())
 
     @property
     def both(self) -> pd.DataFrame:
-        """The cells that have both a value of ours and the paper's."""
+        """The cells that have our value and the paper's."""
         return self.cells.dropna(subset=["ours", "paper"])
 
     @property
@@ -95,7 +95,7 @@ class Comparison:
 
     @property
     def silent(self) -> pd.DataFrame:
-        """The paper's cells whose runs do not have the number: training images not scored, no FedAvg beside them."""
+        """The paper's cells whose runs do not have the number: training images not evaluated, or no FedAvg to compare with."""
         return self.cells[(self.cells["runs"] > 0) & self.cells["ours"].isna() & self.cells["paper"].notna()]
 
     @property
@@ -105,12 +105,12 @@ class Comparison:
         return [metric for metric in ELSEWHERE if metric in set(theirs[theirs["table"] == self.table]["metric"])]
 
     def columns(self) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
-        """Return ((dataset, setting, metric), its cells) of the columns in which there is a value of ours."""
+        """Return ((dataset, setting, metric), its cells) of the columns with a value of ours."""
         grouped = self.cells.groupby(COLUMN, sort=False)
         return [(key, part) for key, part in grouped if part["ours"].notna().any()]  # type: ignore[misc]
 
     def correlations(self) -> list[tuple[tuple[str, str, str], float, int]]:
-        """Return (what is ranked, Spearman's correlation of its values, number of cells) for each that has ours."""
+        """Return (what is ranked, Spearman's correlation of its values, number of cells) for each with a value of ours."""
         grouped = self.cells.groupby(ranked(self.cells), sort=False)
         some = [(key, part) for key, part in grouped if part["ours"].notna().any()]
         return [(key, *spearman(part["ours"].tolist(), part["paper"].tolist())) for key, part in some]  # type: ignore[misc]
@@ -118,25 +118,26 @@ class Comparison:
     def correlation(self) -> tuple[float, int]:
         """Return Spearman's correlation over all cells of the table's accuracies, and their number.
 
-        Cells of an easy data set and a hard one agree whatever the methods do: ``correlations`` are the stricter ones.
+        An easy and a hard data set agree for any methods, so ``correlations`` are stricter.
         """
         part = self.both[self.both["metric"].str.endswith("accuracy")]
         return spearman(part["ours"].tolist(), part["paper"].tolist())
 
 
 def ranked(cells: pd.DataFrame) -> list[str]:
-    """Return what cells that are ranked together have in common: a column, whose methods are compared.
+    """Return the keys that cells of one ranking share: a column, whose methods are compared.
 
-    Where the paper's columns have one method each, the data set, metric and method, whose settings are (PMFL, Table IV).
+    If the paper's columns have one method each, the keys are data set, metric and method, whose settings are compared (PMFL,
+    Table IV).
     """
     alone = cells.dropna(subset=["paper"]).groupby(COLUMN)["method"].nunique().eq(1).all()
     return ["dataset", "metric", "method"] if alone else COLUMN
 
 
 def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
-    """Return a comparison for every table of a paper that a run names, apart by ``scale`` and by what was ``changed``.
+    """Return a comparison for every table of a paper that a run names, separately by ``scale`` and ``changed``.
 
-    A run that did not end has no number that could stand beside a paper's. What is ``ELSEWHERE`` is in no comparison.
+    A run that did not end has no number to compare with a paper's. Metrics in ``ELSEWHERE`` are in no comparison.
     """
     found: dict[tuple[str, str, str, tuple[str, ...]], list[FinishedRun]] = {}
     for run in runs:
@@ -148,7 +149,7 @@ def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
 
 
 def _comparison(key: tuple[str, str, str, tuple[str, ...]], runs: Sequence[FinishedRun]) -> Comparison:
-    """Return one table with these runs, of which one a cell and seed counts."""
+    """Return one table with these runs, one run per cell and seed."""
     places = [(json.dumps(run.published, default=str), run.config.get("seed")) for run in runs]
     last = dict(zip(places, runs, strict=True))
     aside = [f"{run.name}: {last[place].name} is of the same cell and seed" for run, place in zip(runs, places, strict=True)
@@ -176,7 +177,7 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     theirs = theirs[(theirs["table"] == table) & ~theirs["metric"].isin(ELSEWHERE)].set_index(CELL)[
         ["paper", "paper_std", "note"]
     ]
-    # The paper's order; what the paper lacks follows.
+    # The paper's order, followed by cells that the paper does not have.
     index = pd.MultiIndex.from_tuples(list(dict.fromkeys([*theirs.index, *means.index])), names=CELL)
     cells = theirs.reindex(index).join(means).fillna({"seeds": 0, "runs": 0, "note": ""})
     cells = cells.astype({"seeds": int, "runs": int}).reset_index()
@@ -192,7 +193,7 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
 
 
 def _rows(run: FinishedRun, runs: Sequence[FinishedRun]) -> list[list[Any]]:
-    """Return what one run says of the cells that it fills, in the papers' units."""
+    """Return one run's values of the cells that it fills, in the papers' units."""
     published, rows = run.published, []
     for cell in published["cells"]:
         key = str(cell["value"])
@@ -204,7 +205,7 @@ def _rows(run: FinishedRun, runs: Sequence[FinishedRun]) -> list[list[Any]]:
 
 
 def _beside(run: FinishedRun, runs: Sequence[FinishedRun]) -> FinishedRun | None:
-    """Return FedAvg's run in the same column of the table, with the same seed; None where there is none."""
+    """Return FedAvg's run in the same column of the table, with the same seed, None if there is none."""
 
     def place(other: FinishedRun) -> tuple[Any, ...]:
         published = other.published
@@ -214,9 +215,10 @@ def _beside(run: FinishedRun, runs: Sequence[FinishedRun]) -> FinishedRun | None
 
 
 def rounds_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
-    """Return the first round in which nodes are as accurate as FedAvg's at its end, infinity where none is, NaN without FedAvg.
+    """Return the first round with an accuracy of at least FedAvg's last one, over the clients (MpFedcon Table 3).
 
-    MpFedcon Table 3; of FedAvg itself its last round, which the paper's speed-up of 1 means.
+    It is infinity if there is no such round, and NaN without FedAvg. For FedAvg itself it is the last round, according to the
+    paper's speed-up of 1.
     """
     if fedavg is None or not fedavg.own_points():
         return math.nan
@@ -229,12 +231,12 @@ def rounds_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
 
 
 def speedup_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
-    """Return FedAvg's rounds over those of ``rounds_to_target``: 200 by 116 is 1.72, and 0 where that is never."""
+    """Compute FedAvg's rounds divided by ``rounds_to_target``: 200 by 116 is 1.72. It is 0 if the target is never reached."""
     return math.nan if fedavg is None else rounds_to_target(fedavg, fedavg) / rounds_to_target(run, fedavg)
 
 
 def traffic_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:
-    """Return ``rounds_to_target`` times what a node sends in a round (one way), in MiB, which is what the paper's MB are."""
+    """Compute ``rounds_to_target`` times a client's upload in a round (one way), in MiB, which the paper calls MB."""
     return rounds_to_target(run, fedavg) * run.number("bytes_up_per_node") / 2**20
 
 

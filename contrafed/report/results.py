@@ -1,10 +1,10 @@
-"""What is kept of runs in the repository: ``results/NAME.csv``, a row a run, and beside it their curves and nodes.
+"""Keep runs in the repository: ``results/NAME.csv`` has a row per run, and further files their curves and clients.
 
-Folders of runs are not committed; from these files alone the same tables and figures are made. A row has the run's numbers,
-versions, hardware and commit, and its whole configuration as JSON; of places on a disk only their last part is kept.
-``results/curves/NAME.csv`` has what was evaluated, of long curves evenly chosen points with every one that is the highest so
-far, so that the round in which a target is reached stays the same; bytes are summed up to each point.
-``results/nodes/NAME.csv`` has each node's last values.
+Run folders are not committed. These files alone give the same tables and figures. A row has the run's numbers, versions,
+hardware and commit, and its whole configuration as JSON. Only the last part of paths is kept. The file
+``results/curves/NAME.csv`` has the evaluated points. Long curves are thinned evenly but keep each new maximum, so that the
+round of a target stays the same. Bytes are summed up to each point. The file ``results/nodes/NAME.csv`` has each client's last
+values.
 """
 
 import dataclasses
@@ -22,25 +22,26 @@ from contrafed.core.errors import UserError
 from contrafed.report.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, flat, placeless, read_table
 from contrafed.runs.output.folder import numbered
 
-# Points of a curve, about.
+# Approximate largest number of points of a curve.
 POINTS = 1000
-# First columns of a row; those of the summary follow, and the configuration.
+# First columns of a row, followed by the summary's and the configuration.
 FIRST = (
     *("run", "method", "dataset", "partition", "participation", "model"),
     *("seed", "num_nodes", "num_rounds", "rounds", "status"),
 )
-# What log=[...] asks for is kept: metrics of nodes.csv as their mean over nodes, and these of the split fit.
+# Values of log=[...] that are kept: metrics of nodes.csv as their mean over clients, and these metrics of the split fit.
 MEANS, FIT = ("weight", "own_weight", "weight_all"), ("deviation", "features_")
 WORDS = {*FIRST[:6], "status", "commit", "hardware", "device", "engine"}
 
 
 def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
-    """Write runs as ``folder/NAME.csv``, beside those that it holds already; the same run by its name and settings is replaced.
+    """Add runs to ``folder/NAME.csv``, and return the file. A run with the same name and settings is replaced.
 
-    One of the same name that differs in its seed, or in a key that both have, gets the next free name: ``fedavg-2``.
+    A run of the same name with another seed, or another value of a shared key, gets the next free name: ``fedavg-2``. Each file
+    is replaced as a whole, the rows last, so that every row has its curves.
 
-    Each file is replaced whole, the rows last, so that none of them is of a run whose curves are missing. Returns the file.
-    Raises ``UserError`` where it cannot be written, or what it holds cannot be read.
+    Raises:
+        UserError: If the file cannot be written, or if its content cannot be read.
     """
     if Path(name).name != name or name == "..":
         raise UserError(f"results are kept by a name that is no path, such as {Path(name).name or 'runs'}, not '{name}'")
@@ -64,13 +65,13 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
 
 
 def _same(one: FinishedRun, other: FinishedRun) -> bool:
-    """Whether two runs have one seed and agree in every key that both have: a key may be newer than one of them."""
+    """Return whether two runs have one seed and agree in every key that both have, because a key may be newer than one run."""
     a, b = ({**flat(run.config), "seed": run.config.get("seed")} for run in (one, other))
     return all(placeless(a[key]) == placeless(b[key]) for key in a.keys() & b.keys())
 
 
 def _write(table: pd.DataFrame, path: Path, numbers: str | None = None, nan: str = "") -> None:
-    """Write a CSV that is there entire or not at all; ``numbers``: how those with a point are, ``nan``: what is none."""
+    """Write a CSV completely or not at all. ``numbers`` is the format of floats, ``nan`` the text of a missing value."""
     part = path.with_name(f".{path.name}.part")
     try:
         table.to_csv(part, index=False, float_format=numbers, na_rep=nan, lineterminator="\n")
@@ -129,7 +130,7 @@ def _row(run: FinishedRun) -> dict[str, Any]:
 
 
 def _curves(run: FinishedRun) -> pd.DataFrame:
-    """Return a run's curves as columns ``scope/split/metric``, a row a round that has any."""
+    """Return a run's curves as columns ``scope/split/metric``, with a row per round that has any."""
     scored = {key: points for key, points in run.curves.items() if key[1] not in ("system", "fit") or key[2].startswith(FIT)}
     for metric in MEANS:
         if means := run.mean_over_nodes(metric):
@@ -153,7 +154,7 @@ def _named(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def _thinned(points: Points) -> Points:
-    """Return about ``POINTS`` of a curve's points: evenly chosen ones, the last, and each that is higher than all before it."""
+    """Return about ``POINTS`` of a curve's points: evenly chosen ones, the last, and each new maximum."""
     if len(points) <= POINTS:
         return points
     chosen = set(np.linspace(0, len(points) - 1, POINTS).astype(int).tolist())
@@ -166,7 +167,7 @@ def _thinned(points: Points) -> Points:
 
 
 def _summed(points: Points, rounds: Sequence[int]) -> Points:
-    """Return the sums of a count over the rounds since the one kept before; what follows the last belongs to the last."""
+    """Return the sums of a count since the previously kept round. Later rounds are added to the last one."""
     sums = dict.fromkeys(rounds, 0)
     for t, value in points:
         place = int(np.searchsorted(rounds, t))
@@ -192,7 +193,7 @@ def _long(table: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 
 def _nodes(run: FinishedRun) -> pd.DataFrame:
-    """Return each node's last value of every metric, with the round that it is of."""
+    """Return each client's last value of every metric, with its round."""
     table = run.nodes
     last = table[table["round"] == table.groupby("metric")["round"].transform("max")]
     return _named(last.copy(), run.name)

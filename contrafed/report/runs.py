@@ -1,4 +1,4 @@
-"""Finished runs as a report takes them: read from their folders, and told apart by what their configurations differ in."""
+"""Read finished runs from their folders, and compare their configurations."""
 
 import contextlib
 import io
@@ -28,18 +28,18 @@ Points = list[tuple[int, float]]
 METRICS = {"round": "int64", "scope": "str", "split": "str", "metric": "str", "value": "float64"}
 NODES = {"round": "int64", "node": "int64", "metric": "str", "value": "float64"}
 
-# Scope and split under which ``results`` keeps the mean over nodes of a metric of ``nodes.csv``.
+# Scope and split of the mean over clients of a metric of ``nodes.csv``, as ``results`` keeps it.
 MEAN_OF_NODES = ("nodes", "mean")
 
 LONGEST_LINE = 4096  # bytes, of a log
 
-# Keys that do not tell experiments apart: where and how it ran, what it kept, and what is said of it.
+# Keys that do not distinguish experiments: where and how a run was executed, what it kept, and its labels.
 ASIDE = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", "published", "changed"})
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """One run: its composed configuration, ``summary.json`` with what else its curves tell, and its logs as tables.
+    """One run: its composed configuration, ``summary.json`` completed from its curves, and its logs as tables.
 
     Accuracies are fractions. ``metrics`` has the columns of ``metrics.csv``, ``nodes`` those of ``nodes.csv``.
     """
@@ -53,22 +53,22 @@ class FinishedRun:
 
     @cached_property
     def nodes(self) -> pd.DataFrame:
-        """``nodes.csv``, read when first asked for."""
+        """The table ``nodes.csv``, read on first access."""
         return self.read_nodes()
 
     @cached_property
     def curves(self) -> dict[tuple[str, str, str], Points]:
-        """Return {(scope, split, metric): points (round, value)}."""
+        """The curves {(scope, split, metric): points (round, value)}."""
         return curves_of(self.metrics)
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What the command line changed of the experiment, in order; of paths their last part, numbers in one spelling."""
+        """The overrides of the experiment, sorted, with only the last part of paths and numbers in one spelling."""
         return tuple(sorted(map(_one_spelling, placeless(self.config.get("changed") or []))))
 
     @property
     def published(self) -> Mapping[str, Any]:
-        """What of a paper it stands beside (``published`` in ``conf/experiment``), empty for a run of one's own."""
+        """The published value to compare with (``published`` in ``conf/experiment``), empty for other runs."""
         return self.config.get("published") or {}
 
     @property
@@ -76,43 +76,43 @@ class FinishedRun:
         """The method as the papers' tables name it: fedrcl, fedrcl+fedadam, pmfl/no_mct."""
         strategy = self.config["strategy"]
         named, server = str(self.published.get("method") or strategy["name"]), strategy.get("server")
-        # A table that names methods by their node half alone says nothing of the rule.
+        # A table that names methods by their client alone does not name the strategy.
         said = composition(strategy) == strategy["name"] or named == server or named.endswith(f"+{server}")
         return named if said else f"{named}+{server}"
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether it ended with its last round."""
         return self.summary.get("status") == "finished"
 
     def points(self, scope: str, split: str, metric: str) -> Points:
-        """Return a curve without the initial model's point; empty where there is none."""
+        """Return a curve without the initial model's point, empty if there is none."""
         return points_of(self.curves, scope, split, metric)
 
     def own_points(self, metric: str = "accuracy") -> Points:
-        """Return a score of the nodes on their own test parts: of their own models, else of the global one."""
+        """Return a score of the clients on their own test parts, of personal models or else of the global model."""
         return self.points("personal", "test", metric) or self.points("global", "nodes", metric)
 
     def of_nodes(self, metric: str) -> pd.DataFrame:
-        """Return the rows of ``nodes.csv`` with a metric, without those of nodes that are held out."""
+        """Return the rows of ``nodes.csv`` with a metric, without held-out clients."""
         trained = self.config["num_nodes"] - self.config.get("held_out_nodes", 0)
         return self.nodes[(self.nodes["metric"] == metric) & (self.nodes["node"] < trained)]
 
     def last_of_nodes(self, metric: str) -> dict[int, float]:
-        """Return {node: its value in the last round that has the metric} of nodes that train; empty where there is none."""
+        """Return {client: its value in the metric's last round} of training clients, empty if there is none."""
         table = self.of_nodes(metric)
         table = table[table["round"] == table["round"].max()]
         return dict(zip(table["node"].tolist(), table["value"].tolist(), strict=True))
 
     def mean_over_nodes(self, metric: str) -> Points:
-        """Return (round, mean over trained nodes that have the metric in it), from ``nodes.csv`` or as ``results`` keeps it."""
+        """Return (round, mean over training clients with the metric), from ``nodes.csv`` or from ``results``."""
         if kept := self.points(*MEAN_OF_NODES, metric):
             return kept
         means = self.of_nodes(metric).groupby("round")["value"].mean()
         return list(zip(means.index.tolist(), means.tolist(), strict=True))
 
     def number(self, key: str) -> float:
-        """Return a number of the summary, or a curve's last (``SCOPE/SPLIT/METRIC``, ``own/METRIC``); NaN without one."""
+        """Return a number of the summary, or a curve's last value (``SCOPE/SPLIT/METRIC``, ``own/METRIC``). NaN without one."""
         scope, slash, rest = key.partition("/")
         if slash:
             split, _, metric = rest.partition("/")
@@ -123,9 +123,14 @@ class FinishedRun:
 
 
 def find(paths: Iterable[str | Path], damaged: list[str] | None = None) -> list[FinishedRun]:
-    """Return the runs in and below folders, by name. Raises ``UserError``, also for a folder without runs.
+    """Return the runs in and below folders.
 
-    A run that cannot be read is left out, with its line in ``damaged``, where that is given and another one is found.
+    Args:
+        paths: The folders.
+        damaged: Receives a line about each run that cannot be read, if another run can. Otherwise that raises.
+
+    Raises:
+        UserError: For an unreadable run, or a folder without runs.
     """
     found: dict[Path, FinishedRun] = {}
     faults: list[UserError] = []
@@ -158,7 +163,7 @@ def _run_folders(path: Path) -> Iterator[Path]:
         seen.add(place)
         if "config.yaml" in files and "metrics.csv" in files:
             below.clear()
-            # An empty one is a claim: the run has not begun.
+            # An empty file is a claim of a run that has not begun.
             if (Path(folder) / "config.yaml").stat().st_size:
                 yield Path(folder)
 
@@ -198,7 +203,7 @@ def _read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return a CSV of just these columns and types. Raises ``UserError`` naming the file and what is wrong with it."""
+    """Return a CSV with exactly these columns and types. Raises ``UserError`` naming the file and its fault."""
     try:
         kinds = {name: kind for name, kind in columns.items() if kind == "str"}
         table = pd.read_csv(_whole_lines(path), dtype=kinds, keep_default_na=False)
@@ -214,7 +219,7 @@ def _check_columns(path: Path, heads: Iterable[str], columns: Mapping[str, str])
 
 
 def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
-    """Raise ``UserError`` for a ``nodes.csv`` without its columns, or that ends before the nodes were last scored."""
+    """Raise ``UserError`` for a ``nodes.csv`` without its columns, or that ends before the clients' last evaluation."""
     with path.open("rb") as file:
         heads = file.readline().decode(errors="replace").strip().split(",")
         _check_columns(path, heads, NODES)
@@ -222,13 +227,13 @@ def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
         file.seek(max(start, path.stat().st_size - LONGEST_LINE))
         lines = file.read().split(b"\n")[:-1]
     scored = metrics[(metrics["scope"] == "personal") | (metrics["split"] == "nodes")]["round"]
-    last = lines[-1].split(b",")[heads.index("round")] if lines else b""  # none was kept
+    last = lines[-1].split(b",")[heads.index("round")] if lines else b""  # no row was kept
     if len(scored) and last.isdigit() and int(last) < scored.max():
         raise UserError(f"cannot read {path}: it ends with round {int(last)}, and nodes were scored in round {scored.max()}")
 
 
 def _whole_lines(path: Path) -> io.BytesIO:
-    """Return a file without a last line that was cut off while it was written."""
+    """Return a file without a last line whose writing was interrupted."""
     content = path.read_bytes()
     return io.BytesIO(content[: content.rfind(b"\n") + 1])
 
@@ -240,11 +245,10 @@ def curves_of(metrics: pd.DataFrame) -> dict[tuple[str, str, str], Points]:
 
 
 def complete(summary: Mapping[str, Any], config: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
-    """Return a summary with what it lacks and its curves tell.
+    """Return a summary with missing numbers filled in from the curves. For a run that did not end these are all numbers.
 
-    Of a run that did not end, everything. The global model's numbers on the nodes' own test parts are ``nodes_accuracy_best``
-    and so on; where nodes have no models of their own they stand under ``personal_accuracy_best`` as well, and ``own_model``
-    is False.
+    The global model's accuracies on the clients' test parts are ``nodes_accuracy_best`` and so on. Without personal models they
+    are also ``personal_accuracy_best`` and so on, and ``own_model`` is False.
     """
     curves = curves_of(metrics)
     own = ("personal", "test", "accuracy") in curves
@@ -263,10 +267,10 @@ def complete(summary: Mapping[str, Any], config: Mapping[str, Any], metrics: pd.
 
 
 def message_sizes(curves: Mapping[tuple[str, str, str], Points]) -> dict[str, float]:
-    """Return ``bytes_down_per_node`` and ``bytes_up_per_node`` of a run whose summary has none: of the fullest round.
+    """Return ``bytes_down_per_node`` and ``bytes_up_per_node`` of a run whose summary has none, from its fullest round.
 
-    All messages of a way are of one size, and a reply that failed, was late, lost or refused is in no byte: so it is the most
-    that a round has for each node that it asked. Too little only where something was missing in every single round.
+    All messages of a direction have one size, but failed, late, lost and rejected replies are not in the byte counts. So the
+    largest number of bytes per selected client is used. It is too small only if something was missing in every round.
     """
     asked = {t: value for t, value in curves.get(("global", "system", "participants"), []) if value}
     found: dict[str, float] = {}
@@ -277,21 +281,21 @@ def message_sizes(curves: Mapping[tuple[str, str, str], Points]) -> dict[str, fl
 
 
 def composition(strategy: Mapping[str, Any]) -> str:
-    """Return a method's name, with + and the server rule where that is not its own: fedrcl+fedadam."""
+    """Return a method's name, with + and the strategy if that is not its own: fedrcl+fedadam."""
     name, server = str(strategy["name"]), strategy.get("server")
     return name if server is None or server == _own_server(name) else f"{name}+{server}"
 
 
 @lru_cache
 def _own_server(name: str) -> str | None:
-    """Return a method's own server rule, None where it has none to replace; of somebody else's method the plainest."""
+    """Return a method's own strategy, None if it has none to replace. For a user's method it is the plainest one."""
     if name not in registry.choices("strategy"):
         return "fedavg"
     return find_choices(f"strategy={name}").get("strategy/server")
 
 
 def placeless(value: Any) -> Any:
-    """Return ``value`` with the last part of every absolute path in it, and of those that an override KEY=PATH names."""
+    """Return ``value`` with only the last part of every absolute path in it, also of those in an override KEY=PATH."""
     if isinstance(value, Mapping):
         return {key: placeless(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -300,7 +304,7 @@ def placeless(value: Any) -> Any:
         return value
     if value.startswith("~") or Path(value).is_absolute():
         return Path(value).name
-    key, equals, text = value.partition("=")  # the first: a folder's name may have one, too
+    key, equals, text = value.partition("=")  # the first one, because a folder's name may also contain =
     return f"{key}={placeless(text)}" if equals else value
 
 
@@ -312,16 +316,16 @@ def _one_spelling(override: Any) -> str:
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {dotted key: value} of a configuration, without what does not tell experiments apart."""
+    """Return {dotted key: value} of a configuration, without keys that do not distinguish experiments."""
     table = plain_numbers(dotted(config))
     return {key: value for key, value in table.items() if counts(key, ASIDE)}
 
 
 def accuracy_of(runs: Sequence[FinishedRun], metric: str = "accuracy") -> tuple[str, Callable[[FinishedRun], Points]]:
-    """Return what all of these runs can be compared by, in words and as a function to a run's curve.
+    """Return a score that all of these runs have, in words and as a function that returns a run's curve.
 
-    The global model's accuracy, or another ``metric``, on the test set where every run has it, else the nodes' on their own
-    test parts. Runs of which some have only the one and some only the other are each shown by what they have, as the words say.
+    It is the global model's accuracy (or another ``metric``) on the test set if every run has it. Otherwise it is the clients'
+    on their test parts. If some runs have only one and some only the other, each is shown by what it has, as the words say.
     """
     if all(run.points("global", "test", metric) for run in runs):
         return f"test {metric}", lambda run: run.points("global", "test", metric)
@@ -331,7 +335,7 @@ def accuracy_of(runs: Sequence[FinishedRun], metric: str = "accuracy") -> tuple[
 
 
 def beside_accuracy_of(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return the scores beside accuracy that the key ``metrics`` of any of these runs names."""
+    """Return the scores other than accuracy that the key ``metrics`` of any of these runs names."""
     return [
         name for name in dict.fromkeys(name for run in runs for name in run.config.get("metrics") or ()) if name != ACCURACY
     ]

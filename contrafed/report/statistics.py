@@ -1,4 +1,4 @@
-"""The numbers of a report: over seeds, over nodes, over rounds, and between two orders of the same methods."""
+"""Compute a report's statistics: over seeds, over rounds, and between two rankings of the same methods."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ Points = Sequence[tuple[int, float]]
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and sample standard deviation (n - 1) of one number a seed; NaN for the deviation of a single seed.
+    """Compute mean and sample standard deviation (n - 1) of one number per seed. A single seed has standard deviation NaN.
 
-    What spreads over nodes is another number, the population's, which ``metrics.csv`` holds for each round as
-    ``accuracy_std``; FedCRL's tables have the mean over seeds of that one.
+    The standard deviation over clients is another number, the population's. Each round's is in ``metrics.csv`` as
+    ``accuracy_std``, and FedCRL's tables have its mean over seeds.
     """
     known = [value for value in values if not math.isnan(value)]
     mean = float(np.mean(known)) if known else math.nan
@@ -21,16 +21,17 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ranks(values: Sequence[float], *, higher_is_better: bool = True) -> list[float]:
-    """Return the rank of each value, 1 for the best; equal values share the mean of their ranks, NaN has none (NaN)."""
+    """Return the rank of each value, 1 for the best. Equal values share the mean of their ranks, and NaN has rank NaN."""
     numbers = np.asarray(values, float)
     ranked = stats.rankdata(-numbers if higher_is_better else numbers, method="average", nan_policy="omit")
     return [float(rank) for rank in ranked]
 
 
 def spearman(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, int]:
-    """Return Spearman's correlation of two equally long columns, and over how many cells: those that both have.
+    """Compute Spearman's correlation of two equally long columns, and the number of cells that both have.
 
-    NaN below three cells, where every order would look like agreement or its opposite, and where one side has one value only.
+    It is NaN below three cells, because any order of two would agree or disagree completely, and if one side has only one
+    value.
     """
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
     if len(pairs) < 3 or any(len(set(column)) == 1 for column in zip(*pairs, strict=True)):
@@ -39,17 +40,17 @@ def spearman(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, int
 
 
 def first_at(points: Points, target: float) -> int | None:
-    """Return the first round (from 1) whose value reaches the target, None where none does ("-" in tables).
+    """Return the first round (from 1) whose value reaches the target, None if none does ("-" in tables).
 
-    To within 1e-9 of it: a mean over seeds that end alike may be a last digit above each.
+    The tolerance is 1e-9, because a mean over seeds with equal ends may be slightly above each.
     """
     return next((t for t, value in points if t >= 1 and value >= target * (1 - 1e-9)), None)
 
 
 def band(series: Sequence[Points]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rounds, and at each the mean and the sample standard deviation over seeds (0 for one seed).
+    """Return rounds, and for each the mean and the sample standard deviation over seeds (0 for one seed).
 
-    Only rounds that every series has, so that no step in the mean comes from a seed that ends earlier.
+    Only rounds that every series has are used, so that no step in the mean comes from a seed that ends earlier.
     """
     tables = [dict(points) for points in series]
     rounds = sorted(set.intersection(*(set(table) for table in tables))) if tables else []

@@ -1,4 +1,4 @@
-"""How each method looks in every figure: a colour, line style, marker and hatch of its name, also for colour-blind readers."""
+"""Give each method its colour, line style, marker and hatch in every figure, by its name, also for colour-blind readers."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Any
 
 from contrafed.runs.output.figures import BLUE, GREEN, ORANGE
 
-# Okabe and Ito's colours without their yellow, which is too pale for a line on white, and a brown in its place.
+# Okabe and Ito's colours, with a brown in place of their yellow, which is too pale for a line on white.
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F5539")
-# Of ten classes: with two of Paul Tol's colours, which protanopes and deuteranopes see apart from these.
+# Of ten classes: with two of Paul Tol's colours, which readers with protanopia or deuteranopia can distinguish from these.
 CLASSES = (*COLOURS, "#332288", "#DDCC77")
 # Line style, marker, hatch.
 ROWS: tuple[tuple[Any, str, str], ...] = (
@@ -24,7 +24,7 @@ ROWS: tuple[tuple[Any, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn."""
+    """The look of a method."""
 
     colour: str
     line: Any
@@ -33,17 +33,21 @@ class Style:
 
 
 def style_of(method: str) -> Style:
-    """Return a method's style, which its name alone decides."""
+    """Return a method's style, which depends only on its name."""
     number = zlib.crc32(method.encode())
     return Style(COLOURS[number % len(COLOURS)], *ROWS[number // len(COLOURS) % len(ROWS)])
 
 
 def styles(labels: Sequence[str], methods: Sequence[str] | None = None) -> dict[str, Style]:
-    """Return the style of each label of one figure, no two alike while there are any left.
+    """Return the style of each label of one figure, all different as long as styles are left.
 
-    ``methods``: the method behind each label; without them a label such as ``pmfl/no_mct``, ``fedrcl+fedadam`` or
-    ``pmfl beta=0.1`` names it first. Several labels of one method share its colour and differ in line, marker
-    and hatch, also from other methods of that colour; the seventh of them begins with other colours.
+    Several labels of one method share its colour and differ in line, marker and hatch, also from other methods of that colour.
+    From the seventh on they get other colours.
+
+    Args:
+        labels: The labels.
+        methods: The method of each label. By default a label such as ``pmfl/no_mct``, ``fedrcl+fedadam`` or ``pmfl beta=0.1``
+            begins with it.
     """
     methods = methods or [method_of(label) for label in labels]
     firsts = _tell_apart(methods)
@@ -61,9 +65,9 @@ def styles(labels: Sequence[str], methods: Sequence[str] | None = None) -> dict[
 
 
 def _tell_apart(methods: Sequence[str]) -> Mapping[str, Style]:
-    """Return the style of each method of one figure: its own, or, where another has that colour, in the next free one.
+    """Return the style of each method of one figure: its own, or with the next free colour if another method has that one.
 
-    The first by the alphabet keeps its own, so that the order of the labels does not matter.
+    The alphabetically first keeps its own, so that the order of the labels does not matter.
     """
     found: dict[str, Style] = {}
     for method in sorted(set(methods)):
@@ -77,7 +81,7 @@ def _tell_apart(methods: Sequence[str]) -> Mapping[str, Style]:
 
 
 def method_of(label: str) -> str:
-    """Return the method that a label names first."""
+    """Return the method at the start of a label."""
     for mark in "/+ ":
         label = label.partition(mark)[0]
     return label

@@ -1,4 +1,4 @@
-"""Tables as Markdown, CSV and LaTeX: all runs of a folder, two runs side by side, and ours beside a paper's."""
+"""Write tables as Markdown, CSV and LaTeX: all runs of a folder, two runs side by side, and ours with a paper's."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -56,12 +56,12 @@ class Table:
 
     @property
     def _right(self) -> list[bool]:
-        """Which columns are of numbers, which stand at the right."""
+        """Which columns are numbers, which are aligned to the right."""
         return [_numeric([row[i] for row in self.rows]) for i in range(len(self.heads))]
 
     @property
     def csv(self) -> str:
-        """The numbers, unrounded; an empty cell is one that there is not."""
+        """The numbers, unrounded. A missing number is an empty cell."""
         return self.numbers.to_csv(index=False, lineterminator="\n")
 
 
@@ -80,7 +80,7 @@ def _tex(cell: str) -> str:
 
 
 def figure_of(mean: float, deviation: float = math.nan, digits: int = 2) -> str:
-    """Return ``12.34 ± 0.56``, without the deviation where there is none, and an empty cell for NaN."""
+    """Return ``12.34 ± 0.56``, without the standard deviation if there is none, and an empty cell for NaN."""
     if math.isnan(mean):
         return ""
     text = f"{mean:,.{digits}f}"
@@ -102,10 +102,7 @@ COSTS = (
 
 
 def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]) -> list[float | None]:
-    """Return, for each group, what FedAvg's finished runs of the same setting end with, the mean over seeds; None without any.
-
-    A setting is what ``place_beside`` returns.
-    """
+    """Return for each group FedAvg's last accuracy in the same setting (``place_beside``), the mean over seeds, or None."""
     ends: list[tuple[Group, list[float]]] = []
     for group in found:
         if group.method == "fedavg" and group.until is None:
@@ -116,10 +113,9 @@ def fedavgs_last(found: Sequence[Group], points: Callable[[FinishedRun], Points]
 
 
 def place_beside(fedavgs: Sequence[Group]) -> Callable[[Group], list[tuple[str, str]]]:
-    """Return what gives the setting in which a group stands beside FedAvg's.
+    """Return a function that gives the setting by which a group is compared with FedAvg's.
 
-    All that was varied but what is a method's own, its keys and by which model it is judged; these count where FedAvg's runs
-    differ in them, too.
+    It has all varied keys, except the method's own keys and ``judge`` unless FedAvg's runs differ in them too.
     """
     settings = [dict(group.setting) for group in fedavgs]
 
@@ -132,12 +128,12 @@ def place_beside(fedavgs: Sequence[Group]) -> Callable[[Group], list[tuple[str, 
 
 
 def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = None) -> Table:
-    """Return a row for each group of runs that differ in their seed alone, the best first within what else was varied.
+    """Return a row for each group of runs that differ only in their seed, the best first within the other varied keys.
 
-    Numbers are mean ± deviation over seeds. Rounds, and MiB up and down over all nodes, are counted until a seed's accuracy
-    reaches ``target``, a fraction, by default the runs' own ``target_accuracy``, or without one FedAvg's last in the same
-    setting (``fedavgs_last``), which then has a column; means over the seeds that reach it, "-" where none does, and nothing
-    where there is nothing to reach. A number that not all seeds have says how many do.
+    Numbers are mean ± standard deviation over seeds. Rounds, and MiB up and down over all clients, are counted until a seed's
+    accuracy reaches ``target``, a fraction. They are means over the seeds that reach it, "-" if none does, and empty without a
+    target. The default is the runs' ``target_accuracy``, or else FedAvg's last accuracy in the same setting (``fedavgs_last``),
+    which then has a column. A number that not all seeds have shows how many do.
     """
     found = groups(runs)
     keys = [key for key, _ in found[0].setting]
@@ -173,14 +169,14 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
 
 
 def _rounds(group: Group) -> str:
-    """Return how many rounds the runs of a group came to, the fewest and the most, of how many where that is not all."""
+    """Return the fewest and the most rounds of a group's runs, and the planned number if they differ."""
     done, planned = sorted({int(run.summary["rounds"]) for run in group.runs}), int(group.runs[0].config["num_rounds"])
     said = f"{done[0]} to {done[-1]}" if len(done) > 1 else str(done[0])
     return said if done == [planned] else f"{said} of {planned}"
 
 
 def titled(runs: Sequence[FinishedRun], title: str) -> str:
-    """Return a title that says of runs which are no full ones on the data set that they name what they are."""
+    """Return a title that names reduced scale and replaced images."""
     said = {f"scale={run.config['scale']}" for run in runs if run.config.get("scale")}
     said |= {f"{run.summary['stand_in']} images" for run in runs if run.summary.get("stand_in")}
     return f"{title} ({', '.join(sorted(said))})" if said else title
@@ -189,7 +185,7 @@ def titled(runs: Sequence[FinishedRun], title: str) -> str:
 def _table(
     title: str, rows: list[dict[str, Any]], keys: list[str], heads: list[tuple[str, int]], extra: list[tuple[str, int]]
 ) -> Table:
-    """``heads``: columns and their digits, without those of no row; ``extra``: those that a row with nothing to reach lacks."""
+    """Build the table. Empty ``heads``, which are (column, digits), are dropped. ``extra`` are the columns of targets."""
     numbers = pd.DataFrame(rows).dropna(axis=1, how="all")
     heads = [(head, digits) for head, digits in heads if head in numbers] + extra
     texts = []
@@ -207,7 +203,7 @@ def _table(
 
 
 def _to_target(group: Group, target: float, points: Callable[[FinishedRun], Points]) -> tuple[float, float, int]:
-    """Return the mean rounds and MiB until the target of the seeds that reach it, and how many do."""
+    """Return the mean rounds and MiB to the target over the seeds that reach it, and how many do."""
     reached = [(run, first_at(points(run), target)) for run in group.runs]
     known = [(run, t) for run, t in reached if t is not None]
     rounds, mib = [float(t) for _, t in known], [mib_until(run, t) for run, t in known]
@@ -215,7 +211,7 @@ def _to_target(group: Group, target: float, points: Callable[[FinishedRun], Poin
 
 
 def mib_until(run: FinishedRun, server_round: int) -> float:
-    """Return the MiB that all nodes together have sent and received up to and in a round."""
+    """Return the MiB that all clients together have uploaded and received up to and including a round."""
     ways = [run.points("global", "system", f"bytes_{way}") for way in ("up", "down")]
     return sum(value for points in ways for t, value in points if t <= server_round) / MIB
 
@@ -225,7 +221,7 @@ def _mib(run: FinishedRun) -> float:
 
 
 def _order(value: str) -> tuple[float, str]:
-    """Sort numbers as numbers, before words."""
+    """Return a key that sorts numbers as numbers, before words."""
     return number_of(value), value
 
 
@@ -234,7 +230,7 @@ def _or_zero(value: float) -> float:
 
 
 def compared(a: FinishedRun, b: FinishedRun) -> tuple[Table, Table]:
-    """Return two runs side by side: the keys in which their configurations differ, and the numbers of their summaries."""
+    """Return two runs side by side: the keys that differ in their configurations, and the numbers of their summaries."""
     left, right = ({**flat(run.config), "seed": run.config.get("seed")} for run in (a, b))
     keys = [key for key in dict.fromkeys([*left, *right]) if left.get(key, "") != right.get(key, "")]
     rows = [(key, *("" if key not in side else shown(side[key]) for side in (left, right))) for key in keys]
@@ -254,7 +250,7 @@ def _side_by_side(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]
 
 
 def listed(runs: Sequence[FinishedRun]) -> Table:
-    """Return a line on each run."""
+    """Return a table with a line about each run."""
     rows = []
     for run in runs:
         summary = run.summary
@@ -271,9 +267,10 @@ def listed(runs: Sequence[FinishedRun]) -> Table:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a paper's table in the paper's own layout, of the columns in which there is a run of ours: ``ours (paper)``.
+    """Return a paper's table in the paper's own layout, for the columns with a run of ours: ``ours (paper)``.
 
-    Ours is mean ± deviation over seeds. A cell without a run has the paper's value alone, one that the paper lacks ours alone.
+    Ours is mean ± standard deviation over seeds. A cell without a run has only the paper's value. A cell that the paper does
+    not have has only ours.
     """
     columns = comparison.columns()
     methods = dict.fromkeys(comparison.cells["method"])
@@ -289,13 +286,13 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def beside(cell: Mapping[str, Any]) -> str:
-    """Return ``66.21 (89.35)`` of a comparison's cell: ours, and the paper's, whichever there are."""
+    """Return ``66.21 (89.35)`` of a comparison's cell: ours, and the paper's, if they exist."""
     ours, paper = ours_of(cell), figure_of(cell["paper"])
     return f"{ours} ({paper})" if ours and paper else ours or (f"({paper})" if paper else "")
 
 
 def ours_of(cell: Mapping[str, Any]) -> str:
-    """Return our number of a comparison's cell, and of how many seeds where not all have it; "-" where none got there."""
+    """Return our number of a comparison's cell, and of how many seeds if not all have it. "-" if none reached a target."""
     if cell["ours"] == NEVER.get(cell["metric"]):
         return "-"
     some = f" ({cell['seeds']} of {cell['runs']})" if 0 < cell["seeds"] < cell["runs"] else ""
@@ -331,18 +328,18 @@ def rank_table(comparison: Comparison) -> Table:
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Return a paper's table beside ours and, where both have a cell, the cells one by one."""
+    """Return a paper's table with ours and, if both have a cell, the cells one by one."""
     return [comparison_table(comparison), *([rank_table(comparison)] if len(comparison.both) else [])]
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return a paper's table in Markdown: ours beside it, ranks, correlations with their numbers of cells, what is missing."""
+    """Return a paper's table with ours in Markdown, with ranks, correlations with their numbers of cells, and missing cells."""
     lines = "".join(f"* {line}\n" for line in correlation_lines(comparison))
     return "\n".join([*(table.markdown for table in comparison_tables(comparison)), lines, missing_line(comparison) + "\n"])
 
 
 def comparison_line(comparison: Comparison) -> str:
-    """Return what we have of one method, and the paper's, in a line; of several cells with the column of each."""
+    """Return our values of one method and the paper's in a line. Several cells are named by their columns."""
     rows = comparison.cells.dropna(subset=["ours"]).to_dict("records")
     named = COLUMN if len(rows) > 1 else []
     cells = [" ".join(filter(None, (*(str(row[key]) for key in named), beside(row)))) for row in rows]
@@ -356,7 +353,7 @@ def comparison_latex(comparison: Comparison) -> str:
 
 
 def correlation_lines(comparison: Comparison) -> list[str]:
-    """Return Spearman's correlation with the paper: over all cells, then column by column, or whatever else is ranked."""
+    """Return Spearman's correlation with the paper: over all cells, then for each column or other ranking."""
     rho, cells = comparison.correlation()
     lines = [f"Spearman's correlation with the paper over all accuracies: {_rho(rho)} ({cells} cells)"]
     inner = comparison.correlations()
@@ -373,9 +370,9 @@ def _rho(value: float) -> str:
 
 
 def missing_line(comparison: Comparison) -> str:
-    """Name the paper's cells without a run, those whose runs do not have the number, and runs beside another of their cell.
+    """Name the paper's cells without a run, those whose runs do not have the number, and runs that repeat a cell.
 
-    A whole column is one word.
+    A whole column is named as one.
     """
     theirs = comparison.cells.dropna(subset=["paper"])
     whole, said = theirs.groupby(COLUMN).size(), []

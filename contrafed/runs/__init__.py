@@ -1,1 +1,1 @@
-"""One run, from its configuration to its folder."""
+"""Execute one run, from its configuration to its folder."""

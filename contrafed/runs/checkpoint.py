@@ -1,11 +1,11 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped, in safetensors and JSON.
+"""Write and read checkpoints: all that a run needs to resume as if it had never stopped, in safetensors and JSON.
 
     RUN/checkpoints/000020/server.safetensors   the global model and the strategy's tensors
-    RUN/checkpoints/000020/state.json           round, configuration, how far the logs were, what each node's file is
-    RUN/checkpoints/nodes/7-20.safetensors      what node 7 remembered when it last changed, after round 20
+    RUN/checkpoints/000020/state.json           round, configuration, lengths of the logs, the file of each client
+    RUN/checkpoints/nodes/7-20.safetensors      the state of client 7, last changed in round 20
 
-A checkpoint's folder gets its name by one rename when all of it is written, so a killed run leaves whole ones only. Nothing is
-pickled: loading a foreign file runs no code. Random draws and availability are functions of the round and need no state.
+A checkpoint's folder gets its name by one rename after all of it is written. So a killed run leaves only complete ones. Nothing
+is pickled, so loading a foreign file runs no code. Random draws and availability are functions of the round and need no state.
 """
 
 import hashlib
@@ -32,22 +32,22 @@ from contrafed.core.tensors import Tensors, group, read, write
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
 ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
-# Keys that may differ when a run goes on: they change no result, or only when the run ends. RULING_KEYS are the exception.
+# Keys that may differ in a resumed run: they change no result, or only when the run ends. RULING_KEYS are the exception.
 FREE_KEYS = (*HOW_IT_RUNS, *ENDING_KEYS, *ORIGIN)
 
 
 @dataclass
 class Checkpoint:
-    """A checkpoint on disk, found whole."""
+    """A complete checkpoint on disk."""
 
     path: Path
     server_round: int
     config: dict[str, Any]
     logs: dict[str, int]  # bytes of each log up to here
-    nodes: dict[int, str]  # partition id -> file of what it remembers
+    nodes: dict[int, str]  # partition id -> file of its client state
     sums: dict[str, str]  # file -> its checksum
     state: Any  # the strategy's state, packed
-    grid: dict[str, Any]  # what the grid must know to go on: of devices, which keep what they remember; else empty
+    grid: dict[str, Any]  # what the grid needs to resume, for devices, which keep their client state, and empty otherwise
 
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
@@ -55,7 +55,7 @@ class Checkpoint:
         return group(tensors, "model"), unpack(self.state, tensors)
 
     def memories(self) -> Iterator[tuple[int, Tensors]]:
-        """Yield what each node remembered, by partition id: copies, since the files may be written over."""
+        """Yield each client's state by partition id, as copies, because the files may be overwritten."""
         for node, file in self.nodes.items():
             yield node, {name: value.clone() for name, value in read(self.path.parent / NODES / file).items()}
 
@@ -64,18 +64,24 @@ class Checkpoints:
     """Writes a run's checkpoints and keeps the last few."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], resumed: Checkpoint | None) -> None:
-        """``resumed`` is where the run went on from; in its own folder, files of nodes that did not change are kept."""
+        """Prepare the folder.
+
+        Args:
+            folder: The run's folder.
+            config: The run's configuration.
+            resumed: The checkpoint that the run resumed from. In the same folder, files of unchanged clients are kept.
+        """
         self.folder = folder / FOLDER
         self.config = dict(config)
         self.keep: int = config["checkpoint_keep"]
         own = resumed if resumed is not None and resumed.path.parent.resolve() == self.folder.resolve() else None
         self.nodes: dict[int, str] = {} if own is None else dict(own.nodes)
-        self.sums: dict[str, str] = {} if own is None else dict(own.sums)  # by a node's file
+        self.sums: dict[str, str] = {} if own is None else dict(own.sums)  # by a client's file
         (self.folder / NODES).mkdir(parents=True, exist_ok=True)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        self._spare: list[Path] = []  # files of nodes that no kept checkpoint needs
-        self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the node files of each
+        self._spare: list[Path] = []  # files of clients that no kept checkpoint needs
+        self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the clients' files of each
         for path in numbered(self.folder):
             found = _read(path) if own is not None and int(path.name) <= own.server_round else None
             if found is not None:
@@ -92,12 +98,20 @@ class Checkpoints:
         logs: Mapping[str, int],
         grid: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint while the run goes on; ``changed`` is what nodes remember whose memory changed since the last one.
+        """Write a checkpoint while the run continues.
 
-        ``logs`` is how many bytes of each log belong to it, ``grid`` what the grid itself must know to go on.
+        Model and state are copied before this returns. Client states are never written to, only replaced.
 
-        The model and the state are copied before this returns. What nodes remember is never written to, only replaced. Raises
-        what went wrong with the checkpoint before.
+        Args:
+            server_round: The round.
+            model: The global model.
+            state: The strategy's state.
+            changed: Client states that changed since the last checkpoint, by partition id.
+            logs: Bytes of each log that belong to it.
+            grid: What the grid itself needs to resume.
+
+        Raises:
+            Exception: The error of the previous checkpoint, if it failed.
         """
         self.wait()
         tensors = {f"model/{name}": value for name, value in model.items()}
@@ -106,13 +120,13 @@ class Checkpoints:
         self._writing = self._writer.submit(self._write, server_round, copies, dict(changed), about)
 
     def wait(self) -> None:
-        """Return when the last checkpoint is on disk; raises what went wrong with it."""
+        """Wait until the last checkpoint is on disk. Raises its error if it failed."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
     def close(self) -> None:
-        """Wait for the last checkpoint, end the thread that writes and delete files that no checkpoint needs."""
+        """Wait for the last checkpoint, end the writing thread, and delete files that no checkpoint needs."""
         try:
             self.wait()
         finally:
@@ -121,10 +135,10 @@ class Checkpoints:
                 file.unlink(missing_ok=True)
 
     def _write(self, server_round: int, server: Tensors, changed: Mapping[int, Tensors], about: Mapping[str, Any]) -> None:
-        """Write a checkpoint so that a loss of power at any moment leaves it whole or the ones before as they were.
+        """Write a checkpoint. A power failure at any moment leaves it complete, or the previous ones unchanged.
 
-        Everything that it names is on the disk, under the name it is found by, before it gets its own; what nothing needs any
-        more is deleted after that, and written over after the deletion is on the disk.
+        All files that it names are on the disk under their final names before it gets its own. Files that nothing needs any
+        more are deleted afterwards. They are overwritten only after the deletion is on the disk.
         """
         part, target = self.folder / f".{server_round:06d}.part", self.folder / f"{server_round:06d}"
         try:
@@ -148,14 +162,14 @@ class Checkpoints:
         self._prune()
 
     def _write_nodes(self, server_round: int, changed: Mapping[int, Tensors]) -> list[Path]:
-        """Write what nodes remember that changed; returns the files."""
+        """Write the client states that changed, and return their files."""
         written, files = [], {node: f"{node}-{server_round}.safetensors" for node in changed}
         self.nodes |= files
-        # A checkpoint of this round that was cut off may have left files of these very names.
+        # An interrupted checkpoint of this round may have left files with these names.
         self._spare = [file for file in self._spare if file.name not in files.values()]
         for node, tensors in changed.items():
             path = self.folder / NODES / files[node]
-            # Over an old file: pages that the system has already are up to fifteen times as fast as new ones.
+            # Overwrite an old file, because pages that the system already has are up to fifteen times as fast as new ones.
             if self._spare:
                 os.replace(self._spare.pop(), path)
             write(path, tensors)
@@ -175,7 +189,7 @@ class Checkpoints:
 
 
 def find(where: str | Path) -> Checkpoint | None:
-    """Return the last whole checkpoint of a run's folder, or the one that ``where`` itself is; None where there is none."""
+    """Return the last complete checkpoint of a run's folder, or the one at ``where`` itself. None if there is none."""
     where = Path(where).expanduser()
     if (where / STATE).is_file():
         return _read(where)
@@ -183,7 +197,7 @@ def find(where: str | Path) -> Checkpoint | None:
 
 
 def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` naming the keys in which ``config`` differs from what is ``stored`` in more than ``FREE_KEYS``."""
+    """Raise ``UserError`` with the keys that differ between ``config`` and ``stored``, except ``FREE_KEYS``."""
     old, new = dotted(stored), dotted(config)
     differ = [
         f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
@@ -195,9 +209,9 @@ def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any])
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Return what two configurations of the same run have in common: all that moves a number.
+    """Return a text that two configurations of the same run share: all keys that change a number.
 
-    And, where a scale makes cells of a table alike, which of them it is.
+    If a scale makes cells of a table equal, it also contains which cell it is.
     """
     flat = sorted(plain_numbers(dotted(config)).items())
     more = {*ENDING_KEYS, *(["published"] if config.get("scale") else [])}
@@ -205,7 +219,7 @@ def identity(config: Mapping[str, Any]) -> str:
 
 
 def check_logs(checkpoint: Checkpoint) -> None:
-    """Raise ``UserError`` unless the logs that a checkpoint goes with are there and reach that far."""
+    """Raise ``UserError`` unless the logs of a checkpoint exist and are long enough."""
     for name, size in checkpoint.logs.items():
         log = checkpoint.path.parent.parent / f"{name}.csv"
         if not log.is_file() or log.stat().st_size < size:
@@ -213,17 +227,20 @@ def check_logs(checkpoint: Checkpoint) -> None:
 
 
 def pack(value: Any, place: str, tensors: Tensors) -> Any:
-    """Return ``value`` as JSON, its arrays in ``tensors[place]``: tensors, arrays, numbers, text, and containers of these.
+    """Return ``value`` as JSON, with its arrays in ``tensors[place]``.
 
-    Dictionaries, lists and tuples. All comes back as what it was, of its own type; keys of dictionaries are text or whole
-    numbers, such as partition ids. Raises ``TypeError`` for anything else.
+    It may contain tensors, arrays, numbers and text, in dictionaries, lists and tuples. All types are restored. Keys of
+    dictionaries are text or whole numbers, such as partition ids.
+
+    Raises:
+        TypeError: For any other value.
     """
-    if isinstance(value, str):  # NumPy's text too
+    if isinstance(value, str):  # also NumPy's text
         return {"value": str(value)}
     if isinstance(value, Tensor | np.ndarray | np.generic):
         while place in tensors:  # {"a": {"b": x}, "a/b": y}
             place += "'"
-        # A copy: of what runs backwards, or may not be written to, torch takes none.
+        # A copy, because torch takes no array with negative strides or without write access.
         tensors[place] = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, order="C"))
         return {"tensor" if isinstance(value, Tensor) else "array" if isinstance(value, np.ndarray) else "number": place}
     if isinstance(value, Mapping):
@@ -237,7 +254,7 @@ def pack(value: Any, place: str, tensors: Tensors) -> Any:
 
 
 def unpack(packed: Any, tensors: Tensors) -> Any:
-    """Return what ``pack`` was given."""
+    """Return the value that ``pack`` received."""
     ((kind, content),) = packed.items()
     if kind == "tensor":
         return tensors[content]
@@ -253,7 +270,7 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
 
 
 def put_back(held: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
-    """Give a state what a checkpoint's has, in place: tables of the state that somebody holds are filled, not replaced."""
+    """Restore a state from a checkpoint in place. Tables that other objects refer to are filled, not replaced."""
     for key, value in saved.items():
         if isinstance(value, dict) and isinstance(held.get(key), dict):
             for gone in held[key].keys() - value.keys():
@@ -264,7 +281,7 @@ def put_back(held: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
 
 
 def _key(key: Any, place: str) -> str | int:
-    """Return a dictionary's key as JSON gives it back."""
+    """Return a dictionary's key as JSON restores it."""
     if isinstance(key, str):
         return key
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
@@ -273,12 +290,12 @@ def _key(key: Any, place: str) -> str | int:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Return the checkpoints in ``folder``, whole or not, oldest first."""
+    """Return the checkpoints in ``folder``, complete or not, oldest first."""
     return sorted(path for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
 
 
 def _read(path: Path) -> Checkpoint | None:
-    """Return the checkpoint in ``path``, or None when a file is missing or not what was written."""
+    """Return the checkpoint in ``path``, or None if a file is missing or changed."""
     try:
         content = json.loads((path / STATE).read_text(encoding="utf-8"))
         nodes, sums = {int(node): str(file) for node, file in content["nodes"].items()}, dict(content["sums"])
@@ -294,6 +311,6 @@ def _read(path: Path) -> Checkpoint | None:
 
 
 def checksum(file: Path) -> str:
-    """Return the SHA-256 of a file's bytes, by which it is known to be what was written."""
+    """Return the SHA-256 of a file's bytes, by which changes are found."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,12 +1,12 @@
-"""What a run writes down for analyses when it is asked to (``log=[...]``): more rows in ``metrics.csv`` and ``nodes.csv``.
+"""Record additional values for analyses (``log=[...]``), as rows of ``metrics.csv`` and ``nodes.csv``.
 
 | | rows |
 | --- | --- |
 | ``deviation`` | every round: ``fit`` ``deviation``, ``deviation_mean``: PMFL's Dev^t and Dev^t / m |
-| ``weights`` | every round: ``weight_all`` by node, also of nodes that are away (PMFL, FedAU) |
-| ``features`` | evaluated rounds: ``fit`` ``features_within``, ``_between``, ``_effective_rank``, ``_vci``, mean of nodes |
-| ``nodes_train`` | at the end: ``train_accuracy`` and ``train_loss`` by node, of the final global model |
-| ``probability`` | at the end: ``probability`` by node, the p_k of a pattern that has them |
+| ``weights`` | every round: ``weight_all`` by client, also of unavailable clients (PMFL, FedAU) |
+| ``features`` | evaluated rounds: ``fit`` ``features_within``, ``_between``, ``_effective_rank``, ``_vci``, mean over clients |
+| ``nodes_train`` | at the end: ``train_accuracy`` and ``train_loss`` by client, of the final global model |
+| ``probability`` | at the end: ``probability`` by client, the p_k of a pattern that has them |
 """
 
 from dataclasses import asdict
@@ -29,10 +29,10 @@ WEIGHT_METRIC = "weight_all"  # of nodes.csv with log=[weights]
 
 
 class Logged:
-    """Watches a run's server; does nothing unless asked to."""
+    """Records values of a run's server. Does nothing unless ``log`` has entries."""
 
     def __init__(self, run: Run, workspace: Workspace, federation: Federation, strategy: FederatedStrategy) -> None:
-        """Raise ``UserError`` for what there is nothing to log of."""
+        """Raise ``UserError`` for an entry of ``log`` without data."""
         self.run, self.workspace, self.federation, self.strategy = run, workspace, federation, strategy
         if "features" in run.log and not len(test_examples(federation, run.num_trained)):
             raise UserError("log=[features] needs test images on the server")
@@ -40,7 +40,7 @@ class Logged:
             strategy.watch = self._watch
 
     def _watch(self, replies: Replies) -> None:
-        """Write what there is to say of a round's replies into the round."""
+        """Write the values of a round's replies into the round."""
         done, log = self.strategy.round, self.run.log
         if "deviation" in log and len(replies):
             done.metrics["deviation"], done.metrics["deviation_mean"] = deviation(replies.deltas())
@@ -54,13 +54,13 @@ class Logged:
             done.metrics |= {f"features_{name}": float(np.mean([each[name] for each in found])) for name in found[0]}
 
     def _features(self, model: Tensors) -> tuple[np.ndarray, np.ndarray]:
-        """Return z (n, D) and labels (n,) of the test images under a participant's model."""
+        """Return z (n, D) and labels (n,) of the test images under a client's model."""
         index = test_examples(self.federation, self.run.num_trained)
         z = representations(self.workspace, self.workspace.initial | model, index)
         return z, self.federation.data.y.numpy()[index]
 
     def finish(self, recorder: RunRecorder, model: Tensors, status: str) -> None:
-        """Write p_k, and score the model that a finished run leaves on the training part of every node that may train."""
+        """Write p_k, and evaluate a finished run's model on the training part of every client that may train."""
         p = self.strategy.participation.probabilities
         if "probability" in self.run.log and p is not None:
             recorder.nodes(recorder.rounds, range(len(p)), "probability", p)

@@ -1,4 +1,4 @@
-"""When a run ends before its last round: at a target, or when the accuracy has not risen for long enough."""
+"""End a run before its last round: at a target, or if the accuracy has not risen for long enough."""
 
 from collections.abc import Sequence
 
@@ -6,24 +6,29 @@ Curve = Sequence[tuple[int, float]]
 
 
 class Stopping:
-    """What the keys ``early_stop`` and ``target_accuracy`` say about the accuracy that a run shows.
+    """The keys ``early_stop`` and ``target_accuracy``, applied to a run's accuracy.
 
-    Looks at the curve of evaluations (round, accuracy) alone, so that a resumed run ends where an uninterrupted one does.
+    Only the curve of evaluations (round, accuracy) is used, so that a resumed run ends where an uninterrupted one does.
     """
 
     def __init__(self, patience: int | None, target: float | None) -> None:
-        """``patience``: evaluations in a row without a better accuracy than the best before them; ``target``: an accuracy."""
+        """Set the limits.
+
+        Args:
+            patience: Consecutive evaluations without a new best accuracy.
+            target: An accuracy, 0 to 1.
+        """
         self.patience, self.target = patience, target
-        self.reached: int | None = None  # the first round whose accuracy was at least the target
-        self.stopped: str | None = None  # by which key the run ended, and not by its last round
+        self.reached: int | None = None  # the first round with at least the target's accuracy
+        self.stopped: str | None = None  # the key that ended the run before its last round
 
     def look(self, curve: Curve) -> None:
-        """Note the first round that reaches the target."""
+        """Record the first round that reaches the target."""
         if self.target is not None and self.reached is None:
             self.reached = next((t for t, accuracy in curve if accuracy >= self.target), None)
 
     def ends(self, curve: Curve, last_round: int) -> bool:
-        """Whether the run ends with the last point of ``curve``, before ``last_round``."""
+        """Return whether the run ends with the last point of ``curve``, before ``last_round``."""
         self.look(curve)
         if curve and curve[-1][0] < last_round:
             accuracies = [accuracy for _, accuracy in curve]
@@ -36,7 +41,7 @@ class Stopping:
 
     @property
     def line(self) -> str:
-        """Return why the run ended."""
+        """The reason why the run ended."""
         if self.stopped == "target_accuracy":
             return f"the accuracy has reached target_accuracy={self.target:g}"
         return f"the accuracy has not risen for early_stop={self.patience} evaluations"

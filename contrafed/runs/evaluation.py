@@ -1,4 +1,4 @@
-"""The global model: where it begins, and how the server scores it."""
+"""Load the initial global model, and evaluate the global model on the server."""
 
 import copy
 from collections.abc import Mapping
@@ -26,16 +26,17 @@ MODEL_FILE = "model.safetensors"
 
 
 def initial_file(run: Run) -> str | None:
-    """Return the file of a run's initial global model; None where it is drawn, or the run goes on from a checkpoint."""
+    """Return the file of a run's initial global model, None if it is drawn or if the run resumes from a checkpoint."""
     if run.resume:
         return None
     return str(Path(run.evaluate_only) / MODEL_FILE) if run.evaluate_only else run.init_from
 
 
 def initial_model(drawn: Mapping[str, Tensor], path: str | None) -> Tensors:
-    """Return the initial global model: as ``drawn`` from the seed, or read from a safetensors file of the same shapes.
+    """Return the initial global model: as ``drawn`` from the seed, or loaded from a safetensors file of the same shapes.
 
-    Raises ``UserError`` for a file that is none, or has other tensors or numbers that are not finite.
+    Raises:
+        UserError: If the file cannot be read, or has other tensors or numbers that are not finite.
     """
     if path is None:
         return {name: value.detach().cpu() for name, value in drawn.items()}
@@ -58,11 +59,20 @@ def initial_model(drawn: Mapping[str, Tensor], path: str | None) -> Tensors:
 def evaluate(
     workspace: Workspace, federation: Federation, run: Run, server_round: int, model: Tensors, whole: bool
 ) -> MetricRecord | None:
-    """Score the global model on the central test set and, if asked for, on all training examples.
+    """Evaluate the global model on the central test set and, if requested, on all training examples.
 
-    Where not the ``whole`` model travels there is no global one to score: the result is empty. Without a central test set
-    (merged splits) the union of the nodes' test parts stands in, of those that may train. A server without any images
-    scores nothing. None between evaluations.
+    Without a central test set (merged splits) the test parts of all clients that may train are used together.
+
+    Args:
+        workspace: The workspace.
+        federation: The data on the server.
+        run: The run.
+        server_round: The round.
+        model: The global model.
+        whole: Whether all parts of the model are shared. Otherwise there is no complete global model, and the result is empty.
+
+    Returns:
+        The scores, empty without images on the server, None between evaluations.
     """
     if server_round % run.eval_every and server_round != run.num_rounds:
         return None
@@ -82,30 +92,37 @@ def evaluate(
 
 
 def test_examples(federation: Federation, num_trained: int) -> np.ndarray:
-    """Return the central test set (n,), or where there is none the test parts of the first ``num_trained`` nodes together."""
+    """Return the central test set (n,), or without one the test parts of the first ``num_trained`` clients together."""
     index = federation.central_test
     return index if len(index) else np.concatenate([federation.partition.test(n) for n in range(num_trained)])
 
 
 def judging(workspace: Workspace, model: Tensors) -> SplitModel:
-    """Return a network of its own that holds ``model``."""
+    """Return a new network with the parameters ``model``."""
     judged = copy.deepcopy(workspace.model)
     judged.load_state_dict(model)
     return judged
 
 
 def representations(workspace: Workspace, model: Tensors, index: np.ndarray) -> np.ndarray:
-    """Return z (n, D) of the examples ``index`` (n,) under a model, wherever its tensors are."""
+    """Return z (n, D) of the examples ``index`` (n,) under a model on any device."""
     judged, batches = judging(workspace, model), torch.from_numpy(index).to(workspace.device).split(workspace.evaluation_batch)
     with torch.no_grad():
         return torch.cat([judged.represent(workspace.images(rows)) for rows in batches]).cpu().numpy()
 
 
 def score(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[float, float, Tensor]:
-    """Return mean cross-entropy, accuracy and confusion matrix (C, C) of one model on the examples ``index``; zeros for none.
+    """Compute mean cross-entropy, accuracy and confusion matrix of a model.
 
-    In fixed batches, on a CPU on every core, so that sums do not depend on how many there are. ``model`` has its own
-    parameters: threads that share a module would see each other's ``holding``.
+    All CPU cores are used. The batches are fixed, so that sums do not depend on the number of cores.
+
+    Args:
+        workspace: The workspace.
+        model: A network with its own parameters, because threads that share a module would see each other's ``holding``.
+        index: The examples (n,).
+
+    Returns:
+        Loss, accuracy and confusion matrix (C, C), all zeros without examples.
     """
     if not len(index):
         return 0.0, 0.0, torch.zeros(model.num_classes, model.num_classes)
@@ -121,5 +138,5 @@ def score(workspace: Workspace, model: SplitModel, index: np.ndarray) -> tuple[f
         each = pool.map(sums, batches) if workspace.device.type == "cpu" else map(sums, batches)
         losses, counts = zip(*each, strict=True)
     total = torch.stack(counts).sum(0)
-    # Read at the end: on an accelerator each number is a wait.
+    # Read at the end, because on an accelerator each read waits.
     return sum(map(float, losses)) / len(index), float(total.trace()) / len(index), total

@@ -1,4 +1,4 @@
-"""A job of Hydra's: the folder that Hydra names, and the objective that a search looks at."""
+"""Run a Hydra job: its folder, and the objective of a search."""
 
 import contextlib
 import os
@@ -14,14 +14,14 @@ from contrafed.config.compose import expand_jobs
 from contrafed.core.errors import unknown
 from contrafed.runs.setup import names_folder
 
-# What a summary leads with, the first that it has.
+# Leading numbers of a summary. The objective is the first that exists.
 LEADING = ("personal_accuracy_mean", "accuracy_final")
 
 _missing: list[Path] = []  # folders that Hydra is about to make, the innermost first
 
 
 def find_folder(config: DictConfig) -> tuple[Path, bool]:
-    """Return the folder of the job that Hydra runs, and whether it is a choice: the user's, or the sweeper's."""
+    """Return the folder of Hydra's job, and whether the user or the sweeper chose it."""
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         return Path(os.path.relpath(job.runtime.output_dir)), True
@@ -30,7 +30,7 @@ def find_folder(config: DictConfig) -> tuple[Path, bool]:
 
 
 def print_other_jobs() -> None:
-    """Say so if the experiment of a run alone has other jobs."""
+    """Print a line if the experiment of a single run has other jobs."""
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         return
@@ -50,12 +50,12 @@ def read_objective(summary: Mapping[str, Any], name: str | None) -> float | None
 
 
 def note_missing(folder: Path) -> None:
-    """Remember which folders on the way to a run's are not there yet, before Hydra makes them."""
+    """Store which parent folders of a run's folder do not exist, before Hydra makes them."""
     _missing[:] = [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder that Hydra made for a run that did not begin, and those on the way to it that were not there before."""
+    """Remove the empty folder of a run that did not begin, and its parents that did not exist before."""
     with contextlib.suppress(OSError):  # not empty
         for path in _missing if folder in _missing else [folder]:
             path.rmdir()

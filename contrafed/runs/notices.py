@@ -1,4 +1,4 @@
-"""What is said of a run beside its numbers: what it is no full run of, who attacks, and what its settings promise little of."""
+"""Write the notices that are printed with a run: reduced scale, simulated attackers, weak privacy settings."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from contrafed.training.workspace import Workspace
 
 
 def said_of_scale(run: Run, workspace: Workspace) -> str:
-    """Return what every output says of a run that is no full one on the data set that it names, empty for others."""
+    """Return the notice that marks every output of a run on reduced scale or replaced images, empty for others."""
     scale, stand_in = run.composed.get("scale"), workspace.federation.data.stand_in
     images = f"{stand_in} images in place of {run.node.dataset.name}" if stand_in else ""
     return ", ".join(filter(None, [f"scale={scale}" if scale else "", images]))
 
 
 def said_of_small(workspace: Workspace) -> str:
-    """Return a line about nodes that had drawn too few examples, empty where there was none."""
+    """Return a line about clients that had too few examples, empty without any."""
     small, partition = workspace.federation.partition.small, workspace.run.partition
     if not small.nodes:
         return ""
@@ -25,7 +25,7 @@ def said_of_small(workspace: Workspace) -> str:
 
 
 def said_of_attackers(run: Run) -> str:
-    """Return a line about how many nodes attack, empty where none does."""
+    """Return a line about the number of attackers, empty without any."""
     config = run.attack.config
     attackers = config.among(run.num_nodes, run.seed) if isinstance(config, Attackers) else ()
     count = sum(attacker < run.num_trained for attacker in attackers)
@@ -33,14 +33,14 @@ def said_of_attackers(run: Run) -> str:
 
 
 def said_of_delta(run: Run) -> str:
-    """Return a line about a delta at which epsilon promises little: one node's data may be published whole with it."""
+    """Return a line about a large delta, for which epsilon promises little: it allows one client's data to be published."""
     delta = run.privacy.config.delta if isinstance(run.privacy.config, gaussian.Gaussian) else 0
     loose = delta * run.num_nodes >= 1
     return f"privacy.delta={delta:g} is not below 1/num_nodes={1 / run.num_nodes:g}: epsilon says little there" if loose else ""
 
 
 def said_of_attack(run: Run) -> dict[str, Any]:
-    """Return who attacks and how, and what stands in for the mean, for the summary; nothing where nobody does."""
+    """Return attackers, attack and aggregation for the summary, empty without them."""
     found: dict[str, Any] = {} if run.aggregation.name == "mean" else {"aggregation": run.aggregation.name}
     if isinstance(run.attack.config, Attackers):
         attackers = run.attack.config.among(run.num_nodes, run.seed)

@@ -1,4 +1,6 @@
-"""One run from a composed configuration: ``run(cfg) -> summary``, for notebooks; the command line has ``run_resolved``."""
+"""Execute one run from a composed configuration: ``run(cfg) -> summary`` for notebooks, ``run_resolved`` for the command
+line.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,7 +21,12 @@ OnRound = Callable[[int, dict[str, float]], None]
 def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig:
     """Compose a configuration as the command line does: ``compose("strategy=moon", "num_rounds=10")``.
 
-    ``config_dir``: a folder of YAMLs of your own, as ``--config-dir`` takes it. Raises ``UserError``.
+    Args:
+        *overrides: Overrides, one text each.
+        config_dir: Your folder of YAMLs, as for ``--config-dir``.
+
+    Raises:
+        UserError: For an unknown choice or key.
     """
     if not all(isinstance(override, str) for override in overrides):
         raise UserError('compose takes overrides as text, one by one: compose("strategy=moon", "num_rounds=10")')
@@ -27,12 +34,21 @@ def compose(*overrides: str, config_dir: str | Path | None = None) -> DictConfig
 
 
 def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True, on_round: OnRound | None = None) -> dict[str, Any]:
-    """Run one experiment and return its summary (what ``summary.json`` holds), with the run's folder under ``"folder"``.
+    """Run one experiment and return its summary.
 
-    ``unique``: when ``output_dir`` already holds a run, take ``output_dir-2`` and so on; otherwise that is an error.
-    ``on_round(server_round, values)`` is called after every round, and after the initial model's evaluation as round 0; the
-    names of ``values`` are SCOPE/SPLIT/METRIC as in ``metrics.csv``. What it raises ends the run, with what there is written.
-    Raises ``UserError`` for anything wrong with the configuration or the data, before a folder is made where it can.
+    Args:
+        cfg: The composed configuration.
+        unique: Use ``output_dir-2`` and so on if ``output_dir`` already holds a run. Otherwise that is an error.
+        on_round: Called as ``on_round(server_round, values)`` after every round, and after the initial model's evaluation as
+            round 0.
+            The names of ``values`` are SCOPE/SPLIT/METRIC as in ``metrics.csv``. An exception from it ends the run, and
+            everything so far is written.
+
+    Returns:
+        The content of ``summary.json``, and the run's folder under ``"folder"``.
+
+    Raises:
+        UserError: For a mistake in the configuration or the data, if possible before a folder is made.
     """
     if not isinstance(cfg, DictConfig | Mapping):
         raise UserError('run takes what compose returns: run(compose("strategy=moon", "num_rounds=10"))')
@@ -42,8 +58,8 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True, on_round: O
 def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None = None) -> dict[str, Any]:
     """Run one experiment whose configuration is resolved, as ``run`` does.
 
-    The data are loaded and the model is built here, before a folder is made: a mistake in them leaves none behind. The strategy
-    is built by the ``Session``, once the engine knows its clients.
+    The data are loaded and the model is built here, before a folder is made, so that a mistake in them leaves no folder. The
+    ``Session`` builds the strategy once the engine knows its clients.
     """
     if wanted.node.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")

@@ -1,4 +1,4 @@
-"""The ServerApp: one run of a method against whatever Grid it is given; ``serve`` is the same in every engine."""
+"""Define the ServerApp: one run of a method on a given Grid. ``serve`` is the same in every engine."""
 
 import logging
 import sys
@@ -19,7 +19,7 @@ from contrafed.runs import checkpoint
 from contrafed.runs.output import alone, print_summary
 from contrafed.runs.session import OnRound, Session
 
-# Seconds between two looks at how many nodes a simulation has.
+# Seconds between two counts of a simulation's nodes.
 POLL = 1.0
 
 app = ServerApp()
@@ -27,9 +27,9 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what ``flwr run`` says in ``run_config["overrides"]``: Hydra overrides in one string.
+    """Run what ``flwr run`` passes in ``run_config["overrides"]``: Hydra overrides in one string.
 
-    ``run_config["config-dir"]`` is a folder of YAMLs of the user's own on this machine, empty for none.
+    ``run_config["config-dir"]`` is the user's folder of YAMLs on this machine, empty for none.
     """
     from flwr.superlink.grid import InMemoryGrid
 
@@ -61,10 +61,10 @@ def app_for(run: Run, on_round: OnRound | None = None) -> ServerApp:
 
 
 def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str, Any]:
-    """Train for ``num_rounds`` rounds and leave the run's folder complete; returns its summary.
+    """Train for ``num_rounds`` rounds, complete the run's folder, and return its summary.
 
-    Ctrl-C (``KeyboardInterrupt``) ends the run after writing all that there is, and is raised again. A disk that takes no more
-    is a ``DiskError``.
+    Ctrl-C (``KeyboardInterrupt``) ends the run after everything is written, and is raised again. A failing disk raises
+    ``DiskError``.
     """
     assert run.folder is not None
     folder = run.folder
@@ -72,10 +72,10 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str,
         session = Session(grid, run, on_round)
         try:
             session.train()
-        except (KeyboardInterrupt, SystemExit):  # the latter is flwr stop's
+        except (KeyboardInterrupt, SystemExit):  # SystemExit comes from flwr stop
             try:
                 session.finish("interrupted")
-            except Exception as error:  # a sweep ends all the same
+            except Exception as error:  # a sweep ends anyway
                 print(f"error: {folder} is not complete: {error}", file=sys.stderr)
             raise
         except BaseException as error:
@@ -85,13 +85,13 @@ def serve(grid: RunGrid, run: Run, on_round: OnRound | None = None) -> dict[str,
 
 
 def what_is_left(folder: Path) -> str:
-    """Return how a run goes on whose disk failed."""
+    """Return how to resume a run whose disk failed."""
     found = checkpoint.find(folder)
     return "there is no checkpoint" if found is None else f"resume=latest goes on from round {found.server_round} once it can"
 
 
 def count_nodes(grid: Grid) -> int:
-    """Return how many nodes Flower's simulation has; it registers them while the ServerApp starts."""
+    """Return the number of nodes of Flower's simulation, which registers them while the ServerApp starts."""
     count = -1
     while count < 1 or count != len(list(grid.get_node_ids())):
         count = len(list(grid.get_node_ids()))
@@ -100,7 +100,7 @@ def count_nodes(grid: Grid) -> int:
 
 
 def mistakes_in_one_line() -> None:
-    """Have Flower report a user's mistake, or a full disk, without a traceback: the line alone says what to do."""
+    """Make Flower report a user's mistake or a full disk without a traceback, because the line itself says what to do."""
 
     def shorten(record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], UserError | RunStopped):

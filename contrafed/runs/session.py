@@ -1,4 +1,4 @@
-"""A run under way: what its rounds need, and what is written after each of them and at its end."""
+"""Execute a run: what its rounds need, and what is written after each round and at the end."""
 
 import contextlib
 import math
@@ -47,18 +47,18 @@ class Session:
     """One run on one Grid."""
 
     def __init__(self, grid: RunGrid, run: Run, on_round: OnRound | None = None) -> None:
-        """Prepare everything up to the first round; ``on_round`` as ``contrafed.run`` takes it. Raises ``UserError``."""
+        """Prepare everything up to the first round. ``on_round`` is as in ``contrafed.run``. Raises ``UserError``."""
         assert run.folder is not None
         self.run, self.folder = run, run.folder
         self.grid = grid = attacked(grid, run.attack, run.num_nodes, run.seed)
         self.workspace = workspace_for(run.node.to_json())
         self.places = self._places()
         self.resumed = checkpoint.find(run.resume) if run.resume else None
-        if run.resume and self.resumed is None:  # whole when the run was checked
+        if run.resume and self.resumed is None:  # complete when the run was checked
             raise UserError(f"resume: {run.resume} is gone or cannot be read any more; start again to go on from another")
         keeping = run.checkpoint_every is not None or self.resumed is not None
         grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
-        grid.limit_replies(AROUND)  # of who they are
+        grid.limit_replies(AROUND)  # of the answers to queries
         self.members = grid.members(run.node, self.workspace.federation, self.places)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.model = initial_model(self.workspace.initial, initial_file(run))
@@ -68,7 +68,7 @@ class Session:
         self.scored = self._scored()  # before the folder holds anything
         self.budget = budget_of(run, self.strategy)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
-        # Before the recorder: where it cannot begin, the folder is as it was.
+        # Before the recorder, so that the folder is unchanged if it cannot begin.
         self.tracker = Followed(run.tracker, Tracked(self.folder, run.composed, self.resumed is not None))
         self.recorder = open_recorder(run, self.folder, self.resumed)
         self.recorder.partition(self.members.class_counts)
@@ -82,7 +82,7 @@ class Session:
         self.began = time.perf_counter()
 
     def train(self) -> None:
-        """Run every round that is left."""
+        """Run all remaining rounds."""
         run, strategy = self.run, self.strategy
         title = f"{run.node.strategy.name} on {run.node.dataset.name}, {run.participation.name} participation"
         title += f" ({self.recorder.note})" if self.recorder.note else ""
@@ -113,14 +113,14 @@ class Session:
                 log.write(done)
                 for line in self.grid.newcomers():
                     progress.note(line)
-                if done.diverged and run.on_divergence == "stop":  # before a checkpoint that would go on behind it
+                if done.diverged and run.on_divergence == "stop":  # before a checkpoint after it
                     raise RunStopped(f"on_divergence=stop: {done.diverged[0]}", "diverged")
                 if ends:
                     progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
                 elif not 0 < log.participants == log.failed or self.recorder.trained:
                     self._save(done.server_round)
                 elif done.server_round == self.rounds:
-                    # Without a checkpoint: a sweep that is run again would go on behind rounds in which nothing was learnt.
+                    # Without a checkpoint, because a repeated sweep would resume after rounds without any learning.
                     raise RunStopped(f"every node failed in every round; the first: {log.first_failure}")
                 return ends
 
@@ -140,7 +140,7 @@ class Session:
                 self._advise(log, progress)
 
     def _look_back(self, scored: ConfigRecord, progress: Progress) -> None:
-        """Do what is wanted after all of a run that is resumed behind its last round: its target, its personal models."""
+        """Finish a run that is resumed after its last round: evaluate its target and its personal models."""
         scope = "personal" if self.strategy.personal and self.recorder.accuracies("personal") else "global"
         self.stopping.look(self.recorder.accuracies(scope))
         if self.places["save"]:
@@ -149,7 +149,7 @@ class Session:
                 progress.note(line)
 
     def _advise(self, log: RoundLog, progress: Progress) -> None:
-        """Say what is to be done where few or none took part."""
+        """Print advice if few clients or none participated."""
         if self.rounds and not log.participants:
             progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
         elif log.uncounted and not self.recorder.trained:
@@ -159,12 +159,12 @@ class Session:
             progress.note(f"{mean:.1f} nodes took part in a round, on average: so few nodes may want participation=full")
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Score the global model, where it is time to."""
+        """Evaluate the global model in rounds that have an evaluation."""
         model, federation = checks.judged(self.strategy, codec.from_record(arrays)), self.members.federation
         return evaluate(self.workspace, federation, self.run, server_round, model, self.strategy.whole)
 
     def _ends(self, done: Round) -> bool:
-        """Whether the run ends with this round, before its last."""
+        """Return whether the run ends with this round, before its last."""
         scope, scores = shown(done, self.strategy.personal)
         if "accuracy" not in scores or not done.server_round:
             return False
@@ -172,14 +172,14 @@ class Session:
         return self.stopping.ends(curve, self.rounds)
 
     def _judge_finally(self, done: Round, arrays: ArrayRecord, scored: ConfigRecord) -> None:
-        """Have nodes be judged again in a round that turned out to be the last, which some methods train for."""
+        """Evaluate clients again in a round that turned out to be the last. Some methods train for the last evaluation."""
         final, timeout = ConfigRecord({**scored, "final": True}), self.run.engine.config.round_timeout
         grid: Any = self.grid
         if asking := list(self.strategy.configure_evaluate(done.server_round, arrays, final, grid)):
             self.strategy.aggregate_evaluate(done.server_round, grid.send_and_receive(asking, timeout=timeout))
 
     def _ending(self) -> dict[str, Any]:
-        """Return what the summary says of an end before the last round, and of the target."""
+        """Return the summary's entries about an early end and about the target."""
         stopping, found = self.stopping, dict[str, Any]()
         if stopping.stopped is not None:
             found["stopped_by"] = stopping.stopped
@@ -191,7 +191,7 @@ class Session:
         return found
 
     def _traffic(self) -> dict[str, int]:
-        """Return the bytes that a node receives and sends in a round, and the same by the formula of its method, if any."""
+        """Return the bytes that a client receives and uploads in a round, counted and by the method's formula, if any."""
         workspace = self.workspace
         sizes = [sum(map(math.prod, message.values())) for message in (self.strategy.down, self.strategy.up)]
         found = dict(zip(("bytes_down_per_node", "bytes_up_per_node"), sizes, strict=True))
@@ -201,12 +201,12 @@ class Session:
         return {key: BYTES * scalars for key, scalars in found.items()}
 
     def finish(self, status: str) -> dict[str, Any]:
-        """Write the model, the summary and the figures of what there is, and close every file; returns the summary."""
+        """Write the model, the summary and the figures, close every file, and return the summary."""
         run, about = self.run, {"strategy": self.run.node.strategy.name}
-        if run.privacy.name == "none":  # noise, and who took part, may be drawn again from the seed
+        if run.privacy.name == "none":  # with a seed, noise and cohort could be drawn again
             about["seed"] = str(run.seed)
         under_way = self.strategy.round
-        if self.budget is not None and under_way.server_round > self.budget.rounds:  # what was sent in it is out
+        if self.budget is not None and under_way.server_round > self.budget.rounds:  # its broadcasts are already sent
             self.budget.pass_round(under_way.participants)
         with contextlib.ExitStack() as closing:
             if self.checkpoints is not None:
@@ -224,14 +224,14 @@ class Session:
             return self.recorder.finish(status, {**told, "seconds": seconds})
 
     def _left(self) -> Tensors:
-        """Return the global model that the run leaves: what its rule has scored, or, where that fails, the nodes'."""
+        """Return the global model to save: the one that the strategy evaluates or, if that fails, the clients'."""
         try:
             return checks.judged(self.strategy, self.model)
-        except Exception:  # it ended the run, and was said then
+        except Exception:  # this error ended the run and was reported
             return self.model
 
     def _places(self) -> dict[str, str]:
-        """Return what nodes are told of where to save and load their personal models, "" for not at all."""
+        """Return the places of personal models that clients are told: where to save and to load them, "" for not at all."""
         run, load = self.run, ""
         personal = run.judge == "post_train" or self.workspace.client_class.is_personal(self.workspace.config)
         if run.evaluate_only and personal:
@@ -239,7 +239,7 @@ class Session:
         return {"save": self.grid.save_place(self.folder) if run.save_personal else "", "load": load}
 
     def _go_on(self, resumed: checkpoint.Checkpoint) -> None:
-        """Put server, nodes and figures back to where a checkpoint left them."""
+        """Restore server, clients and figures from a checkpoint."""
         found, state = resumed.server()
         self.model = {name: found[name] for name in self.model}  # older files have another order
         checkpoint.put_back(self.strategy.state, state)
@@ -252,7 +252,7 @@ class Session:
                 self.budget.pass_round(nodes)
 
     def _scored(self) -> list[int]:
-        """Return the nodes that are asked to score their models."""
+        """Return the clients that evaluate models."""
         held_out, wanted = range(self.run.num_trained, self.run.num_nodes), self._asks_nodes
         scored = np.flatnonzero(self.members.test_sizes).tolist()
         alone = not self.strategy.whole
@@ -275,7 +275,7 @@ class Session:
 
     @property
     def _for_test_parts(self) -> str:
-        """What gives nodes test parts."""
+        """The setting that gives clients test parts."""
         partition = self.run.node.partition
         return (
             f"partition={partition.name} gives none"
@@ -285,13 +285,13 @@ class Session:
 
     @property
     def _asks_nodes(self) -> bool:
-        """Whether nodes are to score models."""
+        """Whether clients evaluate models."""
         if self.run.eval_nodes is not None:
             return self.run.eval_nodes
         return self.strategy.personal or self.run.held_out_nodes > 0
 
     def _unscored(self) -> str:
-        """Return a line about models that nothing scores, empty where all are."""
+        """Return a line about models that nothing evaluates, empty if all are evaluated."""
         if self.scored:
             return ""
         if self._asks_nodes:
@@ -310,7 +310,7 @@ class Session:
 
 
 def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:
-    """Build the strategy of a run of so many rounds. To it, clients that are held out have nothing to train on."""
+    """Build the strategy of a run with this number of rounds. It sees held-out clients as clients without training data."""
     sizes = np.where(np.arange(run.num_nodes) < run.num_trained, members.sizes, 0)
     client = workspace.client_class(workspace, [])
     if not hasattr(client, "memories"):
@@ -327,21 +327,21 @@ def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int)
 
 
 def budget_of(run: Run, strategy: FederatedStrategy) -> Budget | None:
-    """Return what the run's privacy costs, before any round; None where it has none."""
+    """Return the run's privacy budget before any round, None without one."""
     config = run.privacy.config
     if not isinstance(config, gaussian.Gaussian):
         return None
     probability = None
     if isinstance(config, central.Config) and config.amplification:
         probabilities = strategy.participation.probability()
-        assert probabilities is not None  # as checked
+        assert probabilities is not None  # checked before
         probability = float(probabilities.max())
     kinds = protected(list(strategy.up), list(strategy.down), run.node.strategy.name)
     return Budget(config, kinds, run.num_nodes, probability)
 
 
 def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None) -> RunRecorder:
-    """Return the run's recorder; a run that goes on elsewhere brings its logs along."""
+    """Return the run's recorder. A run that resumes in another folder copies its logs."""
     first_round = 0 if run.evaluate_only else 1
     if resumed is None:
         return RunRecorder(folder, run.text, first_round)
@@ -353,7 +353,7 @@ def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None)
 
 
 def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
-    """Return what identifies a run, for its summary."""
+    """Return the entries that identify a run in its summary."""
     small, data = workspace.federation.partition.small, workspace.federation.data
     return {
         "method": run.node.strategy.name,

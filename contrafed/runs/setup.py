@@ -1,4 +1,4 @@
-"""From what was asked for to a ``Run`` that may begin: checked, with its folder, and with where it goes on from."""
+"""Prepare a ``Run``: check it, make its folder, and find the checkpoint that it resumes from."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -19,9 +19,15 @@ LATEST = "latest"
 
 
 def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "") -> Run:
-    """Return a run that ``flwr run`` began, from one string of Hydra overrides, its folder made. Raises ``UserError``.
+    """Return a run that ``flwr run`` started, with its folder made.
 
-    ``num_nodes``: how many nodes there are, where that is known; the run takes as many unless the overrides say otherwise.
+    Args:
+        overrides: Hydra overrides in one string.
+        num_nodes: Number of nodes, if it is known. The run uses it unless the overrides set another.
+        config_dir: The user's folder of YAMLs, "" for none.
+
+    Raises:
+        UserError: For any mistake in them.
     """
     try:
         words = shlex.split(overrides)
@@ -51,31 +57,31 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
         raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
     if num_nodes is None and wanted.attack.name != "none":
         raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
-    # The Session takes the same workspace, with the only model that is built here.
+    # The Session uses the same workspace, and the only model is built here.
     check_model(wanted, workspace_for(wanted.node.to_json()).model)
     return with_folder(wanted, unique=True, devices=num_nodes is None)
 
 
 def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
-    """Return the run that a configuration describes, with libraries quiet. Raises ``UserError``."""
+    """Return the run that a configuration describes, and silence libraries. Raises ``UserError``."""
     composed: Any = to_plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     quiet_libraries(bool(composed.get("verbose", False)))
     return resolve(composed)
 
 
 def names_folder(overrides: Iterable[str]) -> bool:
-    """Whether a command line names the run's folder."""
+    """Return whether a command line names the run's folder."""
     return any(override.lstrip("+").startswith("output_dir=") for override in overrides)
 
 
 def check_latest(wanted: Run, named: bool) -> None:
-    """Raise ``UserError`` where ``resume=latest`` has no folder to go on in: one that is not ``named`` is new."""
+    """Raise ``UserError`` if ``resume=latest`` has no folder to resume in, because an unnamed folder is new."""
     if wanted.resume == LATEST and not named:
         raise UserError("resume=latest goes on in the folder that output_dir names: set output_dir=FOLDER beside it")
 
 
 def with_folder(wanted: Run, unique: bool, devices: bool = False) -> Run:
-    """Return the run with its folder, made here, and with the checkpoint that it goes on from."""
+    """Return the run with its folder, which is made here, and with the checkpoint that it resumes from."""
     start = starting_point(wanted, devices)
     folder = Path(wanted.output_dir)
     if wanted.resume != LATEST or not (folder / "config.yaml").exists():
@@ -86,9 +92,14 @@ def with_folder(wanted: Run, unique: bool, devices: bool = False) -> Run:
 
 
 def starting_point(wanted: Run, devices: bool = False) -> str | None:
-    """Return the path of the checkpoint that ``resume`` means, None to begin. Raises ``UserError`` where it does not fit.
+    """Return the path of the checkpoint that ``resume`` means, None to begin.
 
-    ``devices``: the run's nodes are devices, which keep what they remember themselves.
+    Args:
+        wanted: The run.
+        devices: Whether clients are devices, which keep their own state.
+
+    Raises:
+        UserError: If the checkpoint does not fit.
     """
     from contrafed.runs import checkpoint
 
@@ -109,7 +120,7 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
     if there := checkpoint.numbered(folder / checkpoint.FOLDER):
         raise UserError(f"resume: {there[-1]} and {len(there) - 1} before it cannot be read; delete the folder to begin anew")
     config = folder / "config.yaml"
-    if config.exists() and config.stat().st_size:  # a run that stopped before its first checkpoint is begun anew, no other
+    if config.exists() and config.stat().st_size:  # only the same run may restart after a stop before its first checkpoint
         if finished(folder) is not None:
             raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
         checkpoint.check_same(folder, read_config(folder), wanted.composed)

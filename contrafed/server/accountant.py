@@ -1,4 +1,4 @@
-"""How much differential privacy a run has spent, by Google's dp-accounting, which the extra ``dp`` brings."""
+"""Compute how much differential privacy a run has spent, with Google's dp-accounting from the extra ``dp``."""
 
 import importlib.util
 import logging
@@ -14,42 +14,49 @@ PACKAGE = "dp_accounting"
 
 
 def needs_accountant() -> None:
-    """Raise ``UserError`` where the accountant is not installed."""
+    """Raise ``UserError`` if the accountant is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise UserError("privacy: the package dp-accounting is missing. Fix: pip install 'contrafed[dp]'")
 
 
 class Budget:
-    """What a run's rounds have cost the node that was asked most often.
+    """The privacy cost of a run's rounds for the client that was selected most often.
 
-    One round costs a node that is asked to train one Gaussian mechanism of ``noise_multiplier`` for each of the ``kinds`` of
-    tensors that it sends, any other node nothing. With amplification every round costs every node one mechanism sampled with
-    the nodes' probability: a Poisson-sampled Gaussian. Rounds compose by Renyi differential privacy, and so add-or-remove
-    here means that a node sent zeros instead.
+    For a selected client a round costs one Gaussian mechanism of ``noise_multiplier`` for each of the ``kinds`` of uploaded
+    tensors. It costs other clients nothing. With amplification every round costs every client one mechanism sampled with the
+    clients' probability: a Poisson-sampled Gaussian. Rounds compose by Renyi differential privacy. So add-or-remove here means
+    that a client sent zeros instead.
     """
 
     def __init__(self, config: Gaussian, kinds: int, num_nodes: int, probability: float | None) -> None:
-        """``probability``: with which each node takes part, where epsilon counts on it."""
+        """Start with no rounds.
+
+        Args:
+            config: Settings of the noise.
+            kinds: Number of kinds of uploaded tensors.
+            num_nodes: K.
+            probability: Each client's participation probability, if epsilon depends on it.
+        """
         self.config, self.kinds, self.probability = config, kinds, probability
         self.asked = np.zeros(num_nodes, dtype=np.int64)
         self.rounds = 0
 
     def pass_round(self, participants: np.ndarray) -> None:
-        """Count a round in which these nodes were asked to train."""
+        """Count a round with this cohort."""
         self.asked[participants] += 1
         self.rounds += 1
 
     @property
     def releases(self) -> int:
-        """How many mechanisms the node that was asked most often has been through."""
+        """The number of mechanisms for the client that was selected most often."""
         return self.rounds if self.probability is not None else int(self.asked.max())
 
     def about(self) -> dict[str, Any]:
-        """Return what a run's summary says of it."""
+        """Return the entries of a run's summary."""
         return {"epsilon": self.epsilon(), "delta": self.config.delta, "privacy_rounds": self.releases}
 
     def epsilon(self) -> float:
-        """Return epsilon at the configuration's delta; infinity without noise."""
+        """Return epsilon at the configuration's delta. It is infinite without noise."""
         if not self.releases:
             return 0.0
         if not self.config.noise_multiplier:
@@ -57,9 +64,9 @@ class Budget:
         import dp_accounting
         from dp_accounting.rdp import RdpAccountant
 
-        # It tells of every order that it leaves out.
+        # It would warn about every order that it leaves out.
         logging.getLogger("absl").setLevel(logging.ERROR)
-        # Mechanisms of one round on the same node are one with less noise.
+        # Several mechanisms of one round on the same client equal one with less noise.
         event: Any = dp_accounting.GaussianDpEvent(self.config.noise_multiplier / math.sqrt(self.kinds))
         if self.probability is not None:
             event = dp_accounting.PoissonSampledDpEvent(self.probability, event)

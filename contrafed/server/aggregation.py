@@ -1,4 +1,4 @@
-"""What every aggregation answers, and Flower's arithmetic behind some of them."""
+"""Define the base class of aggregations, and call Flower's array functions for some of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,28 +12,33 @@ from contrafed.core.tensors import Tensors, on_host
 
 
 class Aggregation:
-    """Stands in for the mean of what nodes changed."""
+    """Replaces the mean of the clients' updates."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
     def combine(self, changes: Sequence[Tensors], weights: np.ndarray) -> Tensors:
-        """Return one change, in float64, of at least one with the same names and shapes; ``weights`` (m,) sum to 1."""
+        """Return one combined update in float64.
+
+        Args:
+            changes: At least one update, all with the same names and shapes.
+            weights: (m,), sum to 1.
+        """
         raise NotImplementedError
 
 
 def make_aggregation(choice: Choice) -> Aggregation | None:
-    """Return what was chosen, None for the plain mean."""
+    """Return the chosen aggregation, None for the plain mean."""
     return None if choice.name == "mean" else registry.only_subclass(choice.module, Aggregation)(choice.config)
 
 
 def share_of(share: float, count: int) -> int:
-    """Return floor(share * count) of the decimal that was written: 0.29 of 100 is 29, which binary numbers make 28.999."""
+    """Return floor(share * count) of the decimal number: 0.29 of 100 is 29, although in binary it is 28.999."""
     return int(round(share * count, 9))
 
 
 def by_flower(function: Callable[..., list[np.ndarray]], changes: Sequence[Tensors], weights: np.ndarray, *how: Any) -> Tensors:
-    """Return what one of Flower's functions of arrays makes of changes, in double precision."""
+    """Apply one of Flower's functions of arrays to updates, in double precision."""
     first = changes[0]
     results: list[tuple[list[np.ndarray], Any]] = [  # of each reply its arrays and its weight
         ([tensor.double().numpy() for tensor in on_host(change).values()], weight)

@@ -1,7 +1,7 @@
-"""The server half of every method: who trains, what nodes receive, and the rule that turns replies into the next model.
+"""Define the base class of all strategies: it selects clients, writes messages, and turns replies into the next model.
 
-A method subclasses ``FederatedStrategy`` and writes ``aggregate``: a few lines of tensor algebra over the replies.
-Everything else (participation, messages, bookkeeping, Flower's interface) is here; what a reply must be like is in
+A method subclasses ``FederatedStrategy`` and writes ``aggregate``: a few lines of tensor algebra over the replies. Everything
+else (participation, messages, bookkeeping, Flower's interface) is here. The checks of replies are in
 ``contrafed/server/replies.py``.
 """
 
@@ -34,26 +34,26 @@ __all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tens
 
 
 class FederatedStrategy(Strategy):
-    """A Flower ``Strategy`` whose subclasses only state the server rule.
+    """A Flower ``Strategy`` whose subclasses state only the algorithm on the server.
 
-    Subclasses set ``Config`` in their module and override ``aggregate`` and, where needed, ``check``, ``single_replies``,
-    ``setup``, ``select``, ``broadcast``, ``broadcast_for_evaluation``, ``download``, ``node_weights`` and ``judged``.
-    Everything that a rule carries from round to round lives in ``self.state``: tensors, arrays and numbers, in lists, tuples
-    and dictionaries whose keys are text or whole numbers (``dict[int, Tensors]``: tables by partition id or round). A
-    checkpoint brings it back as it was.
+    Subclasses set ``Config`` in their module and override ``aggregate``. If needed they also override ``check``,
+    ``single_replies``, ``setup``, ``select``, ``broadcast``, ``broadcast_for_evaluation``, ``download``, ``node_weights`` and
+    ``judged``. Only ``self.state`` persists between rounds, and a checkpoint restores it. It holds tensors, arrays and numbers,
+    in lists, tuples and dictionaries. The keys are text or whole numbers (``dict[int, Tensors]``: tables by partition id or
+    round).
 
-    A rule may read ``config``, ``client_class``, ``node_config`` and ``rate`` (of the node half), ``seed``, ``num_rounds``
-    (planned), ``state``, ``round``, ``population``, ``participation``, ``down`` and ``up`` (names and shapes of what travels)
-    and ``travelling``. ``averages = True`` says that means are all that it makes of replies, so that an aggregation may stand
-    in for them; ``idle = True`` that it has something to do also where nobody replied.
+    A subclass may read ``config``, ``client_class``, ``node_config`` and ``rate`` (of the client), ``seed``, ``num_rounds``
+    (planned), ``state``, ``round``, ``population`` and ``participation``. It may also read ``down`` and ``up`` (names and
+    shapes of messages) and ``travelling``. Set ``averages`` if only means of replies are used, so that an aggregation may
+    replace them.
     """
 
-    family: ClassVar[str] = ""  # as ``Client`` has them, where the method is this class
+    family: ClassVar[str] = ""  # as in ``Client``, if the method is this class
     paper: ClassVar[Paper | None] = None
     averages: ClassVar[bool] = False
-    fixed_weights: ClassVar[tuple[str, ...]] = ()  # values of ``weights`` with which no weight depends on who else takes part
-    idle: ClassVar[bool] = False  # whether a round without a reply is the rule's business too
-    has_global_model: ClassVar[bool] = True  # whether the server's model is one, where all of it travels
+    fixed_weights: ClassVar[tuple[str, ...]] = ()  # values of ``weights`` that make a weight independent of the cohort
+    idle: ClassVar[bool] = False  # whether ``aggregate`` is also called without replies
+    has_global_model: ClassVar[bool] = True  # whether the server has a global model, if all parts are shared
 
     def __init__(
         self,
@@ -74,19 +74,22 @@ class FederatedStrategy(Strategy):
         privacy: CentralPrivacy | None = None,
         aggregation: Aggregation | None = None,
     ) -> None:
-        """Prepare a run of ``num_rounds`` rounds; ``node_config`` is the node half's, ``settings`` the JSON nodes receive.
+        """Prepare a run of ``num_rounds`` rounds.
 
-        ``max_norm``: replies whose tensors' joint L2 norm is larger are rejected. With fewer than ``min_replies`` valid
-        replies a round changes neither the model nor the server's state. ``work_of`` tells how many steps a node
-        with so many examples takes, by which engines balance their workers. ``post_train``: nodes are judged after the next
-        round's local work, of which nothing is kept. ``privacy``: replies are clipped and their sums have noise.
-        ``aggregation``: what stands in for a mean of replies.
+        Args:
+            config: Settings of the strategy. ``node_config`` are the client's, and ``settings`` the JSON that clients receive.
+            max_norm: Larger joint L2 norms of a reply's tensors are rejected.
+            min_replies: With fewer valid replies a round changes neither the model nor the server state.
+            work_of: Returns the steps of a client with so many examples, by which engines balance their workers.
+            post_train: Evaluate clients after the next round's local update, whose result is discarded.
+            privacy: Clip replies and add noise to their sums.
+            aggregation: Replaces a mean of replies.
         """
         self.config, self.node_config, self.client_class = config, node_config, client_class
         self.down, self.up = client_class.messages(model, node_config)
-        # The model's tensors that travel, by name.
+        # Names of the model's shared tensors.
         self.travelling = [name.removeprefix("model/") for name in self.down if name.startswith("model/")]
-        # Whether nodes are judged by models of their own, and whether there is a global model that can be.
+        # Whether clients are evaluated by personal models, and whether there is a global model to evaluate.
         self.post_train = post_train
         self.personal = post_train or client_class.is_personal(node_config)
         self.whole = self.has_global_model and all(f"model/{name}" in self.down for name, _ in model.named_parameters())
@@ -97,103 +100,105 @@ class FederatedStrategy(Strategy):
         self.state: dict[str, Any] = {}
         self.model: Tensors = {}
         self.round = Round(0, np.zeros(0, dtype=np.int64))
-        # Called with a round's good replies when the rule has taken them; may write to ``self.round``.
+        # Called with a round's valid replies after aggregation. May write to ``self.round``.
         self.watch: Callable[[Replies], None] | None = None
         self._sent: list[tuple[Message, int]] = []
-        self._received: dict[int, Tensors] = {}  # by partition id, what a node works from this round
-        self._scored: set[int] = set()  # the nodes whose evaluation counts
-        self._forgetful: set[int] = set()  # those whose lost memory is known, and who have not trained since
+        self._received: dict[int, Tensors] = {}  # by partition id, the tensors that a client starts from in this round
+        self._scored: set[int] = set()  # the clients whose evaluation is used
+        self._forgetful: set[int] = set()  # clients whose loss of state is already reported, and that have not trained since
         self.setup()
         if fault := checks.state_fault(self):
             raise UserError(fault)
 
     @property
     def largest_reply(self) -> int:
-        """Bytes that no good reply has more of."""
+        """The largest size of a valid reply, in bytes."""
         return largest(self.up)
 
     def rate(self, server_round: int) -> float:
-        """Return the learning rate with which nodes' local work begins in a 1-based round."""
+        """Return the learning rate at the start of the local update in a 1-based round."""
         return float(self.node_config.local.rate(server_round))
 
     # ---------------------------------------------------------------------------------------------- what a method declares
 
     @classmethod
     def check(cls, config: Any, node: Choice, participation: Choice) -> None:
-        """Raise ``UserError`` for a node half or a participation pattern that the rule cannot go with; before anything runs."""
+        """Raise ``UserError`` for a client or a participation pattern that the strategy does not support, before anything
+        runs.
+        """
 
     @classmethod
     def single_replies(cls, config: Any) -> str:
-        """Return what the rule does with single replies, so that noise on sums hides none; empty where it sums alone."""
+        """Return what the strategy does with individual replies, which noise on sums cannot hide. Empty if it only sums."""
         return "reads replies one by one"
 
     def setup(self) -> None:
         """Prepare ``self.state`` before the first round."""
 
     def select(self, server_round: int) -> np.ndarray:
-        """Return which nodes are asked to train, partition ids (m,): selected, available and holding data.
+        """Return the clients to train, partition ids (m,): selected, available and with data.
 
-        Called once a round, so that a rule may choose by its state and draw from (``self.seed``, purpose, round); who was
-        asked is ``self.round.participants``.
+        Called once a round, so a strategy may choose by its state and draw from (``self.seed``, purpose, round). The cohort is
+        then in ``self.round.participants``.
         """
         nodes = self.participation.participants(server_round)
         return nodes[self.population.sizes[nodes] > 0]
 
     def broadcast(self, model: Tensors) -> Tensors:
-        """Return what every node receives: the shared tensors of the model."""
+        """Return what every client receives: the shared tensors of the model."""
         return named("model", {name: model[name] for name in self.travelling})
 
     def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
-        """Return what nodes receive to be judged by; by default what they would train from."""
+        """Return what clients receive for evaluation, by default the same as for training."""
         return self.broadcast(model)
 
     def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
-        """Return tensors for this node alone, which replace the broadcast's of the same name; None for no such tensors.
-
-        ``judging``: the node is asked to score its model, not to train.
+        """Return tensors for this client alone, which replace those of the broadcast. ``judging``: they are for an
+        evaluation.
         """
         return None
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the next global model from this round's ``model`` and valid ``replies``.
 
-        Without a reply it is called only if the rule is ``idle``. Both are float32 tensors by name; the result may be float64
-        and is stored as float32, and what it leaves out stays as it is. ``self.round.server_round`` is the 1-based round; what
-        a rule writes to ``self.round.metrics`` and ``self.round.node_metrics`` is logged.
+        Without replies it is called only if ``idle`` is set. Both are float32 tensors by name. The result may be float64 and is
+        stored as float32. Names that it does not contain keep their values. ``self.round.server_round`` is the 1-based round.
+        Values that a strategy writes to ``self.round.metrics`` and ``self.round.node_metrics`` are logged.
         """
         raise NotImplementedError
 
     def node_weights(self) -> np.ndarray | None:
-        """Return what every node weighed, or would have weighed, in the round that was aggregated last (K,).
+        """Return each client's weight in the last aggregated round (K,), also for clients that were not in the cohort.
 
-        NaN for a node that the rule has no weight for yet. None for a rule under which a node that is away has none.
+        It is NaN for a client without a weight yet. None if only the cohort has weights.
         """
         return None
 
     def fixed_weight(self) -> float:
-        """Return what each reply counts with one of ``fixed_weights`` where nodes have one probability."""
+        """Return each reply's weight with one of ``fixed_weights``, if all clients have one probability."""
         raise NotImplementedError
 
     def judged(self, model: Tensors) -> Tensors:
-        """Return the global model that is scored, and that a run leaves at its end; by default the one nodes train from."""
+        """Return the global model to evaluate and to save at the end, by default the one that clients train from."""
         return model
 
     # --------------------------------------------------------------------------------------------------- Flower's interface
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Write one message per node that ``select`` names."""
+        """Write one message for each client that ``select`` returns."""
         nodes = checks.selected(self, server_round)
         self.model = codec.from_record(arrays)
         self.round = Round(server_round, nodes)
         self.round.bytes_down = len(nodes) * sum(4 * math.prod(shape) for shape in self.down.values())
         costs = checks.costs(self, nodes)
         common = {**config, "server-round": server_round, "settings": self.settings}
-        scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}  # nodes of one cost share one
+        # clients of one cost share one
+        scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}
         asked = {node: scalars[cost] for node, cost in costs.items()}
         return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast(self.model), asked)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """Check every reply, then apply the method's rule to the good ones."""
+        """Check every reply, then aggregate the valid ones."""
         good = Replies(self._valid(replies), self.aggregation)
         if len(good) < self.min_replies:
             self.round.notes.append(f"{len(good)} valid replies, min_replies={self.min_replies}: the model stays as it is")
@@ -209,20 +214,20 @@ class FederatedStrategy(Strategy):
         return codec.to_record(self.model), MetricRecord(dict(self.round.metrics))
 
     def next_model(self, model: Tensors, replies: Replies) -> Tensors:
-        """Return what the rule makes of a round; the model as it is where nobody replied, unless the rule is ``idle``."""
+        """Return the model after a round. Without replies it is unchanged, unless ``idle`` is set."""
         return self.aggregate(model, replies) if len(replies) or self.idle else model
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask ``config["nodes"]`` to score their models; a read-only message.
+        """Ask the clients in ``config["nodes"]`` to evaluate their models. Client state stays unchanged.
 
-        In the last round, or with ``config["final"]``, ``config["save"]``, a folder, has every node that holds data write its
-        model; ``config["load"]`` has them score saved ones.
+        In the last round, or with ``config["final"]``, every client with data writes its model to the folder
+        ``config["save"]``, if set. With ``config["load"]`` they evaluate saved models.
         """
         nodes: Any = config.get("nodes", [])
         final = server_round == self.num_rounds or bool(config.get("final"))
         save = str(config.get("save", "")) if final else ""
         self._scored, self.round.judging = set(nodes), bool(nodes)
-        if save:  # nodes that are not scored have a model as well, also those that only test
+        if save:  # clients that are not evaluated have a model as well, also those with only test data
             tests = 0 if self.population.num_test is None else self.population.num_test
             nodes = sorted(self._scored | set(np.flatnonzero(self.population.sizes + tests).tolist()))
         if not nodes:
@@ -236,10 +241,9 @@ class FederatedStrategy(Strategy):
         return self._write(MessageType.EVALUATE, server_round, model, shared, asked)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the nodes' scores: by examples, plainly, their standard deviation, and the worst tenth.
+        """Summarise the clients' scores: mean by examples, plain mean, standard deviation over clients, and worst tenth.
 
-        Other models that a node half judges beside the one that counts are reported under their names, and nodes that are
-        held out under ``held_out``.
+        Other models that a client evaluates are reported under their names, and held-out clients under ``held_out``.
         """
         scores: list[Score] = []
         for node, reply in self._answers(replies, judging=True):
@@ -266,11 +270,11 @@ class FederatedStrategy(Strategy):
         return MetricRecord(dict(self.round.node_evaluation))
 
     def mark_begun(self) -> None:
-        """Remember what the strategy has before its first round; what lasts and comes later belongs into ``self.state``."""
+        """Record the attributes before the first round. Values that persist and are created later must be in ``self.state``."""
         self._begun = {"_begun", *vars(self)}
 
     def summary(self) -> None:
-        """Nothing to log: the run folder holds the configuration."""
+        """Log nothing, because the run folder holds the configuration."""
 
     def start(
         self,
@@ -284,11 +288,10 @@ class FederatedStrategy(Strategy):
         on_round: Callable[[Round, ArrayRecord], bool | None] | None = None,
         first_round: int = 0,
     ) -> Result:
-        """Run the rounds: Flower's own loop, with ``on_round`` called after each (round 0 is the initial model); True ends it.
+        """Run the rounds, as in Flower's loop, and call ``on_round`` after each. If it returns True, the run ends.
 
-        ``first_round``: a run that goes on starts with the round after its checkpoint's.
-
-        Overridden because Flower's has no hook between rounds, on which logging and checkpoints depend.
+        Round 0 is the initial model. ``first_round``: a resumed run starts with the round after its checkpoint. Overridden
+        because Flower's loop has no hook between rounds, which logging and checkpoints need.
         """
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result, arrays = Result(), initial_arrays
@@ -322,9 +325,11 @@ class FederatedStrategy(Strategy):
     def _write(
         self, kind: str, server_round: int, model: Tensors, shared: Tensors, configs: Mapping[int, ConfigRecord]
     ) -> list[Message]:
-        """Return a message for every node of ``configs``: the ``shared`` tensors, one record for all, or with its own in it."""
+        """Return a message for every client of ``configs``: the ``shared`` tensors, one record for all, or with a client's
+        own.
+        """
         self._sent, self._received = [], {}
-        common = checks.sent_fault(self, shared)  # once: to most rules all nodes are alike
+        common = checks.sent_fault(self, shared)  # once, because most strategies send the same to all clients
         record = codec.to_record({} if common else shared)
         for node, config in configs.items():
             own = self.download(model, node, kind == MessageType.EVALUATE)
@@ -338,11 +343,11 @@ class FederatedStrategy(Strategy):
         return [message for message, _ in self._sent]
 
     def _answers(self, replies: Iterable[Message], judging: bool) -> Iterator[tuple[int, Message]]:
-        """Yield (partition id, answer) of what was asked, by partition id; count by cause what is none."""
+        """Yield (partition id, answer) by partition id, and count missing, failed and unexpected answers by cause."""
         failed, late, what = ("evaluation failed",) * 2 + (", evaluation",) if judging else ("failed", "no answer", "")
-        # Ids exist once the Grid has taken the messages. Errors that Flower itself makes come "from node 1".
+        # Ids exist once the Grid has accepted the messages. Errors that Flower itself creates come "from node 1".
         asked = {message.metadata.message_id: node for message, node in self._sent}
-        # In an order of our own: Flower's is who was first, and the first node that fails is the one that is named.
+        # In a fixed order, because Flower's depends on speed, and the first failed client is the one that is reported.
         for message in sorted(replies, key=lambda reply: asked.get(reply.metadata.reply_to_message_id, -1)):
             node = asked.pop(message.metadata.reply_to_message_id, None)
             if node is None:
@@ -350,7 +355,7 @@ class FederatedStrategy(Strategy):
             elif message.has_error():
                 self.round.rejected[failed] += 1
                 said = codec.words(message.error.reason)
-                # What failed in a node's work names the node itself.
+                # An error in a client's local update already names the client.
                 self.round.failures.append(said if said.startswith(f"node {node}, ") else f"node {node}{what}: {said}")
             else:
                 yield node, message
@@ -359,9 +364,9 @@ class FederatedStrategy(Strategy):
             self.round.failures += [f"node {node}{what}: no answer in time" for node in sorted(asked.values())]
 
     def _valid(self, replies: Iterable[Message]) -> Iterator[Reply]:
-        """Yield the replies that count; count the others by cause. A failed node is an absent node."""
+        """Yield the valid replies, and count rejected ones by cause. A failed client is treated as unavailable."""
         for node, message in self._answers(replies, judging=False):
-            self.round.hear(node, message, self._forgetful, judging=False)  # also where the reply does not count
+            self.round.hear(node, message, self._forgetful, judging=False)  # also if the reply is rejected
             if self.participation.loses(self.round.server_round, node):
                 self.round.lost += 1
                 continue
@@ -375,7 +380,7 @@ class FederatedStrategy(Strategy):
                 yield reply
 
     def _follow(self, replies: Replies) -> None:
-        """Have the model and the server's state where the replies are: on the GPU that this very process trained them on."""
+        """Move the model and the server state to the replies' device, the GPU if this process trained on it."""
         device = next((tensor.device for reply in replies for tensor in reply.tensors.values()), None)
         if device is None:
             return
@@ -384,5 +389,5 @@ class FederatedStrategy(Strategy):
 
 
 def strategy_class_of(server: Choice) -> type[FederatedStrategy]:
-    """Return the ``FederatedStrategy`` class of a server rule."""
+    """Return the ``FederatedStrategy`` class of a choice."""
     return registry.only_subclass(server.module, FederatedStrategy)

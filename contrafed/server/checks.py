@@ -1,4 +1,4 @@
-"""What a server rule makes, checked before it is used: every fault is one line that names the rule."""
+"""Check a strategy's results before they are used. Every error is one line that names the strategy."""
 
 import inspect
 import math
@@ -15,12 +15,12 @@ from contrafed.core.tensors import TYPES, Tensors, format_of, storable
 from contrafed.server.privacy import aggregate_privately
 from contrafed.server.replies import AbsentError, Replies, norm
 
-# The types of arrays that a checkpoint holds: those of tensors that NumPy has, in this machine's byte order.
+# The types of arrays that a checkpoint supports: those of tensors that NumPy has, in this machine's byte order.
 ARRAYS = {np.dtype(str(kind).removeprefix("torch.")) for kind in TYPES if kind is not torch.bfloat16}
 
 
 def selected(rule: Any, server_round: int) -> np.ndarray:
-    """Return which nodes a rule selects, sorted. Raises ``RunStopped`` for what are no distinct partition ids."""
+    """Return the clients that a strategy selects, sorted. Raises ``RunStopped`` unless they are distinct partition ids."""
     nodes, count = np.asarray(rule.select(server_round)), rule.population.num_nodes
     got = f"{nodes.dtype} {nodes.shape}"
     if nodes.ndim == 1 and not len(nodes):
@@ -36,7 +36,7 @@ def selected(rule: Any, server_round: int) -> np.ndarray:
 
 
 def sent_fault(rule: Any, *parts: Any) -> str:
-    """Return what is wrong with what a node would receive, the later of ``parts`` over the earlier; empty for nothing."""
+    """Return what is wrong with the tensors for a client, empty if nothing is. Later ``parts`` replace earlier ones."""
     name, tensors = type(rule).__name__, dict[str, Any]()
     for part in parts:
         if not isinstance(part, dict):
@@ -61,10 +61,11 @@ def sent_fault(rule: Any, *parts: Any) -> str:
 
 
 def costs(rule: Any, nodes: np.ndarray) -> dict[int, int]:
-    """Return how many steps each of these nodes takes, by the node half's ``work_of``.
+    """Return how many steps each of these clients takes, by the client's ``work_of``.
 
-    Raises what ends a run where it fails or returns no number: ``UserError`` before the first round's work, later
-    ``RunStopped``.
+    Raises:
+        UserError: If it fails or does not return a number, before the first round's training.
+        RunStopped: The same, later.
     """
     half = rule.client_class
     try:
@@ -80,7 +81,7 @@ def costs(rule: Any, nodes: np.ndarray) -> dict[int, int]:
 
 
 def weights_of(rule: Any) -> np.ndarray | None:
-    """Return what every node weighed in the last round (K,). Raises ``RunStopped`` for another shape or no numbers."""
+    """Return each client's weight in the last round (K,). Raises ``RunStopped`` for another shape or other values."""
     weights, count = rule.node_weights(), rule.population.num_nodes
     if weights is not None and (
         not isinstance(weights, np.ndarray) or weights.shape != (count,) or weights.dtype.kind not in "iuf"
@@ -90,7 +91,7 @@ def weights_of(rule: Any) -> np.ndarray | None:
 
 
 def judged_fault(rule: Any, model: Tensors, made: Any) -> str:
-    """Return what is wrong with what a rule has scored in place of ``model``; empty for nothing."""
+    """Return what is wrong with the model that a strategy evaluates in place of ``model``, empty if nothing is."""
     fault = _model_fault(model, made)
     if not fault and (missing := model.keys() - made.keys()):
         fault = f"{min(missing)} is missing"
@@ -98,7 +99,7 @@ def judged_fault(rule: Any, model: Tensors, made: Any) -> str:
 
 
 def judged(rule: Any, model: Tensors) -> Tensors:
-    """Return the model that a rule has scored in place of ``model``. Raises ``RunStopped`` where it is none."""
+    """Return the model that a strategy evaluates in place of ``model``. Raises ``RunStopped`` if it is not a model."""
     made: Tensors = rule.judged(model)
     if fault := judged_fault(rule, model, made):
         raise stopped(rule, fault)
@@ -106,7 +107,7 @@ def judged(rule: Any, model: Tensors) -> Tensors:
 
 
 def state_fault(rule: Any) -> str:
-    """Return what a rule carries from round to round that no checkpoint holds; empty where there is no such thing."""
+    """Return which part of a strategy's state a checkpoint cannot hold, empty if it can hold all of it."""
     if new := vars(rule).keys() - getattr(rule, "_begun", vars(rule).keys()):
         where = "what lasts goes into self.state, what does not is begun in setup()"
         return f"{type(rule).__name__}: no checkpoint holds self.{min(new)}: {where}"
@@ -116,9 +117,10 @@ def state_fault(rule: Any) -> str:
 
 
 def next_model(rule: Any, replies: Replies) -> Tensors:
-    """Return the next global model: what a rule makes of the replies, in the types that the model has, the rest as it is.
+    """Return the next global model: the aggregated tensors in the model's types, and the other tensors unchanged.
 
-    Raises ``RunStopped`` where that is no model, or not finite, and where what else the rule leaves cannot be kept or logged.
+    Raises:
+        RunStopped: If it is not a model or not finite, or if the strategy's state or metrics cannot be saved or logged.
     """
     name, model = type(rule).__name__, rule.model
     before = [(tensor, tensor._version) for reply in replies for tensor in reply.tensors.values()]
@@ -140,17 +142,19 @@ def next_model(rule: Any, replies: Replies) -> Tensors:
 
 
 def refused(rule: Any, server_round: int, fault: str) -> UserError | RunStopped:
-    """Return what ends a run for a fault in what is asked of nodes: a mistake where no round's work is lost by it."""
+    """Return the error for a fault in a message to clients: ``UserError`` before any round is lost by it, else
+    ``RunStopped``.
+    """
     return UserError(fault) if server_round < 2 else stopped(rule, fault)
 
 
 def stopped(rule: Any, fault: str, status: str = "failed") -> RunStopped:
-    """Return what ends a run for a rule's fault, which is said with the round."""
+    """Return the error that ends a run for a strategy's fault, with the round."""
     return RunStopped(f"round {rule.round.server_round}: {fault}", status)
 
 
 def _model_fault(model: Tensors, made: Any) -> str:
-    """Return what is wrong with what should be tensors of ``model``; empty for nothing."""
+    """Return what is wrong with ``made`` as tensors of ``model``, empty if nothing is."""
     if not isinstance(made, dict):
         return f"got {_kind(made)}"
     for name, value in made.items():
@@ -164,7 +168,7 @@ def _model_fault(model: Tensors, made: Any) -> str:
 
 
 def _metrics_fault(rule: Any) -> str:
-    """Return what a rule wrote to its round's metrics that cannot be logged; empty where there is no such thing."""
+    """Return which of the strategy's metrics of the round cannot be logged, empty if all can."""
     name, done = type(rule).__name__, rule.round
     for metric in (*done.metrics, *done.node_metrics):
         if not isinstance(metric, str):
@@ -189,7 +193,7 @@ def _metrics_fault(rule: Any) -> str:
 
 
 def _unkept(items: Iterable[tuple[Any, Any]], place: str) -> str:
-    """Return where, and what, a container of a state has that no checkpoint holds; empty where it has no such thing."""
+    """Return place and type of the first value in a state that a checkpoint cannot hold, empty if there is none."""
     for key, value in items:
         if type(value) is Tensor and type(key) in (str, int) and storable(value):
             continue
@@ -211,6 +215,6 @@ def _unkept(items: Iterable[tuple[Any, Any]], place: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Return what something is, with its shape where it has one."""
+    """Return the type of a value, with its shape if it has one."""
     shape = getattr(value, "shape", None)
     return type(value).__name__ + ("" if shape is None else f" {tuple(shape)}")

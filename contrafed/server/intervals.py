@@ -1,4 +1,4 @@
-"""The weight that FedAU and PMFL give a node: the mean length of its participation intervals, with a cutoff.
+"""Compute the clients' weights in FedAU and PMFL: the mean length of a client's participation intervals, with a cutoff.
 
 Source: Wang and Ji 2024 (FedAU, arXiv:2306.03401) and Zhang et al. 2026 (PMFL, arXiv:2602.11945), Algorithm 2 of each.
 """
@@ -7,23 +7,30 @@ import numpy as np
 
 
 class Intervals:
-    """Per node: rounds since the last interval ended (Q), how many intervals ended (R), and their mean (x).
+    """Per client: rounds since the last interval ended (Q), number of ended intervals (R), and their mean length (x).
 
-    An interval ends when the node takes part, or when it has been away for ``cutoff`` (C) rounds.
+    An interval ends when the client participates, or after ``cutoff`` (C) rounds without participation.
     """
 
     def __init__(self, num_nodes: int, cutoff: int, lag: bool, state: dict[str, np.ndarray]) -> None:
-        """Keep the arrays in ``state``. With ``lag`` the interval that ends now counts only from the next time on
-        (FedAU's code, weight 1 at first); without, it counts at once (PMFL, Algorithm 2).
+        """Keep the arrays in ``state``.
+
+        Args:
+            num_nodes: K.
+            cutoff: C.
+            lag: Use an interval only in the round after its end (FedAU's code, with first weight 1). Otherwise use it at once
+                (PMFL,
+                Algorithm 2).
+            state: The strategy's state.
         """
         self.cutoff, self.lag, self.state = cutoff, lag, state
         state["waited"] = np.zeros(num_nodes, dtype=np.int64)
         state["ended"] = np.zeros(num_nodes, dtype=np.int64)
         state["mean"] = np.ones(num_nodes, dtype=np.float64)
-        self.weights = np.full(num_nodes, np.nan)  # (K,) of the last round; NaN where no interval has ended
+        self.weights = np.full(num_nodes, np.nan)  # (K,) of the last round, NaN before the first interval's end
 
     def tick(self, nodes: np.ndarray) -> np.ndarray:
-        """Pass one round in which ``nodes`` (m,) took part; return their weights (m,)."""
+        """Process one round with the cohort ``nodes`` (m,), and return its weights (m,)."""
         waited, ended, mean = self.state["waited"], self.state["ended"], self.state["mean"]
         before = mean.copy()
         waited += 1

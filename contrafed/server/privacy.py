@@ -1,7 +1,7 @@
-"""Central privacy, the server half: a rule sees no single reply, but sums of clipped ones with noise.
+"""Apply central privacy on the server: a strategy receives sums of clipped replies with noise, and no individual reply.
 
-What is hidden is whether one node sent what it sent or zeros: who takes part and how many examples of which class a node
-holds are taken as known, and so are the weights (docs/RELIABILITY.md).
+The noise hides whether a client uploaded its update or zeros. The cohort, the clients' class counts and the weights are
+considered public (docs/RELIABILITY.md).
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,18 @@ __all__ = ["Hidden", "PrivateReplies", "aggregate_privately", "protected"]
 
 @dataclass
 class Hidden(Reply):
-    """A reply of which a rule sees what is known of the node anyway."""
+    """A reply that shows a strategy only what is public about the client."""
 
     def group(self, name: str) -> Tensors:
-        """Raise ``UserError``: a rule that reads single replies has no place beside central privacy."""
+        """Raise ``UserError``, because central privacy excludes strategies that read individual replies."""
         raise UserError(f"privacy=central: the server rule reads {name} of node {self.node}, but sums alone have noise")
 
 
 class PrivateReplies(Replies):
-    """Replies that answer with weighted sums of what nodes sent, each clipped, and noise; each kind once a round.
+    """Replies that return weighted sums of clipped uploads with noise, each kind once a round.
 
-    The noise's standard deviation is noise_multiplier times the clip times the largest weight, of prototypes class by class.
+    The noise has a standard deviation of noise_multiplier times the clip times the largest weight. For prototypes it is set by
+    class.
     """
 
     def __init__(self, replies: Sequence[Reply], config: Config, seed: int, server_round: int) -> None:
@@ -47,11 +48,11 @@ class PrivateReplies(Replies):
         self._told: set[str] = set()
 
     def group(self, name: str) -> list[Tensors]:
-        """Raise ``UserError``, as a single reply does."""
+        """Raise ``UserError``, as an individual reply does."""
         return [reply.group(name) for reply in self]
 
     def weighted_sum(self, group: str, weights: np.ndarray) -> Tensors:
-        """Return the weighted sum of the clipped changes, of models with what the nodes received, and noise, in float64."""
+        """Return the weighted sum of the clipped updates with noise, in float64. For models, the received models are added."""
         if group not in ("model", "delta"):
             raise UserError(f"privacy=central: the server rule sums {group}, which is not clipped")
         self._once("updates")
@@ -65,7 +66,7 @@ class PrivateReplies(Replies):
         return {name: value + base[name] for name, value in total.items()}
 
     def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
-        """Return the sum itself, as one term."""
+        """Return the sum itself as one term."""
         return ([self.weighted_sum(group, weights)], [1.0]) if len(self) else ([], [])
 
     def class_means(self, weights: Tensor) -> Tensor:
@@ -78,16 +79,18 @@ class PrivateReplies(Replies):
         return pooled + scale.unsqueeze(1) * drawn
 
     def _once(self, kind: str) -> None:
-        """Raise ``UserError`` for a second sum of one kind: two with the same noise would tell what is below it."""
+        """Raise ``UserError`` for a second sum of one kind, because two sums with the same noise would reveal their
+        difference.
+        """
         if kind in self._told:
             raise UserError(f"privacy=central: the server rule takes two sums of the {kind} of one round, but one has noise")
         self._told.add(kind)
 
 
 def aggregate_privately(rule: Any, model: Tensors, replies: Replies) -> Tensors:
-    """Return what a server rule makes of hidden replies.
+    """Return the aggregate of hidden replies.
 
-    Where epsilon counts on sampling, a round without replies has the noise of any other: that nobody came is hidden too.
+    If epsilon depends on sampling, a round without replies gets noise too, so that an empty cohort stays hidden.
     """
     config, server_round = rule.privacy, rule.round.server_round
     new: Tensors = rule.next_model(model, PrivateReplies(replies, config, rule.seed, server_round))
@@ -100,9 +103,10 @@ def aggregate_privately(rule: Any, model: Tensors, replies: Replies) -> Tensors:
 
 
 def protected(up: Sequence[str], down: Sequence[str], strategy: str) -> int:
-    """Return how many kinds of tensors a node half sends that noise covers: updates and prototypes.
+    """Return how many kinds of a client's uploaded tensors the noise covers: updates and prototypes.
 
-    Raises ``UserError`` where it sends others, or none.
+    Raises:
+        UserError: If it uploads other kinds, or none.
     """
     others = {name.partition("/")[0] for name in up if not name.startswith(UPDATES) and name not in (PROTOTYPES, PUBLIC)}
     if others:
@@ -123,7 +127,7 @@ def _public(reply: Reply) -> Tensors:
 
 
 def _clipped(tensors: Tensors, limit: float) -> Tensors:
-    """Return one node's tensors, clipped."""
+    """Return one client's tensors, clipped."""
     if not tensors:
         return tensors
     return {n: v[0] for n, v in clipped({n: v.unsqueeze(0) for n, v in tensors.items()}, limit).items()}

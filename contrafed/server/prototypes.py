@@ -1,4 +1,4 @@
-"""The table of global prototypes, for the rules that keep one."""
+"""Keep the table of global prototypes, for the strategies that have one."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,28 +12,29 @@ Weighting = Literal["class_count", "plain", "data"]
 
 
 class Prototypes:
-    """Class means (C, D) and which classes anybody has ever held (C,); a rule keeps one and calls its two methods."""
+    """Class means (C, D), and which classes any client has had so far (C,). A strategy has one and calls its two methods."""
 
     def __init__(self, state: dict[str, Any], down: Mapping[str, tuple[int, ...]]) -> None:
-        """Start empty, in the shapes that nodes receive (``down``). The tensors live in the rule's ``state``."""
+        """Start empty, in the shapes that clients receive (``down``). The tensors are in the strategy's ``state``."""
         self.state = state
         state["means"] = torch.zeros(down["proto/mean"])
         state["valid"] = torch.zeros(down["proto/valid"])
 
     def broadcast(self) -> Tensors:
-        """Return what nodes receive of the table."""
+        """Return the part of the broadcast that holds the table."""
         return {"proto/mean": self.state["means"], "proto/valid": self.state["valid"]}
 
     def merge(self, replies: Replies, weighting: Weighting) -> None:
-        """Replace the prototype of every class that a reply holds by the mean over its holders, summed in float64.
+        """Replace the prototype of every class in the replies by the mean over its holders, summed in float64.
 
-        An aggregation other than the mean combines what each class's holders sent. A class that nobody holds keeps its last
-        prototype. ``class_count`` weights holders by their examples of the class, which is the pooled mean (FedCRL Equation
-        6); ``plain`` equally (MpFedcon Equation 4); ``data`` by their examples of all classes.
+        An aggregation other than the mean combines the uploads of each class's holders. A class without holders keeps its last
+        prototype. With ``class_count`` holders are weighted by their examples of the class, which is the pooled mean (FedCRL
+        Equation 6). With ``plain`` they are weighted equally (MpFedcon Equation 4), and with ``data`` by their examples of all
+        classes.
         """
         counts = torch.stack([reply.tensors["proto/count"] for reply in replies]).double()  # (m, C)
         examples = torch.from_numpy(replies.num_examples).to(counts).unsqueeze(1)
-        counts = counts.clamp_min(0).minimum(examples)  # of no class does a node hold more than it holds
+        counts = counts.clamp_min(0).minimum(examples)  # a client cannot have more examples of a class than in total
         held = counts > 0
         weights = {
             "class_count": counts,

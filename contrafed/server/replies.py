@@ -1,4 +1,4 @@
-"""What comes back from the nodes of a round: the checks by which a reply counts, and the sums that rules make of replies."""
+"""Check the replies of a round, and compute the sums of replies that strategies use."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,38 +18,38 @@ from contrafed.core.tensors import Tensors, group
 from contrafed.core.weighted_sum import combine
 from contrafed.server.aggregation import Aggregation
 
-# A .npy header of ours has 128 bytes; anything longer than this is none.
+# A .npy header of ours has 128 bytes. A longer one than this is invalid.
 NPY_HEADER = 4096
-# Characters of what a node says of itself that are shown.
+# Characters shown of a client's text.
 LONGEST = 200
-# Bytes of a reply beside its tensors, at the most: metadata, metrics, and what a failed node says.
+# Largest size of a reply in addition to its tensors, in bytes: metadata, metrics, and a failed client's text.
 AROUND = 2**20
 
-# The cause by which replies are left out whose node diverged.
+# The cause of rejection for a diverged client.
 NOT_FINITE = "not finite"
 
-# What a node may send instead of the other.
+# Either of them can be uploaded in place of the other.
 OTHER = {"model": "delta", "delta": "model"}
 
 
 class AbsentError(ValueError):
-    """A rule sums tensors that nodes do not send."""
+    """A strategy sums tensors that clients do not upload."""
 
 
 @dataclass
 class Reply:
-    """One node's valid reply."""
+    """One client's valid reply."""
 
     node: int
-    tensors: Tensors  # by the names that the node half declares, NAME/x
+    tensors: Tensors  # by the names that the client declares, NAME/x
     num_examples: int
     metrics: dict[str, float]
-    received: Tensors = field(default_factory=dict)  # what this node worked from, NAME/x
+    received: Tensors = field(default_factory=dict)  # tensors that this client received, NAME/x
 
     def group(self, name: str) -> Tensors:
-        """Return the tensors ``NAME/x`` under the name x; ``model`` or ``delta`` also where the node sent the other.
+        """Return the tensors ``NAME/x`` under the name x. ``model`` and ``delta`` are computed from each other if needed.
 
-        A delta is the model that the node sent less the one that it received, as the node itself would have computed it.
+        A delta is the uploaded model minus the received one, as the client itself would have computed it.
         """
         found, other = group(self.tensors, name), OTHER.get(name)
         if found or other is None:
@@ -62,15 +62,15 @@ class Reply:
         return {x: base[x].to(tensor.device) + tensor for x, tensor in sent.items()}
 
     def begun(self, like: Tensors) -> Tensors:
-        """Return what this node's model was before its work, by the names of ``like`` and where its tensors are."""
+        """Return this client's model before its local update, with the names and devices of ``like``."""
         return {name: self.received[f"model/{name}"].to(value.device) for name, value in like.items()}
 
 
 class Replies(Sequence[Reply]):
-    """The valid replies of a round, sorted by partition id so that sums do not depend on who answered first."""
+    """The valid replies of a round, sorted by partition id so that sums do not depend on the order of arrival."""
 
     def __init__(self, replies: Iterable[Reply], aggregation: Aggregation | None = None) -> None:
-        """``aggregation`` stands in for means of them, None: the mean itself."""
+        """Sort the replies. ``aggregation`` replaces means of them, and None keeps the mean."""
         self.aggregation = aggregation
         self._replies = sorted(replies, key=lambda reply: reply.node)
 
@@ -91,31 +91,38 @@ class Replies(Sequence[Reply]):
         return np.array([reply.num_examples for reply in self._replies], dtype=np.float64)
 
     def group(self, name: str) -> list[Tensors]:
-        """Return every reply's tensors ``NAME/x`` under the name x; of ``model`` and ``delta`` either, whichever was sent."""
+        """Return every reply's tensors ``NAME/x`` under the name x. For ``model`` and ``delta`` either may have been
+        uploaded.
+        """
         return [reply.group(name) for reply in self._replies]
 
     def models(self) -> list[Tensors]:
-        """Return what of each node's model travels, after its local work: w_k by name."""
+        """Return the shared part of each client's model after its local update: w_k by name."""
         return self.group("model")
 
     def deltas(self) -> list[Tensors]:
-        """Return each node's change of what it received: w_k - W by name."""
+        """Return each client's update: w_k - W by name."""
         return self.group("delta")
 
     def weighted_sum(self, group: str, weights: np.ndarray) -> Tensors:
-        """Return ``sum_k weights[k] * tensor_k`` for every tensor of ``group``, accumulated in float64.
+        """Compute ``sum_k weights[k] * tensor_k`` for every tensor of ``group``, in float64.
 
-        ``weights`` is (m,); names come without their group. Raises ``ValueError`` without replies, and ``AbsentError`` for a
-        group that nodes do not send, though they send others; of the model there may be nothing that travels.
+        Args:
+            group: The group. Names are returned without it.
+            weights: (m,).
+
+        Raises:
+            ValueError: Without replies.
+            AbsentError: If clients upload other groups but not this one. ``model`` may be empty.
         """
         return combine(self._sent(group), weights.tolist())
 
     def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
-        """Return what a rule that adds more to ``weighted_sum`` takes together with it: models and their factors."""
+        """Return the models and factors of ``weighted_sum``, for a strategy that adds further terms to it."""
         return self._sent(group), weights.tolist()
 
     def _sent(self, name: str) -> list[Tensors]:
-        """Return ``group(name)``; raises ``AbsentError``."""
+        """Return ``group(name)``. Raises ``AbsentError``."""
         found = self.group(name)
         kinds = {sent.partition("/")[0] for reply in self._replies for sent in reply.tensors}
         if kinds and name not in OTHER and not any(found):
@@ -123,9 +130,13 @@ class Replies(Sequence[Reply]):
         return found
 
     def class_means(self, weights: Tensor) -> Tensor:
-        """Return the weighted mean of the replies' prototypes by class (C, D), or what stands in for it, float64.
+        """Compute the weighted mean of the replies' prototypes by class, or the aggregation that replaces it.
 
-        ``weights`` is (m, C), 0 where a node does not hold a class; zeros where no weight is above 0.
+        Args:
+            weights: (m, C), 0 if a client does not have a class.
+
+        Returns:
+            (C, D) in float64, zeros without a weight above 0.
         """
         means = torch.stack([reply.tensors["proto/mean"] for reply in self._replies]).double()  # (m, C, D)
         if self.aggregation is not None:
@@ -138,9 +149,9 @@ class Replies(Sequence[Reply]):
         return torch.einsum("mc,mcd->cd", weights, means) / weights.sum(0).clamp_min(1e-300).unsqueeze(1)
 
     def mean(self, group: str, weights: np.ndarray) -> Tensors:
-        """Return the weighted mean of every tensor of ``group``, or what stands in for it, in float64.
+        """Return the weighted mean of every tensor of ``group``, or the aggregation that replaces it, in float64.
 
-        The weights are normalised here. Of models it is the mean of what nodes received and their combined change.
+        The weights are normalised here. For models, the aggregated updates are added to the mean of the received models.
         """
         shares = weights / weights.sum()
         if self.aggregation is None or not self._replies:
@@ -152,7 +163,7 @@ class Replies(Sequence[Reply]):
         return {name: begun[name] + change[name] for name in change}
 
     def mean_metrics(self) -> dict[str, float]:
-        """Return the means, weighted by examples, of the metrics that every reply has."""
+        """Return the example-weighted means of the metrics that every reply has."""
         if not self._replies:
             return {}
         weights = self.num_examples / self.num_examples.sum()
@@ -161,7 +172,7 @@ class Replies(Sequence[Reply]):
 
 
 def largest(up: Mapping[str, tuple[int, ...]]) -> int:
-    """Return how many bytes no good reply of the shapes ``up`` exceeds: in double precision, with what is around them."""
+    """Return the largest size of a valid reply with the shapes ``up``, in bytes: double precision, with metadata."""
     return sum(8 * math.prod(shape) + NPY_HEADER for shape in up.values()) + AROUND
 
 
@@ -173,10 +184,18 @@ def read_reply(
     num_examples: int,
     max_norm: float | None = None,
 ) -> Reply:
-    """Return a reply's content, or raise ``ValueError`` with the cause; shapes are checked before bytes are read.
+    """Return a reply's content. Shapes are checked before bytes are read.
 
-    ``up`` names the tensors that the node half sends and their shapes. Refused is what counts other than the node's
-    ``num_examples``, by which it would weigh as it likes, and a joint L2 norm above ``max_norm``.
+    Args:
+        node: Partition id of the client.
+        message: The reply.
+        up: Names and shapes of the client's upload.
+        received: The tensors that the client received.
+        num_examples: The client's number of examples. Other numbers are rejected, because they change its weight.
+        max_norm: The largest joint L2 norm.
+
+    Raises:
+        ValueError: With the cause of rejection.
     """
     arrays, metrics = message.content.get(codec.ARRAYS), message.content.get(codec.METRICS)
     if not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
@@ -201,7 +220,7 @@ def read_reply(
     if any(tuple(t.shape) != up[name] for name, t in tensors.items()):
         raise ValueError("wrong shape")
     size = norm(tensors.values())
-    # The model is kept in float32: a double beyond that would end the run in place of the reply.
+    # The model is kept in float32, so a larger double would end the run instead of rejecting the reply.
     whole = math.isfinite(size) and all(t.dtype == torch.float32 or t.float().isfinite().all() for t in tensors.values())
     if not whole or diverged(message):
         raise ValueError(NOT_FINITE)
@@ -213,13 +232,15 @@ def read_reply(
 
 
 def diverged(message: Message) -> str:
-    """Return what a node says of where its loss or weights stopped being finite, empty where it says nothing."""
+    """Return a client's report of where its loss or weights stopped being finite, empty without one."""
     about = message.content.get(codec.CONFIG)
     return codec.words(about.get(codec.DIVERGED, ""))[:LONGEST] if isinstance(about, ConfigRecord) else ""
 
 
 def _check_bytes(array: Array) -> None:
-    """Raise ``ValueError`` unless the bytes of an array are as many as it says: NumPy would allocate what a header claims."""
+    """Raise ``ValueError`` unless an array has as many bytes as its shape requires. NumPy would allocate what a header
+    claims.
+    """
     if isinstance(array, codec.TensorArray):
         return
     size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
@@ -230,7 +251,7 @@ def _check_bytes(array: Array) -> None:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
-    except Exception as error:  # the header is a Python literal that anybody may have written
+    except Exception as error:  # the header is a Python literal, and the sender may have written anything
         raise ValueError("malformed content") from error
     if shape != array.shape or dtype != np.dtype(array.dtype):
         raise ValueError("wrong shape")
@@ -239,15 +260,15 @@ def _check_bytes(array: Array) -> None:
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
-    """Return the joint L2 norm of tensors; infinite or NaN only if an element is."""
+    """Return the joint L2 norm of tensors. It is infinite or NaN only if an element is."""
     tensors, size = list(tensors), 0.0
-    # In float32 first, seven times as fast; where squares overflow there, in float64.
+    # In float32 first, seven times as fast. If squares overflow there, in float64.
     for dtype in (None, torch.float64):
         if all(tensor.device.type == "cpu" for tensor in tensors):
             norms = [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
-        else:  # a kernel for all; on a CPU it takes longer to get ready than small tensors do
+        else:  # one kernel for all, which on a CPU takes longer to prepare than small tensors take
             norms = [get_total_norm([tensor.to(dtype or tensor.dtype) for tensor in tensors])]
-        size = math.hypot(*torch.stack(norms).tolist()) if norms else 0.0  # read at once: on a GPU reading is a wait
+        size = math.hypot(*torch.stack(norms).tolist()) if norms else 0.0  # all at once, because on a GPU each read waits
         if math.isfinite(size):
             break
     return size

@@ -1,4 +1,4 @@
-"""What a run's rounds are told by: who the nodes are, and what happened in each round."""
+"""Record what the server knows of the clients, and what happened in each round."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from contrafed.server.replies import NOT_FINITE
 
 @dataclass
 class Population:
-    """What the server knows of all K nodes; a node's index in these arrays is its partition id."""
+    """What the server knows of all K clients. A client's index in these arrays is its partition id."""
 
     sizes: np.ndarray  # (K,) training examples
     node_ids: np.ndarray  # (K,) Flower's node ids
-    num_held_out: int = 0  # the last so many never train; their sizes are 0
-    num_test: np.ndarray | None = None  # (K,) examples in the nodes' own test parts, where these are known
+    num_held_out: int = 0  # number of last clients that never train, with sizes 0
+    num_test: np.ndarray | None = None  # (K,) examples in each client's test part, if known
 
     @property
     def num_nodes(self) -> int:
@@ -26,36 +26,37 @@ class Population:
 
     @property
     def num_holders(self) -> int:
-        """How many nodes hold any data; a node without never takes part and is not counted by any rule."""
+        """The number of clients with data. A client without data never participates, and no strategy counts it."""
         return int(np.count_nonzero(self.sizes))
 
 
 @dataclass
 class Round:
-    """What happened in a round, for the log."""
+    """The log of a round."""
 
     server_round: int
-    participants: np.ndarray  # partition ids that were asked to train
-    metrics: dict[str, float] = field(default_factory=dict)  # means over replies, weighted by examples, and a rule's own
+    participants: np.ndarray  # partition ids of the cohort
+    # means over replies, weighted by examples, and the strategy's metrics
+    metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] | None = None  # of the global model, on the server
     rejected: Counter[str] = field(default_factory=Counter)  # cause -> replies
-    failures: list[str] = field(default_factory=list)  # what failed nodes said
-    notes: list[str] = field(default_factory=list)  # what else there is to say of nodes
-    lost: int = 0  # replies that participation.loss_rate took
-    diverged: list[str] = field(default_factory=list)  # nodes whose loss, weights or reply were not finite, and where
-    memory_lost: int = 0  # nodes whose memory could not be read back
+    failures: list[str] = field(default_factory=list)  # messages of failed clients
+    notes: list[str] = field(default_factory=list)  # other messages about clients
+    lost: int = 0  # replies lost by participation.loss_rate
+    diverged: list[str] = field(default_factory=list)  # clients whose loss, weights or reply were not finite, and where
+    memory_lost: int = 0  # clients whose state could not be read
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
-    aggregate_seconds: float = 0.0  # of them: checking the replies and the rule
+    aggregate_seconds: float = 0.0  # part of it: checking and aggregating replies
     node_metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # name -> (nodes, values)
-    judging: bool = False  # whether nodes were asked to score models
-    node_evaluation: dict[str, float] | None = None  # of nodes' models on their own examples; others as NAME/accuracy, ...
+    judging: bool = False  # whether clients were asked to evaluate models
+    node_evaluation: dict[str, float] | None = None  # clients' models on their own examples, with others as NAME/accuracy, ...
 
     def hear(self, node: int, message: Message, forgetful: set[int], *, judging: bool) -> None:
-        """Keep what a node says of itself beside its reply.
+        """Record a client's texts that come with its reply.
 
-        ``forgetful`` are nodes that said while they were judged that their memory is lost, and will again until they train.
+        ``forgetful`` are clients that reported lost client state in an evaluation. They report it again until they train.
         """
         about = message.content.get(codec.CONFIG)
         if not isinstance(about, ConfigRecord):
@@ -69,7 +70,7 @@ class Round:
             self.notes.append(codec.words(about[codec.NOTE]))
 
     def reject(self, node: int, cause: str, diverged: str = "") -> None:
-        """Count a reply that does not; ``diverged`` is what the node itself says of a loss or weights that are not finite."""
+        """Count a rejected reply. ``diverged`` is the client's report of a loss or weights that are not finite."""
         self.rejected[cause] += 1
         self.failures.append(f"node {node}: {cause}")
         if cause == NOT_FINITE:

@@ -1,4 +1,4 @@
-"""What nodes answer when they are judged, and the figures that a round's log has of it."""
+"""Read the clients' evaluation replies, and compute a round's summaries of them."""
 
 import math
 from collections.abc import Sequence
@@ -12,25 +12,32 @@ from contrafed.core import codec
 from contrafed.core.metrics import FUNCTIONS
 
 VALUES = ("accuracy", "loss")
-# Scores are in 0..1, but for these, which are in -1..1.
+# Scores are in 0..1, except these, which are in -1..1.
 LOWEST = {"mcc": -1}
 
 
 @dataclass
 class Score:
-    """How one node's models did on its own examples."""
+    """The scores of one client's models on its own examples."""
 
     node: int
     num_examples: int
-    models: dict[str, dict[str, float]]  # accuracy and loss by model; "" is the one that counts
+    models: dict[str, dict[str, float]]  # accuracy and loss by model, where "" is the client's
 
 
 def read_score(node: int, message: Message, num_test: np.ndarray | None = None) -> Score:
-    """Return a node's answer; raises ``ValueError`` where a number is missing, not finite, or none that can be.
+    """Return a client's scores.
 
-    ``num_test`` (K,) is how many examples each node is judged on, where that is known.
-    The model that counts has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``; and likewise what
-    else was asked for (``contrafed.core.metrics``).
+    The client's model has ``accuracy`` and ``loss``, every other one ``NAME/accuracy`` and ``NAME/loss``. Other requested
+    metrics (``contrafed.core.metrics``) are named likewise.
+
+    Args:
+        node: Partition id of the client.
+        message: The reply.
+        num_test: Examples of each client's evaluation (K,), if known.
+
+    Raises:
+        ValueError: If a number is missing, not finite or impossible.
     """
     found: dict[str, Any] = dict(message.content.get(codec.METRICS, {}))
     names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}
@@ -56,14 +63,14 @@ def read_score(node: int, message: Message, num_test: np.ndarray | None = None) 
 
 
 def named_scores(scores: Sequence[Score], model: str) -> list[str]:
-    """Return accuracy, and what else all of these nodes say of ``model`` but its loss."""
+    """Return accuracy, and the other scores except loss that all of these clients report for ``model``."""
     return [name for name in ("accuracy", *FUNCTIONS) if all(name in score.models[model] for score in scores)]
 
 
 def summaries(scores: Sequence[Score], num_trained: int) -> dict[str, float]:
-    """Return ``summarise`` of every model, as ``accuracy``, ``NAME/accuracy``, ..., over the first ``num_trained`` nodes.
+    """Return ``summarise`` of every model, as ``accuracy``, ``NAME/accuracy``, ..., over the first ``num_trained`` clients.
 
-    Over the others, which never train, as ``held_out/accuracy``, ...
+    The other clients, which never train, give ``held_out/accuracy``, ...
     """
     found: dict[str, float] = {}
     for place, held_out in (("", False), ("held_out/", True)):
@@ -75,10 +82,10 @@ def summaries(scores: Sequence[Score], num_trained: int) -> dict[str, float]:
 
 
 def summarise(scores: Sequence[Score], model: str) -> dict[str, float]:
-    """Return the means of accuracy and loss over the nodes that judged ``model``, and how far apart nodes are.
+    """Return the means of accuracy and loss over the clients that evaluated ``model``, and their spread over clients.
 
-    ``accuracy`` and ``loss`` are weighted by examples, ``accuracy_mean`` is not; ``accuracy_worst_decile`` is the mean of the
-    worst tenth of the nodes. Other scores likewise, where every node has them.
+    Weighted by examples are ``accuracy`` and ``loss``. The plain mean is ``accuracy_mean``, and the mean of the worst tenth of
+    the clients ``accuracy_worst_decile``. Other scores are treated likewise, if every client has them.
     """
     judged = [score for score in scores if model in score.models]
     examples = np.array([score.num_examples for score in judged])

@@ -1,4 +1,4 @@
-"""Random changes of training images, as batched tensor code: of colours (FedAU's CIFAR-100), and rotation, crop and mirror."""
+"""Augment training images with batched tensor code: colours (FedAU's CIFAR-100), rotation, crop and mirror."""
 
 import math
 from collections.abc import Sequence
@@ -8,24 +8,37 @@ from torch import Tensor
 
 from contrafed.core.randomness import torch_generator
 
-# Degrees either way, and pixels of black border that a crop is cut from: 4 on 32x32, and never more than an eighth of a side.
+# Largest rotation in degrees, either way. A crop is cut from a black border of 4 pixels on 32x32, and of at most an eighth of a
+# side.
 LARGEST_ANGLE, BORDER, SHARE = 10.0, 4, 8
-# Changes of colour in the order in which they are made: three by chance, each in half of all images, and the jitter in all.
+# Changes of colour, in the order of their application. Jitter applies to all images, each of the others to a random half of
+# them.
 COLOURS = ("sharpness", "jitter", "posterize", "equalize")
-JITTER = 0.05  # of the brightness, as a factor, and of the hue, as a share of the circle, either way
-POSTERIZED = 64  # levels of brightness that become one: two bits are left of eight
+JITTER = 0.05  # of the brightness, as a factor, and of the hue, as a share of the colour circle, either way
+POSTERIZED = 64  # levels of brightness that become one, so that two bits of eight are left
 LEVELS = 256
 
 
 def draw_augmentation(
     kinds: Sequence[str], side: int, count: int, seed: int, purpose: str, server_round: int, node: int
 ) -> Tensor:
-    """Return (count, 4): angle in radians, rows and columns to shift by, and 1 for a mirrored image.
+    """Draw the changes of all examples that a client trains on in a round, in their order.
 
-    Where ``kinds`` names a change of colour (count, 10), these and: 1 for a sharpened image, factor of the brightness, shift of
-    the hue, 1 for the brightness first, 1 for a posterised image, 1 for an equalised one. For all examples that a node sees
-    in a round, in the order it sees them; what ``kinds`` does not name changes nothing. ``side`` is the shorter one of an
-    image, in pixels.
+    A row has the angle in radians, the shifts of rows and columns in pixels, and 1 for a mirrored image. With a change of
+    colour six more numbers follow: sharpened (1), factor of the brightness, shift of the hue, brightness before hue (1),
+    posterised (1), equalised (1). Kinds that are not named change nothing.
+
+    Args:
+        kinds: Names of the changes.
+        side: The shorter side of an image, in pixels.
+        count: Number of examples.
+        seed: The run's seed.
+        purpose: Purpose string of the batches' stream.
+        server_round: The round.
+        node: Partition id of the client.
+
+    Returns:
+        The changes (count, 4), or (count, 10) with a change of colour.
     """
     border = min(BORDER, side // SHARE)
     rng = torch_generator(seed, f"{purpose} augmentation", server_round, node)
@@ -50,25 +63,30 @@ def draw_augmentation(
 
 
 def augmented(images: Tensor, change: Tensor) -> Tensor:
-    """Return images (n, H, W, C), 0 to 255, with changed colours, then moved.
+    """Change the colours of images, then move them.
 
-    ``change`` (n, 4 or 10) is what ``draw_augmentation`` returns.
+    Args:
+        images: (n, H, W, C), values 0 to 255.
+        change: (n, 4 or 10), as ``draw_augmentation`` returns it.
     """
     moves, colours = change[:, :4], change[:, 4:]
     return moved(recoloured(images, colours) if colours.shape[1] else images, moves)
 
 
 def moved(images: Tensor, change: Tensor) -> Tensor:
-    """Return images (n, H, W, C) rotated about their centre, then cropped from a black border, then mirrored.
+    """Rotate images about their centre, then crop them from a black border, then mirror them.
 
-    ``change`` (n, 4): angle, rows, columns, mirrored. Pixels are taken from the nearest one, as torchvision's random rotation
-    does by default; crops and flips are exact.
+    Each pixel is the nearest source pixel, as in torchvision's random rotation by default. Crops and flips are exact.
+
+    Args:
+        images: (n, H, W, C).
+        change: (n, 4): angle, rows, columns, mirrored.
     """
     count, height, width, _ = images.shape
     angle, down, right, flip = (column.view(-1, 1, 1) for column in change.unbind(1))
     row = torch.arange(height, device=images.device, dtype=change.dtype).view(1, -1, 1)
     column = torch.arange(width, device=images.device, dtype=change.dtype).view(1, 1, -1)
-    # Backwards from a pixel of the result to where it comes from.
+    # Backwards from a pixel of the result to its source.
     column = torch.where(flip > 0, width - 1 - column, column) + right
     row = row + down
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
@@ -82,10 +100,13 @@ def moved(images: Tensor, change: Tensor) -> Tensor:
 
 
 def recoloured(images: Tensor, change: Tensor) -> Tensor:
-    """Return images (n, H, W, C), whole numbers 0 to 255, sharpened, jittered, posterised and equalised.
+    """Sharpen, jitter, posterise and equalise images.
 
-    ``change`` (n, 6): sharpened, brightness, hue, brightness first, posterised, equalised. Every step ends in whole numbers, as
-    torchvision's on uint8; computed in float32 whatever the images' type.
+    Every step ends in whole numbers, as torchvision's steps do on uint8. The computation is in float32 for every type of image.
+
+    Args:
+        images: (n, H, W, C), whole numbers 0 to 255.
+        change: (n, 6): sharpened, brightness, hue, brightness first, posterised, equalised.
     """
     sharp, factor, shift, first, few, equal = (column.float().view(-1, 1, 1, 1) for column in change.unbind(1))
     x = images.float()
@@ -96,7 +117,7 @@ def recoloured(images: Tensor, change: Tensor) -> Tensor:
 
 
 def sharpened(x: Tensor) -> Tensor:
-    """Return images (n, H, W, C) twice as far from their smoothed selves; the outermost pixels stay."""
+    """Double the difference of images (n, H, W, C) from their smoothed versions. The outermost pixels stay."""
     rows = x[:, :-2] + x[:, 1:-1] + x[:, 2:]
     middle = x[:, 1:-1, 1:-1]
     smooth = ((rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * middle) / 13).round()
@@ -106,12 +127,12 @@ def sharpened(x: Tensor) -> Tensor:
 
 
 def brightened(x: Tensor, factor: Tensor) -> Tensor:
-    """Return images (n, H, W, C) with every number multiplied by the image's ``factor`` (n, 1, 1, 1)."""
+    """Multiply images (n, H, W, C) by each image's ``factor`` (n, 1, 1, 1)."""
     return (x * factor).clamp(0, LEVELS - 1).floor()
 
 
 def shifted_hue(x: Tensor, shift: Tensor) -> Tensor:
-    """Return images (n, H, W, C) with hues turned by a share of the circle ``shift`` (n, 1, 1, 1); grey images stay."""
+    """Turn the hues of images (n, H, W, C) by a share of the circle ``shift`` (n, 1, 1, 1). Grey images stay."""
     if x.shape[-1] == 1:
         return x
     red, green, blue = (x / (LEVELS - 1)).split(1, dim=-1)
@@ -120,19 +141,19 @@ def shifted_hue(x: Tensor, shift: Tensor) -> Tensor:
     safe = torch.where(span > 0, span, 1.0)
     of_blue = torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4)
     sixths = torch.where(value == red, (green - blue) / safe, of_blue) + 6 * shift
-    # Each channel falls from the value by the span, in the part of the circle away from it.
+    # Each channel decreases from the value by the span, in the part of the circle opposite to it.
     place = (sixths + torch.tensor([5.0, 3.0, 1.0], device=x.device)).remainder(6)
     turned = value - span * torch.minimum(place, 4 - place).clamp(0, 1)
     return torch.where(shift == 0, x, (turned * (LEVELS - 1e-3)).floor())
 
 
 def equalised(x: Tensor) -> Tensor:
-    """Return images (n, H, W, C) whose levels are spread so that each channel's are about equally frequent."""
+    """Spread the levels of images (n, H, W, C), so that those of each channel are about equally frequent."""
     level = x.flatten(1, 2).long()  # (n, H W, C)
     counts = torch.zeros(len(x), LEVELS, x.shape[-1], dtype=torch.int64, device=x.device)
     counts.scatter_add_(1, level, torch.ones_like(level))
     highest = counts.gather(1, level.amax(1, keepdim=True))
-    step = (level.shape[1] - highest) // (LEVELS - 1)  # pixels a level, but those of the highest one
+    step = (level.shape[1] - highest) // (LEVELS - 1)  # pixels a level, except those of the highest level
     below = counts.cumsum(1) - counts
     new = ((below + step // 2) // step.clamp_min(1)).clamp(0, LEVELS - 1).gather(1, level)
     return torch.where(step > 0, new, level).view_as(x).to(x.dtype)

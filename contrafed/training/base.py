@@ -1,6 +1,6 @@
-"""The node half of every method. A method says *what* is optimised; ``contrafed/training`` does it for one node or many.
+"""Define the base class of all clients. A method states *what* is optimised, and the base class does it for a stack.
 
-A method never loops over nodes, opens a loader, moves a tensor to a device or names an engine.
+A method never loops over clients, opens a loader, moves a tensor to a device or names an engine.
 """
 
 import contextlib
@@ -53,89 +53,92 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Config:
-    """Hyper-parameters of a node half that has none of its own beside the local work."""
+    """Hyper-parameters of a client that has none except the local training."""
 
     local: LocalTraining
 
 
 class Client(NumPyClient):
-    """One node, or a stack of B nodes, of a federation; to a plain Flower user a ``NumPyClient`` for one node.
+    """One client or a stack of B clients of a federation. For a plain Flower user it is a ``NumPyClient`` of one client.
 
-    A method sets ``Config`` in its module and overrides what it needs of the first section below.
+    A method sets ``Config`` in its module and overrides what it needs from the first section below.
     """
 
-    shared: ClassVar[tuple[str, ...]] = PARTS  # the parts of the model that travel; the others stay on the node
-    plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam; empty: it need not
-    upload: ClassVar[Literal["model", "delta"]] = "model"  # send the trained tensors, or their change
-    own_model: ClassVar[bool] = False  # whether a node is judged by a model of its own although all parts travel
-    mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # where local.mixed_precision has an effect
-    # For the documentation. A method whose client is another's says these in its FederatedStrategy.
-    family: ClassVar[str] = ""  # of methods, in the README's list
+    shared: ClassVar[tuple[str, ...]] = PARTS  # the parts of the model that are shared, while the others stay on the client
+    plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty if it need not
+    upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
+    own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
+    mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which local.mixed_precision has an effect
+    # For the documentation. A method that uses another method's client states these in its FederatedStrategy.
+    family: ClassVar[str] = ""  # family of methods, in the README's list
     paper: ClassVar[Paper | None] = None
-    papers_of_variants: ClassVar[Mapping[str, Paper]] = {}  # of other methods that are this class with other settings
+    papers_of_variants: ClassVar[Mapping[str, Paper]] = {}  # papers of other methods that are this class with other settings
     # What the paper counts as traffic of a client in a round, down and up (``contrafed/training/traffic.py``).
     traffic: ClassVar[tuple[str, str] | None] = ("phi", "phi")
 
     def __init__(self, workspace: Workspace, nodes: Sequence[int], memories: Sequence[Tensors] | None = None) -> None:
-        """Stand for ``nodes`` (partition ids); ``memories`` is what each remembers, empty for a node's first time."""
+        """Represent ``nodes`` (partition ids).
+
+        ``memories`` holds each client's state, empty before its first round.
+        """
         self.workspace, self.model = workspace, workspace.model
         self.config: Any = workspace.config
         self.parts = self.shared_parts(self.config)
         self.nodes = list(nodes)
         self.memories: list[Tensors] = list(memories) if memories is not None else [{} for _ in nodes]
         self.server_round = 0
-        self.diverged = ""  # where a lone node's loss or weights stopped being finite in its last round
+        self.diverged = ""  # where a single client's loss or weights stopped being finite in its last round
         self.losses: list[Losses] = []  # of the round's phases
 
     # ----------------------------------------------------------------------------------------------- what a method may say
 
     @classmethod
     def shared_parts(cls, config: Any) -> tuple[str, ...]:
-        """Return the parts of the model that travel, where that is for the configuration to say."""
+        """Return the parts of the model that are shared, if that depends on the configuration."""
         return cls.shared
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """Return the names and shapes of every tensor a node receives and sends. Nothing else ever crosses."""
+        """Return names and shapes of all tensors that a client receives and uploads. No other tensors are exchanged."""
         parts = cls.shared_parts(config)
         travels = {n: tuple(p.shape) for n, p in model.named_parameters() if loop.part_of(n) in parts}
         return {f"model/{n}": s for n, s in travels.items()}, {f"{cls.upload}/{n}": s for n, s in travels.items()}
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """Return what a node remembers before its first round, given what it ``received``; personal parts are added."""
+        """Return a client's initial state, given what it ``received`` first. Personal parts are added."""
         return {}
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Do a round's local work: train ``stack.params``, write ``stack.memory``, return what is sent (B, ...)."""
+        """Do a round's local update: train ``stack.params``, write ``stack.memory``, and return the upload (B, ...)."""
         self.train(stack)
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Any) -> dict[str, Tensor]:
-        """Return one node's named losses for a batch (no B axis); ``"loss"`` is the one that is minimised."""
+        """Return one client's named losses for a batch (no B axis). ``"loss"`` is the one that is minimised."""
         return {"loss": self.task_loss(self.forward(params, batch), batch)}
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
-        """Return the models (B, ...) by which nodes are judged: ``"model"`` counts, others are reported by their names.
+        """Return the models (B, ...) to evaluate. ``"model"`` is the client's, and other models are reported under their names.
 
-        By default what a node received and its own personal parts. May train first; what it remembers stays as it is.
+        By default it is the received model with the client's personal parts. May train first, and client state stays unchanged.
         """
         return {"model": stack.params}
 
     def scores(self, features: Features, received: Tensors) -> Tensor:
-        """Return the scores (b, C) by which one node predicts; by default the logits.
+        """Return the scores (b, C) by which one client predicts, by default the logits.
 
-        ``received`` is what came with the message, and what ``judged`` puts beside it: ``stack.received[NAME] = ...``, B first.
+        ``received`` has the received tensors and those that ``judged`` adds: ``stack.received[NAME] = ...``, with B first.
         """
         return features.logits
 
     @classmethod
     def solver(cls, config: Any) -> LocalTraining:
-        """Return the recipe that trains what is sent, for rules that divide by its length."""
+        """Return the training settings of the upload, for strategies that divide by their number of steps."""
         recipe: LocalTraining = config.local
         return recipe
 
     def work_of(self, examples: int) -> int:
-        """Return how many steps a node with so many examples takes in a round: what scheduling goes by."""
+        """Return how many steps a client with ``examples`` examples takes in a round. Scheduling uses it."""
         return int(self.config.local.steps(examples))
 
     # ------------------------------------------------------------------------------------------------- tools for a method
@@ -155,14 +158,22 @@ class Client(NumPyClient):
         repeat: int = 1,
         purpose: str = "batches",
     ) -> Losses:
-        """Train some ``parts`` of ``stack.params``, or of other ``params`` (B, ...), in place; return every step's losses.
+        """Train ``parts`` of ``stack.params`` in place, and return every step's losses.
 
-        ``examples``: what each node trains on instead of its whole training part; nothing for those that do not train.
-        The loss takes as constant: ``constants`` (B, ...), what ``frozen`` models (B, ...) make of the batch, by name, and what
-        ``each_step`` returns instead of that; it runs before every step, without gradients. ``frozen`` has a model, for its
-        representations z (B, b, D), or a pair of another function (one node's, of a model and images) and a model; each image
-        is asked once. Each batch is taken for ``repeat`` steps. ``purpose`` names the stream that batches are drawn from: two
-        phases of a round have two.
+        Args:
+            stack: The clients.
+            params: Tensors (B, ...) to train in place of ``stack.params``.
+            examples: Each client's examples, if not its whole training part. A client without any does not train.
+            work: Settings of the training, by default ``config.local``.
+            parts: Parts of the model to train.
+            loss: The loss of one client, by default ``self.loss``.
+            constants: Tensors (B, ...) that the loss receives by name.
+            frozen: Models (B, ...) whose representations z (B, b, D) of the batch the loss receives by name. A pair of one
+                client's
+                function of (model, images) and a model gives other outputs. Each image is computed once.
+            each_step: Runs before every step without gradients. The loss receives its result in place of the frozen models'.
+            repeat: Steps for each batch.
+            purpose: Names the stream of the batches. Each phase of a round has its own.
         """
         models = {name: m if isinstance(m, tuple) else (self.represent, m) for name, m in (frozen or {}).items()}
         work, loss = work or self.config.local, loss or self.loss
@@ -173,48 +184,48 @@ class Client(NumPyClient):
         try:
             self.losses.append(loop.train(self, mine, phase))
         finally:
-            stack.step = mine.step  # what went wrong is said with the step
+            stack.step = mine.step  # errors name the step
         return self.losses[-1]
 
     def sent(self, stack: Stack) -> Tensors:
-        """Return the shared parts as they are sent: trained, or their change."""
+        """Return the shared parts for the upload: the trained tensors, or their change."""
         trained = {n: v.detach() for n, v in stack.params.items() if self.travels(n)}
         if self.upload == "delta":
             trained = {n: v - stack.received[f"model/{n}"] for n, v in trained.items()}
         return {f"{self.upload}/{n}": v for n, v in trained.items()}
 
     def travels(self, name: str) -> bool:
-        """Whether a tensor of the model is shared."""
+        """Return whether a tensor of the model is shared."""
         return loop.part_of(name) in self.parts
 
     def forward(self, params: Tensors, batch: Batch, with_levels: bool = False) -> Features:
-        """Run one node's model on its batch, with the step's dropout; for use inside a loss."""
+        """Run one client's model on its batch, with the step's dropout, for use inside a loss."""
         dropout = batch.dropout if self.model.dropout else None
         with self.precision(), self.model.holding(params) as model:
             return self.widened(model(batch.x, dropout, with_levels, encoded=batch.x.dim() == 2))
 
     def task_loss(self, features: Features, batch: Batch) -> Tensor:
-        """Mean cross-entropy of one node's batch."""
+        """Compute the mean cross-entropy of one client's batch."""
         return cross_entropy(features.logits, batch.y, batch.mask)
 
     def features(self, params: Tensors, x: Tensor, with_levels: bool = False) -> Features:
-        """Return all that one node's model makes of images (n, ...), in evaluation mode."""
+        """Return all outputs of one client's model for images (n, ...), in evaluation mode."""
         with self.precision(), self.model.holding(params) as model:
             return self.widened(model(x, None, with_levels))
 
     def represent(self, params: Tensors, x: Tensor) -> Tensor:
-        """Return one node's representations z (n, D) of images, in evaluation mode."""
+        """Return one client's representations z (n, D) of images, in evaluation mode."""
         with self.precision(), self.model.holding(params) as model:
             return model.represent(x).to(self.workspace.dtype)
 
     def encode(self, params: Tensors, x: Tensor) -> Tensor:
-        """Return one node's encoder outputs (n, E) of images."""
+        """Return one client's encoder outputs (n, E) of images."""
         with self.precision(), self.model.holding(params) as model:
             out: Tensor = model.encoder(x)
         return out.to(self.workspace.dtype)
 
     def gradients(self, loss: Loss, params: Tensors, batch: Batch, constants: Any) -> Tensors:
-        """Return the gradient (B, ...) of every node's loss at ``params`` (B, ...)."""
+        """Return the gradient (B, ...) of every client's loss at ``params`` (B, ...)."""
 
         def minimised(params: Tensors, batch: Batch, constants: Any) -> Tensor:
             return loop.minimised(loss, loop.scalars(loss, loss(params, batch, constants)))
@@ -230,9 +241,10 @@ class Client(NumPyClient):
         constants: Tensors,
         examples: Sequence[np.ndarray] | None = None,
     ) -> Tensors:
-        """Sum ``function(params, batch, constants)`` (one node's sums, by name) over each node's training part (B, ...).
+        """Sum ``function(params, batch, constants)``, one client's sums by name, over each client's training part (B, ...).
 
-        Or over its ``examples`` (n,). In evaluation mode, in their order. Raises ``DeadlineError``.
+        It runs in evaluation mode, in the examples' order. ``examples`` (n,) replace the training part. Raises
+        ``DeadlineError``.
         """
         parts = stack.examples if examples is None else examples
         batches = Batches.one_pass(self.workspace, parts, padded=examples is None)
@@ -245,17 +257,17 @@ class Client(NumPyClient):
         return totals
 
     def prototypes(self, stack: Stack) -> Tensors:
-        """Return each node's class means of z (B, C, D), rows of absent classes zero, and class counts (B, C), as messages.
+        """Return as messages each client's class means of z (B, C, D), zero for absent classes, and class counts (B, C).
 
-        Under ``stack.params``, in evaluation mode, over the whole training part: what papers also call class centres or
-        label-centroid representations.
+        They are computed with ``stack.params``, in evaluation mode, over the whole training part. Papers also call them class
+        centres or label-centroid representations.
         """
         totals = self.class_sums(stack)
         means = totals["z"] / totals["count"].clamp_min(1).unsqueeze(-1)
         return {"proto/mean": means, "proto/count": totals["count"]}
 
     def class_sums(self, stack: Stack) -> Tensors:
-        """Return each node's sums of z (B, C, D), |z|^2 and 1 (B, C) by class, likewise: ``z``, ``square``, ``count``."""
+        """Return each client's sums by class, as ``prototypes``: ``z`` (B, C, D), ``square`` of |z|^2 and ``count`` (B, C)."""
 
         def sums(params: Tensors, batch: Batch, constants: Tensors) -> Tensors:
             with self.model.holding(params) as model:
@@ -266,15 +278,15 @@ class Client(NumPyClient):
         return self.over_examples(stack, sums, stack.params, {})
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context that computes as ``mixed_precision`` says, where it has an effect."""
-        # Entering autocast costs a small model a tenth of its forward pass, even to switch it off.
+        """Return a context that applies ``mixed_precision``, if it has an effect."""
+        # Autocast costs a small model a tenth of its forward pass, even if it is switched off.
         if not self._mixed:
             return contextlib.nullcontext()
-        # Casts are not cached: the cache outlives neither vmap's wrappers nor a model's change of parameters.
+        # Casts are not cached, because the cache survives neither vmap's wrappers nor a change of parameters.
         return torch.autocast(self.workspace.device.type, torch.bfloat16, cache_enabled=False)
 
     def widened(self, features: Features) -> Features:
-        """Return what was computed in the workspace's type: losses are."""
+        """Convert results to the workspace's type, which losses have."""
         return tree_map(lambda t: t.to(self.workspace.dtype), features) if self._mixed else features  # type: ignore[no-any-return]
 
     @property
@@ -285,21 +297,21 @@ class Client(NumPyClient):
 
     @classmethod
     def is_personal(cls, config: Any) -> bool:
-        """Whether a node is judged by a model of its own."""
+        """Return whether clients are evaluated by personal models."""
         return cls.own_model or bool(set(PARTS) - set(cls.shared_parts(config)))
 
     @classmethod
     def remembers(cls, model: SplitModel, config: Any) -> bool:
-        """Whether a node keeps anything between rounds."""
+        """Return whether a client has a state that persists between rounds."""
         parts = cls.shared_parts(config)
         personal = any(loop.part_of(name) not in parts for name, _ in model.named_parameters())
         return personal or config.local.keep_optimizer or cls.fresh_memory is not Client.fresh_memory
 
     def update(self, received: Sequence[Tensors], server_round: int, deadline: float | None = None) -> list[Update]:
-        """Train the stack's nodes and return their updates, in the order of ``self.nodes``.
+        """Train the stack's clients and return their updates, in the order of ``self.nodes``.
 
-        ``received[k]`` are the declared tensors for node k; none is written to. ``deadline`` is a ``time.monotonic()``
-        moment that is checked between steps. Raises ``DeadlineError``, or ``LocalError``, of which ``NoRoomError`` is one.
+        ``received[k]`` are the declared tensors for client k, which stay unchanged. ``deadline`` is a ``time.monotonic()``
+        moment that is checked between steps. Raises ``DeadlineError``, or ``LocalError`` with its subclass ``NoRoomError``.
         """
         return local_round.update(self, received, server_round, deadline)
 
@@ -315,10 +327,10 @@ class Client(NumPyClient):
         models: Sequence[Tensors] | None = None,
         metrics: Sequence[str] = (),
     ) -> list[Judged]:
-        """Score every node's model, or that of ``models``, on its own ``split``: test or train. Changes nothing.
+        """Evaluate every client's model, or that of ``models``, on its own ``split``: test or train. Changes nothing.
 
-        ``final`` marks the run's last evaluation. ``post_train``: after the local work of round ``server_round + 1``, which is
-        thrown away. ``metrics`` beside accuracy and loss. Raises as ``update``.
+        ``final`` marks the run's last evaluation. With ``post_train`` the evaluation follows the local update of the next
+        round, whose result is discarded. Other ``metrics`` are computed in addition to accuracy and loss. Raises as ``update``.
         """
         how = local_round.Judging(split, final, post_train, deadline, metrics)
         return local_round.judge(self, received, server_round, how, models)
@@ -326,20 +338,20 @@ class Client(NumPyClient):
     # ------------------------------------------------------------------------------------------------ Flower's NumPyClient
 
     def names(self, direction: Literal["down", "up"]) -> list[str]:
-        """The order of the arrays that ``fit`` takes (down) and returns (up)."""
+        """Return the order of the arrays that ``fit`` takes (down) and returns (up)."""
         down, up = self.messages(self.model, self.config)
         return list(down if direction == "down" else up)
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:  # type: ignore[override]
-        """Return the initial shared tensors, in the order of ``names("down")``; tables that start empty are zeros."""
+        """Return the initial shared tensors, in the order of ``names("down")``. Tables that start empty are zeros."""
         down, _ = self.messages(self.model, self.config)
         initial = {f"model/{n}": v for n, v in self.workspace.initial.items()}
         return codec.to_list(down, {n: initial.get(n, torch.zeros(shape)) for n, shape in down.items()})
 
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        """Train this one node and return its arrays, its number of training examples and its metrics.
+        """Train this one client and return its arrays, its number of training examples and its metrics.
 
-        ``config["server-round"]`` is the 1-based round; without it the client counts its own calls.
+        ``config["server-round"]`` is the 1-based round. Without it the client counts its own calls.
         """
         self.server_round = int(config.get("server-round", self.server_round + 1))
         (update,) = self.update([codec.from_list(self.names("down"), parameters)], self.server_round)
@@ -349,10 +361,10 @@ class Client(NumPyClient):
         return codec.to_list(self.names("up"), update.tensors), update.num_examples, dict(update.metrics)
 
     def evaluate(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
-        """Score this one node's model on its own ``config["split"]`` (test by default): loss, examples, accuracy.
+        """Evaluate this one client's model on its own ``config["split"]`` (test by default): loss, examples, accuracy.
 
-        ``config["final"]`` marks the run's last evaluation; ``config["post-train"]``: after the local work of the round behind
-        ``config["server-round"]``, which is thrown away. Changes no state.
+        The entry ``final`` marks the run's last evaluation. With ``post-train`` the evaluation follows the local update of the
+        round after ``config["server-round"]``, whose result is discarded. Changes no state.
         """
         received, split = codec.from_list(self.names("down"), parameters), str(config.get("split", "test"))
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))
@@ -361,7 +373,7 @@ class Client(NumPyClient):
 
 
 def _check_own(stack: Stack, params: Tensors, parts: tuple[str, ...]) -> None:
-    """Raise ``TypeError`` where ``train`` was given params of which it would train nothing, or what other nodes receive too."""
+    """Raise ``TypeError`` if ``train`` would train none of its params, or would write to tensors that other clients receive."""
     learning = [name for name in params if loop.part_of(name) in parts]
     if not learning and (others := sorted({loop.part_of(name) for name in params if "/" in name})):
         raise TypeError(f"train(params=...) holds '{others[0]}/...', which train(parts={parts!r}) does not name")

@@ -1,4 +1,4 @@
-"""Which examples each node of a stack sees at each step of a phase, and what is drawn for them."""
+"""Draw which examples each client of a stack uses at each step of a phase, with dropout and augmentation."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +19,16 @@ from contrafed.training.local_training import LocalTraining
 
 
 class Batch(NamedTuple):
-    """One minibatch of every node in the stack; inside a loss, of one node (without B)."""
+    """One minibatch of every client in the stack. Inside a loss it is one client's, without B."""
 
-    x: Tensor  # (B, b, C, H, W) normalised images, or (B, b, E) what a frozen encoder makes of them
+    x: Tensor  # (B, b, C, H, W) normalised images, or (B, b, E) a frozen encoder's outputs for them
     y: Tensor  # (B, b) labels
     mask: Tensor  # (B, b) 1 for an example, 0 for padding
-    dropout: dict[str, Tensor]  # by layer, factors 0 or 1/(1-p) (B, b, D) on its input; of a model with dropout
+    dropout: dict[str, Tensor]  # by layer, factors 0 or 1/(1-p) (B, b, D) on its input, for a model with dropout
 
 
 class Source(NamedTuple):
-    """Whose batches were drawn, and from which stream."""
+    """The clients and the stream of drawn batches."""
 
     work: LocalTraining
     nodes: list[int]
@@ -37,17 +37,19 @@ class Source(NamedTuple):
 
 
 class Batches:
-    """The batches of a phase: a pure function of (seed, purpose, round, node), whoever else is in the stack."""
+    """The batches of a phase: a pure function of (seed, purpose, round, client), independent of the other clients in the
+    stack.
+    """
 
     def __init__(self, workspace: Any, rows: list[list[np.ndarray]]) -> None:
-        """Lay out each node's batches ``rows``, arrays of indices."""
+        """Lay out each client's batches ``rows``, arrays of indices."""
         self.workspace, self.rows = workspace, rows
-        self.steps = [len(row) for row in rows]  # per node
+        self.steps = [len(row) for row in rows]  # per client
         lengths = np.zeros((len(rows), max(self.steps, default=0)), dtype=np.int64)
         for node, row in enumerate(rows):
             lengths[node, : len(row)] = [len(batch) for batch in row]
         width = int(lengths.max(initial=1))
-        # A lone node's short batch is short; a stack's is padded and masked.
+        # A short batch of a single client stays short. In a stack it is padded and masked.
         self.widths = lengths[0].clip(1).tolist() if len(lengths) == 1 else [width] * lengths.shape[1]
         self.real = torch.from_numpy(np.arange(width) < lengths[..., None])  # (B, S, b)
         seen = [batch for row in rows for batch in row]
@@ -55,8 +57,8 @@ class Batches:
         self.mask = self.real.to(workspace.device, workspace.dtype)
         self.counts = torch.from_numpy(lengths).to(self.mask)  # (B, S) examples at each step
         self.dropout: Tensors = {}  # by layer (B, S, b, D)
-        self.source: Source  # of drawn ones
-        self.augmented: Tensor | None = None  # (B, S, b, H, W, C) uint8: the phase's images where they are changed
+        self.source: Source  # of drawn batches
+        self.augmented: Tensor | None = None  # (B, S, b, H, W, C) uint8: the phase's images if they are augmented
 
     @classmethod
     def drawn(cls, workspace: Any, work: LocalTraining, stack: Stack, purpose: str) -> "Batches":
@@ -75,15 +77,15 @@ class Batches:
 
     @cached_property
     def second_view(self) -> "Batches":
-        """Return the same batches, drawn ones, with other changes of their images."""
+        """Return the same drawn batches with other augmentations of their images."""
         other = copy.copy(self)
         other.augmented = self._augmentation(f"{self.source.purpose} second view")
         return other
 
     def _augmentation(self, stream: str) -> Tensor:
-        """Return every image of the phase, changed once, as it was or with whole numbers: a round asks for it many times.
+        """Return every image of the phase, augmented once and in whole numbers if it is changed. A round uses them many times.
 
-        PMFL with CIFAR-100's chain takes 168 ms a round, with changes made at every look 294 (one core).
+        PMFL with CIFAR-100's chain takes 168 ms a round. With an augmentation at every use it takes 294 ms (one core).
         """
         x = self.workspace.x
         changes = self._drawn(stream, draw_augmentation, self.source.work.augment, min(x.shape[1:3]), padding=0).flatten(0, 2)
@@ -94,7 +96,7 @@ class Batches:
         return out.unflatten(0, self.index.shape)
 
     def _drawn(self, stream: str, draw: Callable[..., Tensor], *what: Any, padding: float) -> Tensor:
-        """Return what ``draw`` gives for every node's examples of the phase, laid out (B, S, b, ...)."""
+        """Return the draws for every client's examples of the phase, laid out as (B, S, b, ...)."""
         counts = [sum(map(len, row)) for row in self.rows]
         about = (self.workspace.seed, stream, self.source.server_round)
         found = [draw(*what, count, *about, node) for count, node in zip(counts, self.source.nodes, strict=True)]
@@ -102,9 +104,12 @@ class Batches:
 
     @classmethod
     def one_pass(cls, workspace: Any, examples: Sequence[np.ndarray], padded: bool = False) -> "Batches":
-        """Lay out one pass over each node's ``examples`` in their order, as many at a time as an evaluation takes.
+        """Lay out one pass over each client's ``examples`` in their order, in batches of the evaluation's size.
 
-        ``padded``: one batch of padding where no node has any, so that sums are zeros, as those of such a node in a stack.
+        Args:
+            workspace: The workspace.
+            examples: Each client's examples (n,).
+            padded: Add a batch of padding if no client has examples, so that sums are zeros, as for such a client in a stack.
         """
         size = max(1, workspace.evaluation_batch // len(examples))
         rows = [[part[i : i + size] for i in range(0, len(part), size)] for part in examples]
@@ -114,19 +119,19 @@ class Batches:
 
     @property
     def repeat(self) -> bool:
-        """Whether some example is seen more than once, always as the same image."""
+        """Return whether an example occurs more than once, always as the same image."""
         seen = [np.concatenate(row) for row in self.rows if row]
         return self.augmented is None and any(len(np.unique(examples)) < len(examples) for examples in seen)
 
     def stretches(self) -> Iterator[tuple[range, int]]:
-        """Yield stretches of steps through which the same first nodes train; the others are done."""
+        """Yield segments of steps with the number of clients that train in them. These are the stack's first clients."""
         alive = [sum(steps > step for steps in self.steps) for step in range(self.index.shape[1])]
         for count, steps in groupby(range(len(alive)), alive.__getitem__):
             found = list(steps)
             yield range(found[0], found[-1] + 1), count
 
     def at(self, step: int, nodes: int, inputs: "Table | None" = None) -> Batch:
-        """Return the batch of a step for the first ``nodes``; ``inputs`` stand in for its images."""
+        """Return the batch of a step for the first ``nodes`` clients. ``inputs`` replace its images."""
         width = self.widths[step]
         y, mask = self.workspace.labels(self.index[:nodes, step, :width]), self.mask[:nodes, step, :width]
         dropout = {layer: factors[:nodes, step, :width] for layer, factors in self.dropout.items()}
@@ -146,7 +151,7 @@ class Batches:
         return images
 
     def table(self, function: Callable[[Tensors, Tensor], Any], params: Tensors) -> "Table":
-        """Call one node's ``function`` of a model (B, ...) and images for every image of the phase, each once."""
+        """Call one client's ``function`` of a model (B, ...) and images once for every image of the phase."""
         known, where = self._distinct()
         size, pieces = max(1, self.workspace.evaluation_batch // len(known)), []
         with torch.no_grad():
@@ -156,8 +161,11 @@ class Batches:
         return Table(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
 
     def _distinct(self) -> tuple[Tensor, Tensor]:
-        """Return the phase's distinct examples (B, n) or augmented images (B, n, H, W, C), and each step's places (B, S, b)."""
-        if self.augmented is not None:  # no two images are alike
+        """Return the phase's distinct images and each step's places among them (B, S, b).
+
+        The images are examples (B, n), or augmented images (B, n, H, W, C).
+        """
+        if self.augmented is not None:  # no two images are equal
             where = torch.arange(self.index[0].numel(), device=self.index.device).view(1, *self.index.shape[1:])
             return self.augmented.flatten(1, 2), where.expand(self.index.shape)
         mine = [np.unique(np.concatenate(row)) if row else np.zeros(1, np.int64) for row in self.rows]
@@ -166,14 +174,14 @@ class Batches:
         return known.to(self.index.device), self._laid(torch.cat(places), 0)
 
     def _laid(self, values: Tensor, padding: float) -> Tensor:
-        """Lay out what belongs to the phase's examples, in the order in which each node sees them, as (B, S, b, ...)."""
+        """Lay out values of the phase's examples, in the order of each client's training, as (B, S, b, ...)."""
         out = values.new_full((*self.real.shape, *values.shape[1:]), padding)
         out[self.real] = values
         return out.to(self.workspace.device)
 
 
 class Table(NamedTuple):
-    """What a frozen model makes of every image of a phase."""
+    """A frozen model's outputs for every image of a phase."""
 
     batches: Batches
     rows: Any  # (B, n, ...)
@@ -189,8 +197,8 @@ class Table(NamedTuple):
 def draw_batches(
     work: LocalTraining, examples: np.ndarray, seed: int, purpose: str, server_round: int, node: int
 ) -> list[np.ndarray]:
-    """Return a node's batches of a round, a pure function of (seed, purpose, round, node)."""
-    if not work.steps(len(examples)):  # making a generator takes 40 us, a seventh of such a node
+    """Draw a client's batches of a round, as a pure function of (seed, purpose, round, client)."""
+    if not work.steps(len(examples)):  # a generator takes 40 us, a seventh of the time of such a client
         return []
     return work.batches(examples, generator(seed, purpose, server_round, node))
 
@@ -198,7 +206,7 @@ def draw_batches(
 def draw_dropout(
     rate: float, layer: str, width: int, count: int, seed: int, purpose: str, server_round: int, node: int
 ) -> Tensor:
-    """Return factors (count, width) on a layer's inputs for all examples that a node sees in a round, in their order."""
+    """Draw factors (count, width) on a layer's inputs for all examples that a client uses in a round, in their order."""
     stream = f"{purpose} dropout" if layer == "classifier" else f"{purpose} dropout {layer}"
     rng = torch_generator(seed, stream, server_round, node)
     return (torch.rand(count, width, generator=rng) >= rate).float() / (1 - rate)

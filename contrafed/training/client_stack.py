@@ -1,4 +1,4 @@
-"""A stack: B nodes that train together. Everything in it carries a leading node axis."""
+"""Define a stack: B clients that train together. All its tensors have a leading client axis."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -16,11 +16,11 @@ from contrafed.core.tensors import Tensors, group
 
 
 class DeadlineError(Exception):
-    """The round's time limit passed while this node was at work."""
+    """The round's time limit passed while this client was training."""
 
 
 class UnknownNameError(KeyError):
-    """A name that nodes do not remember anything by; the message has the names that there are."""
+    """A name that the client state does not have. The message lists the names that it has."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, list(known)
@@ -33,15 +33,20 @@ class UnknownNameError(KeyError):
 
 
 class Memory(MutableMapping[str, Tensor]):
-    """What a stack's nodes remember, by name (B, ...): a tensor is stacked when it is first asked for."""
+    """The client state of a stack, by name (B, ...). A tensor is stacked on first access."""
 
     def __init__(self, names: Iterable[str], find: Callable[[str], Tensor]) -> None:
-        """``find`` brings together what is asked for by one of these ``names``."""
+        """Declare the names.
+
+        Args:
+            names: Names of the state's tensors.
+            find: Returns the stacked tensor (B, ...) of a name.
+        """
         self._found: dict[str, Tensor | None] = dict.fromkeys(names)
         self._find = find
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return what is remembered by a name (B, ...). Raises ``UnknownNameError``, a ``KeyError``."""
+        """Return the state of a name (B, ...). Raises ``UnknownNameError``, a ``KeyError``."""
         if name not in self._found:
             raise UnknownNameError(name, self)
         value = self._found[name]
@@ -67,31 +72,31 @@ class Memory(MutableMapping[str, Tensor]):
 
     @property
     def opened(self) -> Tensors:
-        """What was asked for or written."""
+        """The tensors that were accessed or written."""
         return {name: value for name, value in self._found.items() if value is not None}
 
     def first(self, count: int) -> "Memory":
-        """Return the first nodes' memory: views, so that writing to a tensor in place writes to this one's."""
+        """Return the state of the first ``count`` clients, as views. Writing to a tensor in place writes to this one's."""
         return Memory(self._found, lambda name: self[name][:count])
 
 
 @dataclass
 class Stack:
-    """B nodes that train, or are judged, together.
+    """B clients that are trained or evaluated together.
 
-    ``params`` are trained in place and may hold more than one model (``own/encoder...``); ``received`` are constants of the
-    round, by message name; ``memory`` is what the nodes will remember.
+    Training changes ``params`` in place. They may hold more than one model (``own/encoder...``). The ``received`` tensors are
+    constants of the round, by message name. The client state in ``memory`` is committed afterwards.
     """
 
     nodes: list[int]
-    examples: list[np.ndarray]  # each node's training part
+    examples: list[np.ndarray]  # each client's training part
     server_round: int
     params: Tensors
     received: Tensors
     memory: Memory
     final: bool = False  # whether this is the run's last evaluation
     deadline: float | None = None  # a moment of time.monotonic()
-    step: int = 0  # of the phase that runs
+    step: int = 0  # of the current phase
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -102,27 +107,27 @@ class Stack:
         return group(self.received, "model")
 
     def remembered(self, name: str) -> Tensors:
-        """Return the model that nodes remember as ``NAME/x``, in the model's order, whatever the memory's is."""
+        """Return the model in the client state as ``NAME/x``, in the model's order and not in the state's."""
         return {x: self.memory[f"{name}/{x}"] for x in self.params if f"{name}/{x}" in self.memory}
 
     @property
     def sizes(self) -> list[int]:
-        """How many training examples each node has."""
+        """Each client's number of training examples."""
         return [len(part) for part in self.examples]
 
     def check_deadline(self) -> None:
-        """Raise ``DeadlineError`` once the round's time is over."""
+        """Raise ``DeadlineError`` after the round's time limit."""
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise DeadlineError
 
     def first(self, count: int) -> "Stack":
-        """Return the first ``count`` nodes as views: writing to them in place writes to this stack."""
+        """Return the first ``count`` clients as views. Writing to them in place writes to this stack."""
         cut = {key: {n: v[:count] for n, v in getattr(self, key).items()} for key in ("params", "received")}
         part = {"nodes": self.nodes[:count], "examples": self.examples[:count], "memory": self.memory.first(count)}
         return replace(self, **cut, **part)  # type: ignore[arg-type]
 
     def ordered(self, order: Sequence[int]) -> "Stack":
-        """Return the nodes in another order, as copies."""
+        """Return the clients in another order, as copies."""
         return replace(
             self,
             nodes=[self.nodes[k] for k in order],
@@ -133,7 +138,7 @@ class Stack:
         )
 
     def take_back(self, other: "Stack", order: Sequence[int]) -> None:
-        """Write what became of ``self.ordered(order)`` to this stack's rows."""
+        """Write the results of ``self.ordered(order)`` to this stack's rows."""
         back = np.argsort(order).tolist()
         for name, value in in_order(other.params, back).items():
             self.params[name].detach().copy_(value)
@@ -141,37 +146,37 @@ class Stack:
 
 
 def in_order(tensors: Tensors, order: Sequence[int]) -> Tensors:
-    """Return the rows of tensors (B, ...) in another order; one row seen B times stays that."""
+    """Return the rows of tensors (B, ...) in another order. A row that is expanded B times stays so."""
     return {n: v if v.stride(0) == 0 else v.detach()[torch.tensor(order, device=v.device)] for n, v in tensors.items()}
 
 
 def per_node(values: Tensor, like: Tensor) -> Tensor:
-    """Return one number per node (B,), shaped so that it multiplies ``like`` (B, ...)."""
+    """Return one number per client (B,), shaped so that it multiplies ``like`` (B, ...)."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def stacked(rows: Sequence[Tensor], place: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``rows`` as one tensor (B, ...), a copy; ``place`` brings a tensor to its device and type."""
+    """Stack ``rows`` as one tensor (B, ...), a copy. ``place`` moves a tensor to its device and type."""
     if len({row.device for row in rows}) == 1:
-        return place(torch.stack(list(rows)))  # one copy to an accelerator, not B
+        return place(torch.stack(list(rows)))  # one copy to an accelerator instead of B
     return torch.stack([place(row) for row in rows])
 
 
 def joined(rows: Sequence[Tensor], place: Callable[[Tensor], Tensor]) -> Tensor:
-    """As ``stacked``, for what is never written to: a broadcast is one tensor seen B times."""
+    """Stack ``rows`` like ``stacked``, for tensors that are never written to. A broadcast is one tensor expanded B times."""
     if all(row is rows[0] for row in rows):
         return place(rows[0]).expand(len(rows), *rows[0].shape)
     return stacked(rows, place)
 
 
 def unstacked(tensors: Tensors, count: int) -> list[Tensors]:
-    """Return each node's tensors, as views of the stack's."""
+    """Return each client's tensors, as views of the stack's."""
     rows = {name: value.detach().unbind() for name, value in tensors.items()}
     return [{name: views[k] for name, views in rows.items()} for k in range(count)]
 
 
 def taken_apart(tensors: Tensors, count: int) -> list[Tensors]:
-    """Return each node's tensors, as copies: a view would keep the whole stack alive."""
+    """Return each client's tensors, as copies, because a view would keep the whole stack in memory."""
     views = unstacked(tensors, count)
     if count == 1:
         return views
@@ -183,14 +188,17 @@ def taken_apart(tensors: Tensors, count: int) -> list[Tensors]:
 
 
 def each_node(function: Callable[..., Any], *args: Any) -> Any:
-    """Call one node's ``function`` for every node: under ``vmap``, or directly for a lone node."""
+    """Call one client's ``function`` for every client: under ``vmap``, or directly for a single client."""
     if len(next(iter(args[0].values()))) == 1:
         return tree_map(lambda t: t.unsqueeze(0), function(*tree_map(lambda t: t.squeeze(0), args)))
     return vmap(function)(*args)
 
 
 def each_image(function: Callable[[Tensors, Tensor], Any], params: Tensors, x: Tensor) -> Any:
-    """Call one node's ``function`` of a model and images for every node's ``x`` (B, n, ...): once where all have one model."""
+    """Call one client's ``function`` of a model and images for every client's ``x`` (B, n, ...).
+
+    It is called only once if all clients have the same model.
+    """
     if len(x) == 1 or all(v.stride(0) == 0 for v in params.values()):
         out = function({n: v[0] for n, v in params.items()}, x.flatten(0, 1))
         return tree_map(lambda t: t.unflatten(0, x.shape[:2]), out)

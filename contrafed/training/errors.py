@@ -1,4 +1,4 @@
-"""What may go wrong on a node, said with its number, the round and the step."""
+"""Report errors in a client's local update with its id, the round and the step."""
 
 import math
 import traceback
@@ -14,42 +14,48 @@ from contrafed.core.registry import short_place
 from contrafed.core.tensors import Tensors
 from contrafed.training.client_stack import DeadlineError, Stack
 
-# What CUDA, cuBLAS and cuDNN say for want of memory where torch has no type for it.
+# Messages of CUDA, cuBLAS and cuDNN about missing memory, for which torch has no type.
 NO_ROOM = ("out of memory", "alloc_failed", "not_initialized", "unable to find an engine")
-# After one of these CUDA refuses everything until the process ends.
+# After one of these errors CUDA refuses everything until the process ends.
 LOST = ("device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "launch failure")
 TORCH, HERE = Path(torch.__file__).parent, Path(__file__).parent
-# What methods call, and what calls them: a mistake shows here, but is made elsewhere.
+# Code that methods call, and that calls methods. A mistake appears in it but has its cause elsewhere.
 TOOLS = (HERE, HERE.parent / "core" / "split_model.py")
 
 
 class LocalError(Exception):
-    """A node's work failed; the message names node, round and step, and the line of code."""
+    """A client's local update failed. The message names client, round and step, and the line of code."""
 
 
 class ReturnError(TypeError):
-    """A function of a method returned, or had nodes ``remember``, what it must not; ``place`` is where that function is."""
+    """A function of a method returned a wrong result or wrote a wrong client state. ``place`` is where it is defined."""
 
     def __init__(self, function: Callable[..., Any], wanted: str, verb: Literal["return", "remember"] = "return") -> None:
-        function = getattr(function, "func", function)  # of a functools.partial
+        function = getattr(function, "func", function)  # for a functools.partial
         code = getattr(function, "__code__", None)
         self.place = "" if code is None else short_place(code.co_filename, code.co_firstlineno)
         super().__init__(f"{getattr(function, '__qualname__', function)} must {verb} {wanted}")
 
 
 def kind_of(value: Any) -> str:
-    """Return what a value is, in words: the shape of a tensor, the type of anything else."""
+    """Describe a value in words: the shape of a tensor, or the type of anything else."""
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 class NoRoomError(LocalError):
-    """A node's work did not fit the accelerator's memory."""
+    """A local update did not fit in the accelerator's memory."""
 
 
 def divergence(losses: Sequence[Any], tensors: Tensors, count: int) -> list[str]:
-    """Return, for each of B = ``count`` nodes, where its loss or its tensors (B, ...) stopped being finite; empty: nowhere.
+    """Find where each client's loss or tensors stopped being finite.
 
-    ``losses`` are those of the round's phases, ``tensors`` what these left.
+    Args:
+        losses: Losses of the round's phases.
+        tensors: The tensors after training (B, ...).
+        count: B.
+
+    Returns:
+        A description for each client, empty if all is finite.
     """
     found = [""] * count
     for number, phase in enumerate(losses, 1):
@@ -68,18 +74,19 @@ def divergence(losses: Sequence[Any], tensors: Tensors, count: int) -> list[str]
 
 
 def _finite(tensors: Tensors, count: int) -> list[bool]:
-    """Return whether each node's rows of tensors (B, ...) are finite."""
+    """Return whether each client's rows of tensors (B, ...) are finite."""
     rows = [value.detach().reshape(count, -1) for value in tensors.values() if value.numel() and value.is_floating_point()]
     if not rows:
         return [True] * count
-    # NaN is its own least and largest; read at once, since on a GPU reading is a wait; aminmax is 15 times slower on a CPU.
+    # NaN is its own minimum and maximum. All are read at once, because on a GPU each read waits. aminmax is 15 times slower on
+    # a CPU.
     ends = torch.stack([end for row in rows for end in (row.amin(dim=1), row.amax(dim=1))])
     return ends.isfinite().all(0).tolist()
 
 
 @contextmanager
 def named(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doing: str = "") -> Iterator[None]:
-    """Raise whatever goes wrong as a ``LocalError`` that says where; ``stacks`` has the stack once it is open."""
+    """Raise any error as a ``LocalError`` that names clients, round and step. ``stacks`` has the stack once it is open."""
     try:
         yield
     except DeadlineError:
@@ -92,7 +99,7 @@ def named(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doin
 
 
 def _place(error: Exception) -> str:
-    """Return the file and the line, the innermost outside torch and, where there is one, outside ``TOOLS``, of a mistake."""
+    """Return file and line of a mistake: the innermost outside torch and, if there is one, outside ``TOOLS``."""
     if isinstance(error, ReturnError) and error.place:
         return error.place
     frames = traceback.extract_tb(error.__traceback__)
@@ -102,12 +109,12 @@ def _place(error: Exception) -> str:
 
 
 def device_lost(error: BaseException) -> bool:
-    """Whether something went wrong on a GPU after which this process cannot use it any more."""
+    """Return whether an error on a GPU means that this process can no longer use it."""
     said = str(error).lower()
     return "cuda error" in said and any(words in said for words in LOST)
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Whether an accelerator's memory is full."""
+    """Return whether an accelerator's memory is full."""
     said = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_ROOM))

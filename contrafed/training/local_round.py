@@ -1,4 +1,4 @@
-"""What a stack of nodes does when a round's messages have come: open, work or be judged, and take apart again."""
+"""Process a round for a stack of clients: open the stack, train or evaluate it, and split it into clients again."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ from contrafed.training.privacy import made_private
 
 @dataclass
 class Update:
-    """What one node's local work produced."""
+    """The result of one client's local update."""
 
     tensors: Tensors  # the declared upload
     num_examples: int
     metrics: dict[str, float]  # means over the examples seen in training
     memory: Tensors  # committed only if the update succeeded
-    diverged: str = ""  # where the loss or the weights stopped being finite; such an update does not count
+    diverged: str = ""  # where the loss or the weights stopped being finite: such an update is rejected
 
 
 @dataclass
 class Judged:
-    """How one node's models score on a part of its data; zeros where it has no example."""
+    """The scores of one client's models on a part of its data, zeros without examples."""
 
     num_examples: int
-    metrics: dict[str, float]  # loss and accuracy of the model that counts, NAME/loss and NAME/accuracy of others
-    model: Tensors  # the one that counts
+    metrics: dict[str, float]  # loss and accuracy of the client's model, and NAME/loss and NAME/accuracy of others
+    model: Tensors  # the client's model
 
 
 def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
-    """Have a client's nodes do their local work; see ``Client.update``."""
+    """Run the local update of a stack of clients, as described at ``Client.update``."""
     client.losses, stacks = [], list[Stack]()
     with named(client.nodes, server_round, stacks):
         rows, stack = _opened(client, received, server_round, client.memories)
@@ -58,16 +58,17 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         metrics = _means(client, len(stack))
     updates = []
     for k, row in enumerate(rows):
-        # What was never asked for is what it was; a copy where it came with the message, which may be written over.
+        # State that was not accessed is unchanged. If it came with the message it is copied, because the message may be
+        # overwritten.
         rest = {n: v if client.memories[k] else v.clone() for n, v in row.items() if n not in opened[k]}
         found = rest | opened[k]
-        memory = {n: found[n] for n in stack.memory if n in found}  # in one order, whatever was asked for
+        memory = {n: found[n] for n in stack.memory if n in found}  # in one order, independent of what was accessed
         updates.append(Update(sent[k], stack.sizes[k], metrics[k], memory, diverged[k]))
     return updates
 
 
 def _check_sent(client: Any, work: Tensors, nodes: int) -> None:
-    """Raise ``ReturnError`` unless local work sends what the method's ``messages`` name: else no reply would count."""
+    """Raise ``ReturnError`` unless the local update returns what ``messages`` declares, because other replies are rejected."""
     _, declared = client.messages(client.model, client.config)
     if more := work.keys() - declared.keys():
         raise ReturnError(client.local_work, f"what messages declares, which {min(more)} is not")
@@ -80,9 +81,9 @@ def _check_sent(client: Any, work: Tensors, nodes: int) -> None:
 
 
 def _check_remembered(client: Any, memory: Memory, rows: Sequence[Tensors]) -> None:
-    """Raise ``ReturnError`` where nodes begin to remember what ``fresh_memory`` lacks, or remember it in another shape.
+    """Raise ``ReturnError`` for client state that ``fresh_memory`` does not have, or in another shape.
 
-    Whether it is kept would vary; and of a value without the node axis each node would keep one row.
+    Otherwise it might be kept or not. Of a value without the client axis, each client would keep one row.
     """
     for remembered, row in zip(client.memories, rows, strict=True):
         new = [n for n in memory if n not in row and not n.startswith(("personal/", "optimizer/"))]
@@ -98,19 +99,19 @@ def _check_remembered(client: Any, memory: Memory, rows: Sequence[Tensors]) -> N
 
 
 class Judging(NamedTuple):
-    """When, and on what, nodes are judged."""
+    """Settings of an evaluation of clients."""
 
-    split: str  # test or train: the part of their own data
+    split: str  # test or train part of each client's data
     final: bool  # whether this is the run's last evaluation
-    post_train: bool  # after the next round's local work, of which nothing is kept
+    post_train: bool  # after the next round's local update, whose result is discarded
     deadline: float | None  # a moment of time.monotonic()
-    metrics: Sequence[str] = ()  # beside accuracy and loss, of contrafed.core.metrics
+    metrics: Sequence[str] = ()  # in addition to accuracy and loss, from contrafed.core.metrics
 
 
 def judge(
     client: Any, received: Sequence[Tensors], server_round: int, judging: Judging, models: Sequence[Tensors] | None
 ) -> list[Judged]:
-    """Score a client's nodes; see ``Client.judge``."""
+    """Evaluate a stack of clients, as described at ``Client.judge``."""
     client.losses, stacks = [], list[Stack]()
     nodes, partition = client.nodes, client.workspace.federation.partition
     examples = [partition.test(node) if judging.split == "test" else partition.train(node) for node in nodes]
@@ -121,7 +122,7 @@ def judge(
             memories = [{f"personal/{n}": v for n, v in model.items()} for model in models]
             received = [{n: v for n, v in tensors.items() if not n.startswith("model/")} for tensors in received]
         trains = judging.post_train and models is None
-        # Its batches and rate are those that a node has which is drawn into the next round.
+        # The batches and the learning rate are those of a client that is selected for the next round.
         _, stack = _opened(client, received, server_round + trains, memories)
         stacks.append(stack)
         stack.final, stack.deadline = judging.final, judging.deadline
@@ -147,7 +148,7 @@ def judge(
 
 
 def _check_judged(client: Any, judged: dict[str, Any], nodes: int) -> None:
-    """Raise ``ReturnError`` unless every model that nodes are judged by is whole: for what it lacked, others would stand in."""
+    """Raise ``ReturnError`` unless every evaluated model is complete, because other tensors would replace missing ones."""
     for model, tensors in judged.items():
         if not isinstance(tensors, dict):
             raise ReturnError(client.judged, f"models, tensors by name, not {kind_of(tensors)} as '{model}'")
@@ -160,7 +161,7 @@ def _check_judged(client: Any, judged: dict[str, Any], nodes: int) -> None:
 
 
 def _private(client: Any, stack: Stack, sent: Tensors) -> Tensors:
-    """Return what a stack sends, with noise where ``privacy`` has nodes add it."""
+    """Return a stack's upload, with noise if ``privacy`` makes clients add it."""
     run = client.workspace.run
     if run.privacy is None:
         return sent
@@ -173,7 +174,7 @@ def _placed(client: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
-    """Return what a node remembers, or what it begins with. Raises ``ReturnError`` unless that are tensors by name."""
+    """Return a client's state, or its initial state. Raises ``ReturnError`` unless it consists of tensors by name."""
     if memory:
         return memory
     own = {f"personal/{n}": v for n, v in client.workspace.initial.items() if not client.travels(n)}
@@ -192,11 +193,11 @@ def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
 def _opened(
     client: Any, received: Sequence[Tensors], server_round: int, memories: Sequence[Tensors]
 ) -> tuple[list[Tensors], Stack]:
-    """Return what each node remembers, or begins with, and the stack of what they received and remember."""
+    """Return each client's state, and the stack of received tensors and client state."""
     rows = [_remembered(client, *pair) for pair in zip(memories, received, strict=True)]
     place = _placed(client)
     constants = {n: joined([tensors[n] for tensors in received], place) for n in received[0]}
-    # Optimiser state of phases that some of the nodes have not been through starts at zero, as in a new optimiser.
+    # If only some clients have optimiser state of a phase, it starts at zero for the others, as in a new optimiser.
     kept = {n: v for row in rows for n, v in row.items() if n.startswith("optimizer/")}
     rows = [{n: torch.zeros_like(v) for n, v in kept.items()} | row for row in rows]
     memory = Memory(rows[0], lambda name: stacked([row[name] for row in rows], place))
@@ -209,9 +210,9 @@ def _opened(
 
 
 def _scored(client: Any, confused: bool) -> Callable[..., Tensors]:
-    """Return the function that sums one node's cross-entropy and right answers over a batch, and, if asked, its confusions.
+    """Return a function that sums one client's cross-entropy and correct answers over a batch, and confusions if ``confused``.
 
-    It raises ``ReturnError`` unless there is a score for each class.
+    The function raises ``ReturnError`` unless there is a score for each class.
     """
 
     def sums(params: Tensors, batch: Batch, received: Tensors) -> Tensors:
@@ -231,7 +232,7 @@ def _scored(client: Any, confused: bool) -> Callable[..., Tensors]:
 
 
 def _means(client: Any, nodes: int) -> list[dict[str, float]]:
-    """Return each node's mean losses over the examples that had them, over all phases."""
+    """Return each client's mean losses over the examples that had them, over all phases."""
     totals: Tensors = {}
     for losses in client.losses:
         for name, found in losses.sums().items():

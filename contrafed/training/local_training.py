@@ -1,4 +1,4 @@
-"""What a node does in a round: how long, in which batches, with which optimiser."""
+"""Settings of local training: how long, with which batches, with which optimiser."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,15 +12,17 @@ from contrafed.core.schema import Range
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What a node does in a round: how long, in which batches, with which optimiser.
+    """Settings of a client's local training: how long, with which batches, with which optimiser.
 
-    Exactly one of ``epochs`` (shuffled passes; the short last batch of each is kept) and ``iterations`` (minibatch steps
-    through successive shuffled passes, every batch of the full size, or of all examples of a smaller node) is set.
+    Exactly one of ``epochs`` and ``iterations`` is set. Epochs are shuffled passes that keep their short last batch. Iterations
+    are minibatch steps through successive shuffled passes. Their batches have the full size, or all examples of a smaller
+    client.
     """
 
     epochs: Annotated[int, Range(ge=0)] | None
     iterations: Annotated[int, Range(ge=0)] | None
-    batch_size: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # a fraction: of the node's examples
+    # a fraction means a share of the client's examples
+    batch_size: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]
     optimizer: Literal["sgd", "adam"]
     lr: Annotated[float, Range(gt=0)]
     lr_decay: Annotated[float, Range(gt=0, le=1)]
@@ -42,18 +44,18 @@ class LocalTraining:
             )
 
     def batch_of(self, examples: int) -> int:
-        """Return the batch size of a node with so many examples."""
+        """Return the batch size of a client with ``examples`` examples."""
         if isinstance(self.batch_size, float):
             return max(1, math.ceil(round(self.batch_size * examples, 9)))  # 0.07 * 100 is 7.000000000000001
         return self.batch_size
 
     def steps_per_pass(self, examples: int) -> int:
-        """Return how many batches a shuffled pass over so many examples gives, at least 1."""
+        """Return how many batches a shuffled pass over ``examples`` examples gives, at least 1."""
         size = self.batch_of(examples)
         return max(1, math.ceil(examples / size) if self.epochs is not None else examples // min(size, max(examples, 1)))
 
     def steps(self, examples: int) -> int:
-        """Return the number of optimiser steps of a node with so many examples, 0 for one without."""
+        """Return the number of optimiser steps of a client with ``examples`` examples, 0 for one without."""
         if not examples:
             return 0
         if self.iterations is not None:
@@ -62,7 +64,7 @@ class LocalTraining:
         return self.epochs * self.steps_per_pass(examples)
 
     def batches(self, examples: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return the node's batches of this round: arrays of indices drawn from ``examples`` (n,)."""
+        """Draw the client's batches of this round: arrays of indices from ``examples`` (n,)."""
         size = self.batch_of(len(examples))
         if self.epochs is not None:
             orders = [rng.permutation(examples) for _ in range(self.epochs)]
@@ -79,12 +81,14 @@ class LocalTraining:
         return self.lr * self.lr_decay ** (server_round - 1) * self.epoch_lr_decay**epoch
 
     def total_rate(self, server_round: int, examples: int) -> float:
-        """Return the sum of the learning rates of all steps that a node with so many examples takes in a round."""
+        """Return the sum of the learning rates of all steps that a client with ``examples`` examples takes in a round."""
         each = self.steps_per_pass(examples)
         return sum(self.rate(server_round, step // each) for step in range(self.steps(examples)))
 
     def plain(self, lr: float, epochs: int | None = None, iterations: int | None = None) -> "LocalTraining":
-        """Return so much work in batches of the same size: plain SGD at a constant rate, which may be 0, on the loss alone."""
+        """Return settings for plain SGD at a constant rate, which may be 0, on the loss alone, with batches of the same
+        size.
+        """
         return replace(
             self,
             epochs=epochs,

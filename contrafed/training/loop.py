@@ -1,4 +1,4 @@
-"""The loop: gradients of every node at once, clipping and the optimiser's step, for the nodes that have steps left."""
+"""Train a stack: compute the gradients of all clients at once, clip them, and step, for the clients that have steps left."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
@@ -19,21 +19,21 @@ from contrafed.training.optimizers import Optimizer
 
 PARTS = ("encoder", "projector", "classifier")  # of a model
 Loss = Callable[[Tensors, Batch, Any], dict[str, Tensor]]
-Function = Callable[[Tensors, Tensor], Any]  # one node's, of a model and images
+Function = Callable[[Tensors, Tensor], Any]  # one client's function of a model and images
 
 
 class Step(NamedTuple):
     """A step that is about to be taken."""
 
-    stack: Stack  # the nodes that still train, as views
+    stack: Stack  # the clients that still train, as views
     batch: Batch
-    frozen: dict[str, Any]  # what frozen models make of the batch
+    frozen: dict[str, Any]  # outputs of the frozen models for the batch
     number: int  # from 0, within the phase
-    batches: Batches  # the whole phase's
+    batches: Batches  # all batches of the phase
 
 
 class Phase(NamedTuple):
-    """What is trained for some steps, and how: what ``Client.train`` was asked for."""
+    """The arguments of ``Client.train``: what is trained for some steps, and how."""
 
     work: LocalTraining
     parts: tuple[str, ...]
@@ -41,52 +41,61 @@ class Phase(NamedTuple):
     constants: Tensors
     frozen: Mapping[str, tuple[Function, Tensors]]
     each_step: Callable[[Step], dict[str, Any]] | None
-    repeat: int  # how many steps each batch is taken
+    repeat: int  # how many steps each batch is used for
     purpose: str
 
     def in_order(self, order: Sequence[int]) -> "Phase":
-        """Return the phase for the nodes in another order."""
+        """Return the phase for the clients in another order."""
         frozen = {name: (function, in_order(model, order)) for name, (function, model) in self.frozen.items()}
         return self._replace(constants=in_order(self.constants, order), frozen=frozen)
 
 
 class Losses:
-    """Each node's losses at every step of a phase, and how many examples are behind them."""
+    """Each client's losses at every step of a phase, and the number of examples of each step."""
 
     def __init__(self, steps: list[int], counts: Tensor, rows: Sequence[dict[str, Tensor]]) -> None:
-        """``rows`` has a step's losses (b,) of the b nodes that took it; ``counts`` (B, S) the examples at each step."""
+        """Lay out the losses.
+
+        Args:
+            steps: Each client's number of steps.
+            counts: Examples at each step (B, S).
+            rows: For each step, the losses (b,) of the b clients that took it.
+        """
         self.steps, self.counts = steps, counts
-        self.tables = {name: torch.zeros_like(counts) for row in rows[:1] for name in row}  # (B, S), 0 where a node had left
+        # (B, S), 0 at steps that a client did not take
+        self.tables = {name: torch.zeros_like(counts) for row in rows[:1] for name in row}
         for step, row in enumerate(rows):
             for name, values in row.items():
                 self.tables[name][: len(values), step] = values
 
     def in_order(self, order: Sequence[int]) -> "Losses":
-        """Return the losses with the nodes in another order."""
+        """Return the losses with the clients in another order."""
         found = Losses([self.steps[k] for k in order], in_order({"counts": self.counts}, order)["counts"], ())
         found.tables = in_order(self.tables, order)
         return found
 
     def last(self, name: str) -> Tensor:
-        """Return a loss at each node's last step (B,); 0 where there was none."""
+        """Return a loss at each client's last step (B,), 0 without steps."""
         return self.mean(name, [min(steps, 1) for steps in self.steps])
 
     def sums(self) -> dict[str, Tensor]:
-        """Return, by name, each node's sum over examples, and last how many these are (2, B)."""
+        """Return, by name, each client's sum over examples, and the number of these examples (2, B)."""
         counts = self.counts.double()
         return {name: torch.stack([(table.double() * counts).sum(1), counts.sum(1)]) for name, table in self.tables.items()}
 
     def mean(self, name: str, last: Sequence[int] | None = None) -> Tensor:
-        """Return a loss's mean over the examples of each node's ``last`` steps (B,), or of all; 0 where there was none."""
+        """Return a loss's mean over the examples of each client's ``last`` steps (B,), or of all steps. It is 0 without
+        steps.
+        """
         number = torch.arange(self.counts.shape[1], device=self.counts.device)
         first = [0] * len(self.steps) if last is None else [all_ - some for all_, some in zip(self.steps, last, strict=True)]
         counts = self.counts * (number >= torch.tensor(first, device=number.device).unsqueeze(1))
-        table = self.tables.get(name, torch.zeros_like(counts))  # a phase that learned nothing has none
+        table = self.tables.get(name, torch.zeros_like(counts))  # a phase without training has none
         return (table * counts).sum(1) / counts.sum(1).clamp_min(1)
 
 
 def train(client: Any, stack: Stack, phase: Phase) -> Losses:
-    """Train ``phase.parts`` of ``stack.params`` in place, the nodes sorted by the phase's steps and put back after it."""
+    """Train ``phase.parts`` of ``stack.params`` in place. Clients are sorted by their steps, and put back afterwards."""
     if fault := parts_fault(phase.parts, {*PARTS, *map(part_of, stack.params)}):
         raise TypeError(f"the parts to train{fault}")
     steps = [phase.work.steps(size) for size in stack.sizes]
@@ -111,7 +120,7 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
     learning = [name for name in stack.params if part_of(name) in phase.parts]
     if not batches.index.numel() or not learning:
         return Losses(batches.steps, batches.counts, rows)
-    # Where no gradient passes the encoder and images come again, its outputs stand in for them.
+    # If no gradient passes the encoder and images repeat, the encoder's outputs replace them.
     encoder = {n: v.detach() for n, v in stack.params.items() if part_of(n) == "encoder"}
     fixed_encoder = encoder and not any("/" in name or name in encoder for name in learning)
     inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat else None
@@ -120,7 +129,7 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
     optimizer = Optimizer(work, stack.server_round, stack.sizes, {n: stack.params[n] for n in learning}, kept)
     for steps, alive in batches.stretches():
         part = stack.first(alive)
-        # Leaves over the stack's storage: a step in place is a step of the stack.
+        # Leaves that share the stack's storage: a step in place is a step of the stack.
         part.params = {n: v.detach().requires_grad_(n in learning) for n, v in part.params.items()}
         fixed = {n: v[:alive] for n, v in phase.constants.items()}
         for step, again in product(steps, range(phase.repeat)):
@@ -143,7 +152,7 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
 
 
 def _nodes_first(each_step: Callable[[Step], dict[str, Any]], step: Step) -> dict[str, Any]:
-    """Return what ``each_step`` gives the loss. Raises ``ReturnError`` unless it is by name and its tensors are (B, ...)."""
+    """Return the result of ``each_step``. Raises ``ReturnError`` unless it is a dictionary by name with tensors (B, ...)."""
     given = each_step(step)
     if not isinstance(given, dict):
         raise ReturnError(each_step, f"a dictionary by name, not {kind_of(given)}")
@@ -219,14 +228,14 @@ def part_of(name: str) -> str:
 
 
 def parts_fault(parts: Any, known: Iterable[str]) -> str:
-    """Return what is wrong with ``parts``, as the end of a sentence; nothing for a tuple of ``known`` parts."""
+    """Return what is wrong with ``parts``, as the end of a sentence. The result is empty for a tuple of ``known`` parts."""
     if not isinstance(parts, tuple):
         return f" must be a tuple of parts of the model, such as ('encoder',), got {parts!r}"
     return next((f": {unknown('part of the model', part, known)}" for part in parts if part not in known), "")
 
 
 def scalars(loss: Loss, losses: Any) -> dict[str, Tensor]:
-    """Return one node's losses, which ``loss`` returned. Raises ``ReturnError`` unless they are scalar tensors by name."""
+    """Return one client's losses. Raises ``ReturnError`` unless ``loss`` returned scalar tensors by name."""
     if not isinstance(losses, dict) or "loss" not in losses:
         raise ReturnError(loss, "a dictionary with 'loss'")
     for name, value in losses.items():
@@ -238,14 +247,14 @@ def scalars(loss: Loss, losses: Any) -> dict[str, Tensor]:
 
 
 def minimised(loss: Loss, losses: dict[str, Tensor]) -> Tensor:
-    """Return the loss that is minimised, of one node's or of a stack's. Raises ``ReturnError`` where it has no gradient."""
+    """Return the loss that is minimised, of one client or of a stack. Raises ``ReturnError`` if it has no gradient."""
     if not losses["loss"].requires_grad:
         raise ReturnError(loss, "a 'loss' with a gradient: this one depends on nothing that is trained")
     return losses["loss"]
 
 
 def clip(grads: list[Tensor], limit: float) -> None:
-    """Scale each node's gradient so that its norm over all tensors is at most ``limit``."""
+    """Scale each client's gradient so that its norm over all tensors is at most ``limit``."""
     square = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0)
     factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
     for grad in grads:

@@ -1,4 +1,4 @@
-"""torch's optimisers over tensors with a node axis."""
+"""Apply torch's optimisers to tensors with a client axis."""
 
 from itertools import groupby
 
@@ -13,13 +13,21 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch.optim.Adam's defaults
 
 
 class Optimizer:
-    """SGD or Adam. Both act element by element, so that nodes of one learning rate and step count are one call.
+    """SGD or Adam. Both work element by element, so clients with one learning rate and step count share a call.
 
-    ``state`` holds momenta (B, ...) by ``KIND/NAME``. A node's learning rate follows its own epoch.
+    ``state`` holds momenta (B, ...) by ``KIND/NAME``. A client's learning rate follows its own epoch.
     """
 
     def __init__(self, work: LocalTraining, server_round: int, sizes: list[int], params: Tensors, kept: Tensors) -> None:
-        """Optimise ``params`` (B, ...) of nodes with so many examples, going on from ``kept``, which may be empty."""
+        """Prepare to optimise ``params``.
+
+        Args:
+            work: Settings of the training.
+            server_round: The 1-based round.
+            sizes: Each client's number of examples.
+            params: Tensors (B, ...).
+            kept: State of an earlier round to continue from, or empty.
+        """
         self.work, self.server_round = work, server_round
         self.passes = [work.steps_per_pass(size) for size in sizes]
         self.kinds = ("first", "second") if work.optimizer == "adam" else ("momentum",) if work.momentum else ()
@@ -31,7 +39,7 @@ class Optimizer:
         self.taken: list[int] = kept["taken"].tolist() if "taken" in kept else [0] * len(sizes)
 
     def step(self, params: Tensors, step: int) -> None:
-        """Move the first nodes' ``params``, leaves (B, ...) with gradients; one without a gradient stays."""
+        """Move the first clients' ``params``, leaves (B, ...) with gradients. A leaf without a gradient stays."""
         names = [name for name, leaf in params.items() if leaf.grad is not None]
         count = len(next(iter(params.values())))
         clocks = [(self.work.rate(self.server_round, step // self.passes[k]), self.taken[k]) for k in range(count)]
@@ -82,5 +90,5 @@ class Optimizer:
         )
 
     def kept(self) -> Tensors:
-        """Return what a node remembers of its optimiser, with a leading B."""
+        """Return the optimiser's part of the client state, with a leading B."""
         return self.state | {"taken": torch.tensor(self.taken)}

@@ -1,4 +1,4 @@
-"""What a node does to what it sends where ``privacy=local``, clip and add noise, or ``privacy=laplace``, add noise."""
+"""Protect uploads on the client: clip and add noise for ``privacy=local``, or only add noise for ``privacy=laplace``."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,29 @@ from contrafed.core.privacy.mechanism import clipped, noise
 from contrafed.core.tensors import Tensors
 
 UPDATES, PROTOTYPES = ("model/", "delta/"), "proto/mean"
-# What is sent beside them as it is: how many examples of which class a node holds, taken as known (docs/RELIABILITY.md).
+# Tensors that are uploaded unchanged: each client's number of examples per class, which is considered public
+# (docs/RELIABILITY.md).
 PUBLIC = "proto/count"
 
 
 def made_private(
     sent: Tensors, received: Tensors, how: local.Config | laplace.Config, seed: int, server_round: int, nodes: Sequence[int]
 ) -> Tensors:
-    """Return what nodes send (B, ...) with noise: the change of what they received, and their prototypes.
+    """Add noise to an upload: to the change of the received tensors, and to prototypes.
 
-    ``local``: update and prototypes are clipped each by itself, prototypes over all classes together, and noise with a standard
-    deviation of noise_multiplier times the clip is added to every number. ``laplace``: nothing is clipped.
+    With ``local``, update and prototypes are clipped separately, prototypes over all classes together. The noise has a standard
+    deviation of noise_multiplier times the clip. With ``laplace`` nothing is clipped.
+
+    Args:
+        sent: The upload (B, ...).
+        received: The received tensors (B, ...).
+        how: Settings of the noise.
+        seed: The run's seed.
+        server_round: The round.
+        nodes: Partition ids of the B clients.
+
+    Returns:
+        The upload with noise, in the same shapes.
     """
     updates = {n: v for n, v in sent.items() if n.startswith(UPDATES)}
     base = {n: received[n] for n in updates if n.startswith("model/")}
@@ -40,7 +52,7 @@ def _noised(
     server_round: int,
     nodes: Sequence[int],
 ) -> Tensors:
-    """``clip``: the key that says to which norm."""
+    """Clip and add noise. ``clip`` is the key of the clipping norm."""
     if not tensors:
         return {}
     tensors = {n: v.detach() for n, v in tensors.items()}

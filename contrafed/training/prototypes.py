@@ -1,4 +1,4 @@
-"""What the methods with class prototypes declare alike, and class counts."""
+"""Declare the messages that methods with class prototypes share, and count classes."""
 
 import torch
 from torch import Tensor
@@ -9,18 +9,18 @@ from contrafed.training.workspace import Workspace
 
 
 def with_prototypes(model: SplitModel, down: Shapes, up: Shapes) -> tuple[Shapes, Shapes]:
-    """Return the two lists with a prototype table (C, D) and its validity (down) or counts (up), each (C,)."""
+    """Add a prototype table (C, D) to both messages, with its validity (down) or its class counts (up), each (C,)."""
     table, row = (model.num_classes, model.embedding_size), (model.num_classes,)
     return down | {"proto/mean": table, "proto/valid": row}, up | {"proto/mean": table, "proto/count": row}
 
 
 def prototype_table(stack: Stack) -> Tensors:
-    """Return the received prototypes (B, C, D) and which exist (B, C), as a loss takes them."""
+    """Return the received prototypes (B, C, D) and which exist (B, C), for use as constants of a loss."""
     return {"means": stack.received["proto/mean"], "valid": stack.received["proto/valid"]}
 
 
 def class_counts(workspace: Workspace, stack: Stack) -> Tensor:
-    """Return how many training examples of each class the stack's nodes have (B, C)."""
+    """Return how many training examples of each class the stack's clients have (B, C)."""
     index = [torch.from_numpy(examples).to(workspace.device) for examples in stack.examples]
     rows = [torch.bincount(workspace.labels(each), minlength=workspace.model.num_classes) for each in index]
     return torch.stack(rows).to(workspace.dtype)

@@ -1,15 +1,15 @@
-"""What a client moves in a round by its paper's formula: a class attribute of the method's client, in symbols.
+"""Count a client's traffic in a round by its paper's formula, a class attribute of the method's client, in symbols.
 
 | symbol | scalars |
 | --- | --- |
 | theta | the model |
-| phi | its parts that are shared |
+| phi | its shared parts |
 | pi | its classifier |
 | omega | class prototypes, C x D |
 | h | FedPAC's class means, C x D |
 | v | FedPAC's variance, 1 |
 
-The papers count every class of a table, and no counts beside it.
+The papers count every class of a table, and no class counts in addition.
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ BYTES = 4  # of a float32
 
 
 def get_formula(client_class: type[Client]) -> tuple[str, str] | None:
-    """Return the symbols that a client receives and sends, such as ("phi omega", "phi omega"); None where nobody says.
+    """Return the symbols that a client receives and uploads, such as ("phi omega", "phi omega"), or None if it has no formula.
 
-    A client with messages of its own must say its ``traffic`` itself: what it inherits is of other messages.
+    A client that overrides ``messages`` must set its own ``traffic``, because the inherited formula is for other messages.
     """
     for cls in client_class.__mro__:
         if "traffic" in vars(cls):
@@ -35,7 +35,7 @@ def get_formula(client_class: type[Client]) -> tuple[str, str] | None:
 
 
 def count_scalars(client_class: type[Client], model: SplitModel, config: Any) -> tuple[int, int] | None:
-    """Return the scalars that a client receives and sends in a round by its paper's formula; None without one."""
+    """Return the scalars that a client receives and uploads in a round by its paper's formula, or None without one."""
     if (formula := get_formula(client_class)) is None:
         return None
     parts = {part: sum(p.numel() for p in getattr(model, part).parameters()) for part in PARTS}

@@ -1,4 +1,4 @@
-"""What a process holds to run nodes of one experiment: the data, the model's shape, and the method's node half."""
+"""Hold what a process needs to run clients of one experiment: the data, the model's shape, and the method's client."""
 
 import inspect
 import textwrap
@@ -16,13 +16,17 @@ from contrafed.core.split_model import SplitModel, build_model
 from contrafed.data.federation import Federation, load_federation
 from contrafed.training.loop import PARTS, parts_fault
 
-# How many examples an evaluation takes at a time, over all nodes of a stack. On a CPU activations then fit its cache. An
-# accelerator needs more: as many as hold EVALUATION_NUMBERS numbers together, and at most 1,024.
+# Number of examples that an evaluation takes at a time, over all clients of a stack. On a CPU activations then fit its cache.
+# An accelerator needs more: as many as have EVALUATION_NUMBERS numbers together, and at most 1,024.
 EVALUATION_BATCH, EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS = 256, 1024, 2**22
 
 
 def client_class_of(strategy: Choice) -> Any:
-    """Return the ``Client`` class of a node half. Raises ``UserError`` where what it shares is no part of a model, or fails."""
+    """Return the ``Client`` class of a choice.
+
+    Raises:
+        UserError: If its shared parts are not parts of a model, or if its code fails.
+    """
     found: Any = registry.only_subclass(strategy.module, NumPyClient, "contrafed.Client")
     if not hasattr(found, "shared_parts"):
         raise UserError(f"{strategy.module.__name__}: {found.__name__} must inherit contrafed.Client")
@@ -36,10 +40,10 @@ def client_class_of(strategy: Choice) -> Any:
 
 
 class Workspace:
-    """The data set on its device, the partition, the model, and the hyper-parameters of the node half.
+    """The data set on its device, the partition, the model, and the hyper-parameters of the client.
 
-    One per process and experiment; nodes are index ranges into it. The model's own parameters serve only as a template:
-    every computation passes its parameters in.
+    There is one per process and experiment. Clients are index arrays into it. The model's own parameters are only a template,
+    because every computation passes its parameters in.
     """
 
     def __init__(
@@ -61,11 +65,11 @@ class Workspace:
         data = self.federation.data
         self.model = model or make_model(run, self.federation)
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
-        # Of models in evaluation mode torch fuses transformer layers, which then have no gradient in a stack.
+        # For models in evaluation mode torch fuses transformer layers, which then have no gradient in a stack.
         torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]
         self.initial: dict[str, Tensor] = dict(self.model.named_parameters())
-        # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
-        # Without a copy where the images are so in memory already.
+        # Channels last: on a CPU convolutions and pools take half the time on such images, and the evaluation a third. There is
+        # no copy if the images are already in memory in this order.
         try:
             self.x, self.y = data.x.to(self.device).permute(0, 2, 3, 1).contiguous(), data.y.to(self.device)
         except torch.OutOfMemoryError as error:
@@ -75,8 +79,8 @@ class Workspace:
             ) from error
         fitting = max(1, min(EVALUATION_BATCH_ELSEWHERE, EVALUATION_NUMBERS // self.x[0].numel())) if len(self.x) else 1
         self.evaluation_batch = EVALUATION_BATCH if self.device.type == "cpu" else fitting
-        # (x/255 - mean) / std as one multiplication and one addition; a factor per number of an image, since a vector
-        # operation over three channels at a time is five times as slow.
+        # (x/255 - mean) / std as one multiplication and one addition. There is a factor per number of an image, because a
+        # vector operation over three channels at a time is five times as slow.
         mean = torch.tensor(data.mean, dtype=dtype, device=self.device)
         std = torch.tensor(data.std, dtype=dtype, device=self.device)
         every = torch.zeros(self.x.shape[1:], dtype=dtype, device=self.device)
@@ -87,7 +91,7 @@ class Workspace:
         return self.normalised(self.x.index_select(0, index.reshape(-1)).unflatten(0, index.shape))
 
     def normalised(self, raw: Tensor) -> Tensor:
-        """Return images (..., C, H, W) of raw ones (..., H, W, C) uint8."""
+        """Normalise raw images (..., H, W, C) uint8 to (..., C, H, W)."""
         return raw.to(self.dtype).mul_(self.scale).add_(self.shift).movedim(-1, -3)
 
     def labels(self, index: Tensor) -> Tensor:
@@ -96,14 +100,14 @@ class Workspace:
 
 
 def make_model(run: NodeRun, federation: Federation) -> SplitModel:
-    """Build the model for a federation's images, its initial weights drawn from the seed."""
+    """Build the model for a federation's images. Its initial weights are drawn from the seed."""
     data = federation.data
     _, channels, height, width = data.x.shape
     return build_model(run.model, channels, (height, width), data.num_classes, run.seed)
 
 
 def default_device() -> str:
-    """Return ``cuda`` where this process sees a GPU, else ``cpu``. Raises ``UserError`` for a GPU that does not compute."""
+    """Return ``cuda`` if this process sees a GPU, else ``cpu``. Raises ``UserError`` for a GPU that cannot compute."""
     if not torch.cuda.is_available():
         return "cpu"
     if fault := fault_of("cuda"):
@@ -115,9 +119,9 @@ def default_device() -> str:
 
 
 def fault_of(device: str | None) -> str:
-    """Return why a device does not do what a run asks of it, empty where it does.
+    """Return why a device cannot run what a run requires, empty if it can.
 
-    It may not be there, have no double precision (Apple's), or be too old for this PyTorch, which shows with its first sum.
+    It may be absent, have no double precision (Apple's), or be too old for this PyTorch. The last one appears in its first sum.
     """
     try:
         (torch.zeros(1, dtype=torch.float64, device=device) + 1).item()
@@ -128,9 +132,11 @@ def fault_of(device: str | None) -> str:
 
 @lru_cache(maxsize=1)
 def workspace_for(settings: str, own: tuple[int, str] | None = None) -> Workspace:
-    """Return this process's ``Workspace`` for the JSON that a message brought, made once and kept until another is asked for.
+    """Return this process's ``Workspace`` for the JSON of a message. It is built once, and kept until another is requested.
 
-    ``own``: which node has data of its own, and where.
+    Args:
+        settings: The client's part of the configuration, as JSON.
+        own: On a device with its own data: the client's partition id, and the path.
     """
     if settings in _installed:
         return _installed[settings]
@@ -142,12 +148,12 @@ _installed: dict[str, Workspace] = {}
 
 
 def install(settings: str, workspace: Workspace) -> None:
-    """Let ``workspace_for(settings)`` return ``workspace``: how an engine chooses the device and shares data by reference."""
+    """Make ``workspace_for(settings)`` return ``workspace``. So an engine chooses the device and shares data by reference."""
     uninstall()
     _installed[settings] = workspace
 
 
 def uninstall() -> None:
-    """Forget every workspace, so that its memory is free for the next run."""
+    """Discard every workspace, so that its memory is free for the next run."""
     _installed.clear()
     workspace_for.cache_clear()

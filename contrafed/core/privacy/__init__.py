@@ -1,1 +1,1 @@
-"""What ``privacy`` may choose: Gaussian noise with a budget, or Laplace noise without; and what noise is made of."""
+"""Choices of ``privacy``: Gaussian noise with a privacy budget, or Laplace noise without one."""

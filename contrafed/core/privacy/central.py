@@ -1,4 +1,4 @@
-"""central: the server clips each reply and adds noise to their sum, so that the global model tells little of one node."""
+"""central: the server clips each reply and adds noise to their sum, so that the global model reveals little of one client."""
 
 from dataclasses import dataclass
 
@@ -9,4 +9,4 @@ from contrafed.core.privacy.gaussian import Gaussian
 class Config(Gaussian):
     """Settings of the noise."""
 
-    amplification: bool  # privacy amplification by sampling: epsilon holds only while who took part is secret
+    amplification: bool  # privacy amplification by sampling: epsilon holds only if the cohort stays secret

@@ -1,4 +1,4 @@
-"""What both ways of adding Gaussian noise are told; imports no torch."""
+"""Settings of both kinds of Gaussian noise. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,8 +10,8 @@ from contrafed.core.schema import Range
 class Gaussian:
     """Settings that privacy=central and privacy=local share."""
 
-    clip_norm: Annotated[float, Range(gt=0)]  # C, the largest joint L2 norm of a node's update
-    prototype_clip: Annotated[float, Range(gt=0)]  # the same of its prototypes, all classes together
+    clip_norm: Annotated[float, Range(gt=0)]  # C, the largest joint L2 norm of a client's update
+    prototype_clip: Annotated[float, Range(gt=0)]  # the same for its prototypes, all classes together
     noise_multiplier: Annotated[float, Range(ge=0)]  # z: the noise's standard deviation is z times the sensitivity
-    delta: Annotated[float, Range(gt=0, lt=1)]  # at which epsilon is told
+    delta: Annotated[float, Range(gt=0, lt=1)]  # at which epsilon is reported
     noise: Literal["seeded", "secret"]  # a function of the run's seed, or of this machine's entropy

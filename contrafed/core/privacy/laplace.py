@@ -1,6 +1,6 @@
-"""laplace: every node adds Laplace noise to what it sends, as in MpFedcon's Table 4.
+"""laplace: every client adds Laplace noise to its upload, as in MpFedcon's Table 4.
 
-Nothing is clipped, so there is no epsilon to tell.
+Nothing is clipped, so no epsilon can be reported.
 """
 
 from dataclasses import dataclass
@@ -13,5 +13,5 @@ from contrafed.core.schema import Range
 class Config:
     """Settings of the noise."""
 
-    variance: Annotated[float, Range(gt=0)]  # of the noise on every number; its scale b is sqrt(variance / 2)
+    variance: Annotated[float, Range(gt=0)]  # of the noise on every number, with scale b = sqrt(variance / 2)
     noise: Literal["seeded", "secret"]  # a function of the run's seed, or of this machine's entropy

@@ -1,4 +1,4 @@
-"""local: every node clips what it sends and adds noise to it, so that the server itself learns little of one node."""
+"""local: every client clips its upload and adds noise to it, so that the server itself learns little of one client."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What noise is made of: scale to a norm, as the Gaussian mechanism does, and draw."""
+"""Clip updates to a norm, and draw noise: the Gaussian mechanism and Laplace noise."""
 
 import secrets
 from functools import partial
@@ -15,18 +15,38 @@ KEY_BITS = 128
 
 
 def clipped(tensors: Tensors, limit: float) -> Tensors:
-    """Return each node's tensors (B, ...), scaled so that their joint L2 norm is at most ``limit``."""
+    """Scale each client's tensors so that their joint L2 norm is at most ``limit``.
+
+    Args:
+        tensors: By name, the values of B clients (B, ...).
+        limit: The largest norm.
+
+    Returns:
+        Tensors of the same shapes.
+    """
     square = sum(tensor.double().reshape(len(tensor), -1).square().sum(1) for tensor in tensors.values())
     assert isinstance(square, torch.Tensor)
-    factor = (limit / square.sqrt()).clamp_max(1)  # of a norm of 0: infinity, then 1
+    factor = (limit / square.sqrt()).clamp_max(1)  # for a norm of 0: infinity, then 1
     return {n: t * factor.to(t.dtype).view(-1, *[1] * (t.dim() - 1)) for n, t in tensors.items()}
 
 
 def noise(like: Tensors, how: Gaussian | laplace.Config, seed: int, purpose: str, server_round: int, node: int = 0) -> Tensors:
-    """Return noise in the shapes of ``like``, float64, drawn in the order of the names: standard normal, or Laplace of scale 1.
+    """Draw noise in the shapes of ``like``: standard normal, or Laplace of scale 1.
 
-    From the stream of (seed, purpose, round, node), or one that nobody can draw again: Philox under a key of 128 random bits,
-    which is hard to guess but no cryptographic generator. Of a seed torch's own takes 32 bits, which can be tried out.
+    Seeded noise comes from the stream of (seed, purpose, round, client). Secret noise comes from Philox under a random key of
+    128 bits and cannot be drawn again. The key is hard to guess, but Philox is not a cryptographic generator. A generator of
+    torch uses only 32 bits of a seed, and 32 bits can be searched.
+
+    Args:
+        like: Tensors whose names and shapes the noise gets.
+        how: Settings of the noise.
+        seed: The run's seed.
+        purpose: Purpose string of the stream.
+        server_round: The round.
+        node: Partition id of the client.
+
+    Returns:
+        Noise in float64, drawn in the order of the names.
     """
     if how.noise == "secret":
         secret = np.random.Generator(np.random.Philox(key=secrets.randbits(KEY_BITS)))
@@ -42,6 +62,6 @@ def _normal(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
 
 
 def _laplace(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Return draws of density exp(-|x|) / 2: the difference of two exponential ones."""
+    """Draw with density exp(-|x|) / 2, as the difference of two exponential draws."""
     a, b = (torch.empty(shape, dtype=torch.float64).exponential_(generator=generator) for _ in range(2))
     return a - b

@@ -1,4 +1,4 @@
-"""none: nothing is clipped and no noise is added."""
+"""none: no clipping and no noise."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a run shows and leaves. Importing this is cheap: plotting and logging libraries load when they are used."""
+"""Show a run and write its files. This import is cheap: plotting and logging libraries are loaded when they are used."""
 
 from contrafed.runs.output.console import Progress, print_summary, quiet_libraries
 from contrafed.runs.output.folder import alone, claim_folder

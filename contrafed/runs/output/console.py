@@ -1,4 +1,4 @@
-"""What a run shows in the terminal."""
+"""Show a run in the terminal."""
 
 import logging
 import os
@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-# How many lines a run prints where there is no terminal, about.
+# Approximate number of lines that a run prints without a terminal.
 PLAIN_LINES = 20
-# Seconds between two drawings of the bar: drawing costs more than a short round does.
+# Seconds between two updates of the bar, because an update costs more than a short round.
 REDRAW_AFTER = 0.125
-# Columns of a terminal below which the bar's words are abbreviated, and below which bar and speed are left out.
+# Columns of a terminal below which the bar's words are abbreviated, and below which bar and speed are omitted.
 NARROW_BELOW, SHORT_BELOW = 105, 78
 
 
 class Progress:
-    """A live bar with round, accuracy, loss, participants, rounds/s and ETA; plain lines where stdout is no terminal."""
+    """A live bar with round, accuracy, loss, participants, rounds/s and ETA, or plain lines without a terminal."""
 
     def __init__(self, total_rounds: int, title: str) -> None:
         self.total = total_rounds
@@ -26,11 +26,11 @@ class Progress:
         self.live = sys.stdout.isatty()
         self._accuracy: float | None = None
         self._loss: float | None = None
-        # Speed counts from the first update: starting the workers takes longer than many rounds.
+        # Speed is measured from the first update, because starting the workers takes longer than many rounds.
         self._began = self._drawn = time.monotonic()
         self._base = 0
         self._next = 0.0
-        self._latest: tuple[int, int] | None = None  # a round not shown yet, and its participants
+        self._latest: tuple[int, int] | None = None  # a round that is not shown yet, and its number of participants
         self._started = False
         self._width = 0
         self._bar: Any = None
@@ -62,13 +62,13 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._latest is not None:  # an interrupted run: where it stopped
+        if self._latest is not None:  # an interrupted run: show where it stopped
             self._show(*self._latest)
         if self._bar is not None:
             self._bar.stop()
 
     def update(self, server_round: int, participants: int, accuracy: float | None, loss: float | None) -> None:
-        """Show a finished round; between evaluations (None) a bar keeps the last accuracy and loss, and a line has none."""
+        """Show a finished round. Between evaluations (None) a bar keeps the last accuracy and loss, and a line has none."""
         self._accuracy = self._accuracy if self.live and accuracy is None else accuracy
         self._loss = self._loss if self.live and loss is None else loss
         now = time.monotonic()
@@ -76,10 +76,10 @@ class Progress:
             self._began, self._base = now, server_round
         last = server_round >= self.total
         if self._bar is not None:
-            # The first is drawn at once, so that a long first round does not look like a run that hangs.
+            # The first one is drawn at once, so that a long first round does not look like a hanging run.
             due = last or not self._started or now - self._drawn > REDRAW_AFTER
         else:
-            # A line waits for the next evaluation, but not for long: runs with few of them would fall silent.
+            # A line waits for the next evaluation, but not for long, so that runs with few evaluations print lines too.
             gap = self.total / PLAIN_LINES
             wait = 0 if accuracy is not None else gap
             due = last or not self._started or server_round >= self._next + wait
@@ -124,7 +124,7 @@ class Progress:
 
 
 class _AtLeast(logging.Filter):
-    """Lets records of at least ``level`` pass."""
+    """Accepts log records of at least ``level``."""
 
     level = 0
 
@@ -136,9 +136,9 @@ _flower = _AtLeast()
 
 
 def quiet_libraries(verbose: bool) -> None:
-    """Keep Flower, Ray and their like from talking, and from calling out; call before they are imported.
+    """Silence Flower, Ray and similar libraries, and disable their telemetry. Call it before they are imported.
 
-    What the user set in the environment stays as it is. Calling it again changes how much Flower says.
+    The user's environment variables stay unchanged. Another call changes how much Flower prints.
     """
     for name, value in {
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -153,10 +153,10 @@ def quiet_libraries(verbose: bool) -> None:
     }.items():
         os.environ.setdefault(name, value)
     level = logging.INFO if verbose else logging.ERROR
-    # Flower sets its logger's level when it is imported, whatever it was before; a filter stays.
+    # Flower sets its logger's level when it is imported. A filter survives that.
     _flower.level = 0 if verbose or "FLWR_LOG_LEVEL" in os.environ else level
     logging.getLogger("flwr").addFilter(_flower)
-    # Ray does likewise with its own, and ray.init takes the level that counts.
+    # Ray does the same with its own logger, and ray.init receives the effective level.
     for library in ("ray", "datasets", "httpx", "matplotlib", "tensorboard"):
         logging.getLogger(library).setLevel(level)
     if not verbose:
@@ -164,7 +164,7 @@ def quiet_libraries(verbose: bool) -> None:
 
 
 def counted(number: int, word: str, words: str = "") -> str:
-    """Return a number with its noun, whose plural is ``words`` where an s is not enough."""
+    """Return a number with its noun. ``words`` is the plural if an s is not enough."""
     return f"{number} {word if number == 1 else words or f'{word}s'}"
 
 
@@ -181,7 +181,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         mean, spread = percent("personal_accuracy_mean"), percent("personal_accuracy_std")
         best = percent("personal_accuracy_best")
         lines.append(f"personal accuracy: {mean} of the images that nodes scored (+- {spread} over these nodes), best {best}")
-    if summary.get("accuracy_final") is not None or not lines:  # a method with personal models has no global one to score
+    if summary.get("accuracy_final") is not None or not lines:  # a method with personal models has no global one to evaluate
         lines.append(
             f"accuracy: final {percent('accuracy_final')}, best {percent('accuracy_best')}, "
             f"mean of the best five {percent('accuracy_top5_mean')}"

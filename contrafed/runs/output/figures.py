@@ -1,4 +1,4 @@
-"""The figures of a run, drawn without a display and without matplotlib's global state."""
+"""Draw the figures of a run without a display and without matplotlib's global state."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,16 +8,16 @@ import numpy as np
 
 from contrafed.runs.output.series import Curves, moving_average, shown_nodes
 
-# Okabe and Ito's colours, told apart by colour-blind readers as well.
+# Okabe and Ito's colours, which colour-blind readers can distinguish too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
-# From so many points on, a curve is drawn as its moving average over the window, with the points pale behind it: FedCRL
+# From this number of points on, a curve is drawn as its moving average over the window, with pale points behind it. FedRCL
 # smooths its curves over 20.
 MANY_POINTS, WINDOW = 100, 20
 
 
 def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
-    """Draw accuracy against round: the global model on test and training data, the personal models with their spread."""
+    """Draw accuracy against round: the global model on test and training data, and personal models with their spread."""
     figure = _figure(4.2)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -54,21 +54,24 @@ def accuracy_figure(path: Path, curves: Curves, note: str = "") -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     if shown:
-        figure.legend(frameon=False, loc="outside upper left", ncols=2)  # beside the curves, wherever they are
+        figure.legend(frameon=False, loc="outside upper left", ncols=2)  # above the curves, so that it never covers them
     _save(figure, path, note)
 
 
 def participation_figure(path: Path, seen: Sequence[tuple[int, np.ndarray]], shown: np.ndarray, note: str = "") -> None:
-    """Draw the number of participants per round, and below it which of the ``shown`` nodes took part in which round."""
+    """Draw the number of participants per round, and below it the rounds of each of the ``shown`` clients."""
     figure = _figure(5.4)
     show_participation(figure, seen, shown)
     _save(figure, path, note)
 
 
 def show_participation(figure: Any, seen: Sequence[tuple[int, np.ndarray]], shown: np.ndarray) -> None:
-    """Draw ``participation_figure`` into an empty figure or part of one.
+    """Draw ``participation_figure`` into an empty figure or a part of one.
 
-    ``seen``: of each round how many took part, and the positions in ``shown`` (n,) of those that are shown.
+    Args:
+        figure: The figure.
+        seen: For each round, the number of participants, and the positions in ``shown`` of those that are shown.
+        shown: The clients in the figure (n,).
     """
     top, raster = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.4))
     counts = np.array([count for count, _ in seen])
@@ -81,7 +84,7 @@ def show_participation(figure: Any, seen: Sequence[tuple[int, np.ndarray]], show
     )  # fmt: skip
     top.set_ylabel("participants")
     top.set_ylim(bottom=0)
-    # Many rounds share a column: a cell is the share of its rounds in which the node took part.
+    # Many rounds share a column. A cell is the share of its rounds with this client.
     columns = min(len(seen), 600)
     cells = np.zeros((len(shown), columns))
     width = np.zeros(columns)
@@ -91,9 +94,10 @@ def show_participation(figure: Any, seen: Sequence[tuple[int, np.ndarray]], show
         width[column] += 1
     extent = (0.5, len(seen) + 0.5, len(shown) - 0.5, -0.5)
     shares = cells / width
-    most = shares.max() or 1  # rarely all of a column's rounds: the darkest colour is the largest share there is
+    # the darkest colour is the largest share, because a client rarely participates in all rounds of a column
+    most = shares.max() or 1
     raster.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=most, interpolation="nearest", extent=extent)
-    total = int(shown[-1]) + 1  # the chosen nodes include the last
+    total = int(shown[-1]) + 1  # the chosen clients include the last one
     _name_rows(raster, shown, 6)
     top.yaxis.get_major_locator().set_params(integer=True)
     raster.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -104,9 +108,9 @@ def show_participation(figure: Any, seen: Sequence[tuple[int, np.ndarray]], show
 
 
 def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> None:
-    """Draw who holds which classes: nodes x classes (K, C), and each node's number of examples beside it.
+    """Draw the partition: clients x classes (K, C), and next to it each client's number of examples.
 
-    More than 200 nodes are shown as 200 evenly chosen ones. A class that a node does not hold is white.
+    More than 200 clients are shown as 200 evenly chosen ones. A class that a client does not have is white.
     """
     figure = _figure(float(np.clip(1.6 + 0.085 * len(shown_nodes(len(class_counts))), 3.6, 9)))
     show_partition(figure, class_counts)
@@ -114,7 +118,7 @@ def partition_figure(path: Path, class_counts: np.ndarray, note: str = "") -> No
 
 
 def show_partition(figure: Any, class_counts: np.ndarray) -> None:
-    """Draw ``partition_figure`` of counts (K, C) into an empty figure or part of one."""
+    """Draw ``partition_figure`` of counts (K, C) into an empty figure or a part of one."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
@@ -124,7 +128,7 @@ def show_partition(figure: Any, class_counts: np.ndarray) -> None:
     counts = class_counts[nodes]
     grid, sizes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     extent = (-0.5, counts.shape[1] - 0.5, len(nodes) - 0.5, -0.5)
-    # From a blue that is visible on white; logarithmic, since counts span orders of magnitude.
+    # From a blue that is visible on white. Logarithmic, because counts span orders of magnitude.
     blues = LinearSegmentedColormap.from_list("blues", ["#b3d3ea", "#4292c6", "#08306b"])
     most = max(2, int(counts.max(initial=0)))
     norm = LogNorm(1, most)
@@ -140,7 +144,7 @@ def show_partition(figure: Any, class_counts: np.ndarray) -> None:
     base = 10 if most >= 50 else 2
     bar.ax.xaxis.set(major_locator=LogLocator(base), minor_locator=NullLocator(), minor_formatter=NullFormatter())
     bar.ax.xaxis.set_major_formatter("{x:g}")
-    # Bars that touch: thinner ones than pixels would show a pattern that is not there.
+    # Bars that touch, because bars thinner than pixels would show a false pattern.
     sizes.barh(np.arange(len(nodes)), counts.sum(1), height=0.8 if len(nodes) <= 50 else 1, color=BLUE)
     sizes.set_xlabel("examples in all")
     sizes.set_xlim(left=0)
@@ -150,7 +154,7 @@ def show_partition(figure: Any, class_counts: np.ndarray) -> None:
 
 
 def _name_rows(axes: Any, names: np.ndarray, most: int) -> None:
-    """Label about ``most`` rows at round node numbers; ``names`` are the nodes that the rows stand for, ascending."""
+    """Label about ``most`` rows at round client numbers. ``names`` are the clients of the rows, ascending."""
     last = int(names[-1])
     step = next(m * 10**e for e in range(20) for m in (1, 2, 5) if last < m * 10**e * most)
     ticks = np.arange(0, last + 1, step)
@@ -166,5 +170,5 @@ def _figure(height: float) -> Any:
 def _save(figure: Any, path: Path, note: str) -> None:
     if note:
         figure.supxlabel(note, fontsize=8, color=ORANGE)
-    # The Agg canvas is what savefig picks for a Figure that no window owns.
+    # For a Figure without a window savefig uses the Agg canvas.
     figure.savefig(path)

@@ -1,4 +1,4 @@
-"""A run's own folder, never shared with another run."""
+"""Claim a run's folder, which is never shared with another run."""
 
 import contextlib
 import fcntl
@@ -11,14 +11,14 @@ from typing import Any
 
 from contrafed.core.errors import UserError
 
-# Whoever creates this file owns the folder; the recorder then fills it with the run's configuration.
+# The process that creates this file owns the folder. The recorder then fills it with the run's configuration.
 CLAIM = "config.yaml"
 
 _here: set[Path] = set()  # the folders that this process holds
 
 
 def give_up_folder(folder: Path) -> None:
-    """Undo the claim of a run that a mistake ended before it began: no recorder has filled the claim yet."""
+    """Undo the claim of a run that a mistake ended before it began. Its file is still empty."""
     if (folder / CLAIM).exists() and not (folder / CLAIM).stat().st_size:
         (folder / CLAIM).unlink()
         if not any(folder.iterdir()):
@@ -26,22 +26,27 @@ def give_up_folder(folder: Path) -> None:
 
 
 def numbered(name: str) -> Iterator[str]:
-    """Yield a name, then NAME-2, NAME-3 and so on, for whoever finds it taken."""
+    """Yield a name, then NAME-2, NAME-3 and so on, for names that are in use."""
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
 def taken_by_a_run(folder: Path) -> UserError:
-    """Return the error for a folder that is a run's already."""
+    """Return the error for a folder that already holds a run."""
     return UserError(f"output_dir: {folder} already holds a run; name another folder or move that one away")
 
 
 def claim_folder(path: Path, unique: bool) -> Path:
-    """Create ``path`` and claim it for one run; returns the folder that was claimed.
+    """Create ``path`` and claim it for one run, and return the claimed folder.
 
-    ``unique``: a taken folder gives ``path-2``, ``path-3`` and so on; otherwise it raises ``UserError``, as do a folder that
-    cannot be written and one of a sweep's runs, which reports would no longer find. Creating the marker file exclusively is
-    the claim, so of simultaneous runs only one gets it.
+    Creating the marker file exclusively is the claim, so only one of several simultaneous runs gets it.
+
+    Args:
+        path: The folder.
+        unique: Use ``path-2``, ``path-3`` and so on if the folder is in use, instead of raising ``UserError``.
+
+    Raises:
+        UserError: If the folder cannot be written, or if it contains a sweep's runs, which reports would no longer find.
     """
     if path.name in ("", ".."):  # a relative path such as "." has no name to number
         path = path.resolve()
@@ -64,13 +69,13 @@ def claim_folder(path: Path, unique: bool) -> Path:
         else:
             if not unique or not taken(folder):
                 return folder
-            give_up_folder(folder)  # another process, which has not claimed it yet, is about to
+            give_up_folder(folder)  # another process holds it, and is about to claim it
     raise AssertionError("unreachable")
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[bool]:
-    """Hold a run's folder for this process, which may have it already; False where another process has it."""
+    """Hold a run's folder for this process, which may already hold it. Yields False if another process does."""
     place = folder.resolve()
     if place in _here:
         yield True
@@ -100,25 +105,27 @@ def held(folder: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Run a block alone in a claimed folder; a claim that it did not fill is given up. Raises ``UserError`` where it is not."""
+    """Hold a claimed folder during a block, and undo an unused claim if the block fails. Raises ``UserError`` if it is in
+    use.
+    """
     with held(folder) as free:
         try:
             if not free:
                 raise UserError(f"output_dir: another process writes in {folder}")
             yield
-        except BaseException:  # also Ctrl-C while an engine starts, or a node that never came
+        except BaseException:  # also Ctrl-C while an engine starts, or a missing client
             give_up_folder(folder)
             raise
 
 
 def taken(folder: Path) -> bool:
-    """Whether another process holds a run's folder."""
+    """Return whether another process holds a run's folder."""
     with held(folder) as free:
         return not free
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder. Raises ``UserError`` where it cannot be written."""
+    """Create a folder. Raises ``UserError`` if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

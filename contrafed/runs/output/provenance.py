@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: the machine, and the commit of a checkout."""
+"""Record where a run's numbers come from: the machine, and the commit of a checkout."""
 
 import functools
 import platform
@@ -12,8 +12,8 @@ _HOME = Path(__file__).resolve().parents[3]
 
 @functools.lru_cache
 def commit() -> str | None:
-    """Return the checkout's commit, with a + where tracked files differ from it; None outside a checkout or without git."""
-    if not (_HOME / ".git").exists():  # a package below some other checkout is not of its commit
+    """Return the checkout's commit, with a + if tracked files differ from it. None outside a checkout or without git."""
+    if not (_HOME / ".git").exists():  # a package below another checkout does not have its commit
         return None
     try:
         head, changed = (
@@ -26,7 +26,7 @@ def commit() -> str | None:
 
 
 def hardware(device: str) -> str:
-    """Return the processor, how many of its cores this process may use, and the accelerator of a ``device`` such as cuda:0."""
+    """Return the processor, the number of its cores for this process, and the accelerator of a ``device`` such as cuda:0."""
     count = cores()
     named = f"{_processor()}, {count} core{'s' if count > 1 else ''}"
     if not device.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""What a run leaves: tidy CSV files, figures, a summary, and the model."""
+"""Write a run's files: tidy CSV files, figures, a summary, and the model."""
 
 import contextlib
 import csv
@@ -24,35 +24,39 @@ if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from torch import Tensor
 
 SCOPES = ("global", "personal")
-# train and test: the model scored on training examples, or on the test set (global) or own test parts (personal);
-# nodes: the global model on the nodes' own test parts; fit: what nodes report while training; system: counts and bytes.
+# train and test: the model on training examples, or on the test set (global) or each client's test part (personal). nodes: the
+# global model on the clients' test parts. fit: values that clients report from training. system: counts and bytes.
 SPLITS = ("train", "test", "nodes", "fit", "system")
 
 LOGS = ("metrics", "nodes", "participants", "times")
 
-# Rounds that are in no median of seconds.
+# First rounds that are excluded from medians of seconds.
 WARM_UP = 3
 
 
 class RunRecorder:
-    """Writes a run's folder as the run goes; rows are buffered and written once a round by ``flush``.
+    """Writes a run's folder during the run. Rows are buffered, and ``flush`` writes them once a round.
 
-    ``metrics.csv`` holds no wall-clock time, so that the same seed gives the same bytes; times are in ``times.csv``.
+    ``metrics.csv`` holds no wall-clock time, so that the same seed gives the same bytes. Times are in ``times.csv``.
     """
 
     def __init__(self, folder: Path, config_text: str, first_round: int = 1, logs: Mapping[str, int] | None = None) -> None:
-        """Write into ``folder``; what is recorded before ``first_round`` is in no number of the summary.
+        """Open the files in ``folder``.
 
-        ``logs`` says how many bytes of each log that is there already belong to a run that goes on; the rest is cut off.
+        Args:
+            folder: The run's folder.
+            config_text: The configuration as YAML.
+            first_round: Values of earlier rounds are in no number of the summary.
+            logs: For a resumed run, the bytes of each existing log that belong to it. The rest is cut off.
         """
         self.folder = folder
         self.first_round = first_round
-        self.note = ""  # what every figure says of the run
+        self.note = ""  # the notice on every figure
         self.began = time.perf_counter()
         claim = folder / CLAIM
         if not claim.exists() or claim.read_text(encoding="utf-8") != config_text:
-            _replace(claim, config_text)  # whole at every moment: by it a sweep knows the run that goes on
-        (folder / "summary.json").unlink(missing_ok=True)  # of the sitting before, which this one outdates
+            _replace(claim, config_text)  # complete at every moment, because a sweep recognises a resumed run by it
+        (folder / "summary.json").unlink(missing_ok=True)  # of the earlier attempt, which this one replaces
         self._files = {}
         for name in LOGS:
             if logs is not None:
@@ -67,18 +71,19 @@ class RunRecorder:
         self._rows: dict[str, list[str]] = {name: [header] if logs is None else [] for name, header in headers.items()}
         self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
         self._sums: dict[str, float] = defaultdict(float)
-        self._seen: list[tuple[int, np.ndarray]] = []  # per round: count, and the shown nodes that took part
+        # per round: the number of participants, and which shown clients participated
+        self._seen: list[tuple[int, np.ndarray]] = []
         self._shown = np.zeros(0, dtype=np.int64)
         self._class_counts: np.ndarray | None = None
-        self._latest: dict[str, float] = {}  # what was recorded since ``latest`` was last asked for
+        self._latest: dict[str, float] = {}  # what was recorded since the last call of ``latest``
         self.rounds = 0
-        self._earlier = 0.0  # seconds of the rounds of earlier sittings
+        self._earlier = 0.0  # seconds of the rounds of earlier attempts
         if logs is not None:
             self._read_back()
         self.flush()
 
     def _read_back(self) -> None:
-        """Learn from the logs what was recorded before."""
+        """Load earlier values from the logs."""
         with (self.folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 t, value = int(row["round"]), float(row["value"])
@@ -91,12 +96,12 @@ class RunRecorder:
             self._earlier = sum(float(row["seconds"]) for row in csv.DictReader(file))
 
     def sizes(self) -> dict[str, int]:
-        """Return how many bytes each log has."""
+        """Return the bytes of each log."""
         self.flush()
         return {name: file.tell() for name, file in self._files.items()}
 
     def metric(self, server_round: int, scope: str, split: str, name: str, value: float) -> None:
-        """Record one value; ``scope`` and ``split`` as listed at the top of this module, else ``ValueError``."""
+        """Record one value. ``scope`` and ``split`` are listed at the top of this module. Others raise ``ValueError``."""
         if scope not in SCOPES or split not in SPLITS:
             raise ValueError(f"unknown scope '{scope}' or split '{split}'")
         text = str(int(value)) if isinstance(value, int | np.integer) else repr(float(value))
@@ -108,32 +113,32 @@ class RunRecorder:
         self._latest[f"{scope}/{split}/{name}"] = float(value)
 
     def latest(self) -> dict[str, float]:
-        """Return the metrics recorded since the last call, named SCOPE/SPLIT/METRIC: for whoever follows the run."""
+        """Return the metrics recorded since the last call, named SCOPE/SPLIT/METRIC, for trackers."""
         latest, self._latest = self._latest, {}
         return latest
 
     def accuracies(self, scope: str) -> list[tuple[int, float]]:
-        """Return the points (round, accuracy on test examples) of a scope that count: without the initial model's."""
+        """Return the points (round, accuracy on test examples) of a scope, without the initial model's."""
         return points_of(self._curves, scope, "test", "accuracy", self.first_round)
 
     def total(self, name: str, server_round: int) -> int:
-        """Return the sum of a metric of the system's, such as ``bytes_up``, over the rounds up to this one."""
+        """Return the sum of a system metric, such as ``bytes_up``, over the rounds up to this one."""
         self.flush()
         with (self.folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if (row["split"], row["metric"]) == ("system", name)]
         return sum(int(row["value"]) for row in rows if int(row["round"]) <= server_round)
 
     def nodes(self, server_round: int, ids: "ArrayLike", name: str, values: "ArrayLike") -> None:
-        """Record ``values`` (m,) of the nodes ``ids`` (m,); ``ValueError`` where there are not as many values as ids."""
+        """Record ``values`` (m,) of the clients ``ids`` (m,). Raises ``ValueError`` if their numbers differ."""
         start, middle = f"{server_round},", f",{_cell(name)},"
-        # Lists hold Python's own numbers, whose repr is short and quick.
+        # Lists hold Python's own numbers, whose repr is short and fast.
         pairs = zip(np.asarray(ids).tolist(), np.asarray(values).tolist(), strict=True)
         self._rows["nodes"] += [f"{start}{node}{middle}{value!r}" for node, value in pairs]
 
     def participants(self, server_round: int, ids: np.ndarray, num_nodes: int) -> None:
-        """Record who took part: ``ids`` (m,) of 0..num_nodes-1.
+        """Record the participants: ``ids`` (m,) of 0..num_nodes-1.
 
-        For the figure only up to 200 evenly chosen nodes are told apart, so memory stays small for any number of nodes.
+        The figure keeps at most 200 evenly chosen clients, so that memory stays small for any number of clients.
         """
         self.rounds = server_round
         self.metric(server_round, "global", "system", "participants", len(ids))
@@ -142,17 +147,17 @@ class RunRecorder:
 
     @property
     def trained(self) -> bool:
-        """Whether any reply counted, in the sittings before this one as well."""
+        """Whether any reply was valid, also in earlier attempts."""
         return ("global", "fit", "loss") in self._curves
 
     def past_participants(self, server_round: int) -> list[np.ndarray]:
-        """Return who took part in each round up to ``server_round`` of a run that goes on, as its log has it."""
+        """Return the participants of each round up to ``server_round`` of a resumed run, from its log."""
         lines = (self.folder / "participants.csv").read_text(encoding="utf-8").splitlines()[1:]
         rows = np.loadtxt(lines, np.int64, delimiter=",", ndmin=2) if lines else np.zeros((0, 2), dtype=np.int64)
         return np.split(rows[:, 1], np.searchsorted(rows[:, 0], np.arange(2, server_round + 1)))
 
     def draw_participants(self, ids: np.ndarray, num_nodes: int) -> None:
-        """Keep who took part in a round for the figure alone."""
+        """Keep a round's participants only for the figure."""
         if not len(self._shown):
             self._shown = shown_nodes(num_nodes)
         self._seen.append((len(ids), np.flatnonzero(np.isin(self._shown, ids)).astype(np.int16)))
@@ -164,15 +169,19 @@ class RunRecorder:
     def time(
         self, server_round: int, seconds: float, aggregating: float, memory: tuple[float, int, int, int] | None = None
     ) -> None:
-        """Record how many seconds of wall-clock time a round took, and how many of them the server's rule.
+        """Record a round's wall-clock time.
 
-        ``memory``: seconds of moving what nodes remember, and its bytes on the accelerator, in RAM and on disk.
+        Args:
+            server_round: The round.
+            seconds: Seconds of the whole round.
+            aggregating: Seconds of the aggregation.
+            memory: Seconds of moving client states, and their bytes on the accelerator, in RAM and on disk.
         """
         cost = ",,," if memory is None else f"{memory[0]:.6f},{memory[1]},{memory[2]},{memory[3]}"
         self._rows["times"].append(f"{server_round},{seconds:.6f},{cost},{aggregating:.6f}")
 
     def flush(self) -> None:
-        """Write and flush what was recorded, so that a killed run leaves everything up to here."""
+        """Write all recorded rows, so that a killed run leaves everything up to here."""
         for name, rows in self._rows.items():
             if rows:
                 file = self._files[name]
@@ -187,12 +196,17 @@ class RunRecorder:
         write(self.folder / "model.safetensors", tensors, metadata)
 
     def finish(self, status: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Write ``summary.json`` and the figures from whatever was recorded; returns the summary.
+        """Write ``summary.json`` and the figures, and return the summary as in the file.
 
-        ``status`` is finished, interrupted, diverged (``on_divergence=stop``) or failed. What is returned is what the file
-        holds: None stands for a number that does not exist. Accuracies and their standard deviations are fractions, not
-        percentages. The initial model's evaluation (round 0) is in no number, unless there was nothing else to do. Seconds are
-        this sitting's and, of earlier ones, those of the rounds that were kept; those of phases as ``_phases`` has them.
+        Accuracies and their standard deviations are fractions, not percentages. The initial model's evaluation (round 0) is in
+        no number, unless the run only evaluates. Seconds are those of this attempt and of the kept rounds of earlier ones.
+
+        Args:
+            status: finished, interrupted, diverged (``on_divergence=stop``) or failed.
+            extra: Further entries.
+
+        Returns:
+            The summary. None is a number that does not exist.
         """
         self.flush()
         summary: dict[str, Any] = {"status": status, **extra, "rounds": self.rounds}
@@ -203,7 +217,7 @@ class RunRecorder:
         for name in ("bytes_up", "bytes_down", "replies_rejected", "failures"):
             summary[name] = int(self._sums[name])
         summary = _strict(summary)
-        if status == "finished":  # no run is without its figures
+        if status == "finished":  # a finished run always has its figures
             self._draw()
         _replace(self.folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
         if status != "finished":
@@ -211,13 +225,13 @@ class RunRecorder:
         return summary
 
     def _phases(self) -> dict[str, float]:
-        """Return the median seconds of a round's local work and of the server's rule (PMFL, Figure 14); NaN without any round.
+        """Return the median seconds of a round's local update and of the aggregation (PMFL, Figure 14), NaN without rounds.
 
-        Of rounds without an evaluation, from the fourth on: the first ones warm up.
+        Rounds with an evaluation and the first three rounds, which warm up, are excluded.
         """
         scored = {t for (_, _, name), points in self._curves.items() if name == "accuracy" for t, _ in points}
         with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
-            # An older version, whose run goes on, timed no phase.
+            # An older version, whose run was resumed, measured no phases.
             rows = [row for row in csv.DictReader(file) if row.get("aggregate_seconds") and int(row["round"]) not in scored]
         rows = [row for row in rows if int(row["round"]) > WARM_UP]
         times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
@@ -225,7 +239,7 @@ class RunRecorder:
         return {"local_seconds_median": float(local), "aggregate_seconds_median": float(rule)}
 
     def close(self) -> None:
-        """Close every file, also where one does not take what is left for it; then raises ``OSError``."""
+        """Close every file, also if a write fails. Then raises ``OSError``."""
         with contextlib.ExitStack() as closing:
             for file in self._files.values():
                 closing.callback(file.close)
@@ -243,7 +257,7 @@ class RunRecorder:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file that is there entire, or as it was."""
+    """Write a file, which is afterwards either complete or unchanged."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text, encoding="utf-8")
     replace(part, path)
@@ -255,7 +269,7 @@ def _cell(name: str) -> str:
 
 
 def _strict(value: Any) -> Any:
-    """Return ``value`` as strict JSON can hold it: NaN and infinities become null, unknown objects their text."""
+    """Return ``value`` for strict JSON: NaN and infinities become null, unknown objects their text."""
     if isinstance(value, Mapping):
         return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -268,7 +282,7 @@ def _strict(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a run depends on; imports none of the packages."""
+    """Return the versions that a run depends on. Imports none of the packages."""
     found = {"python": platform.python_version()}
     for package in ("contrafed", "flwr", "flwr-nightly", "ray", "torch", "torchvision", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

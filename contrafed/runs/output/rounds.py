@@ -1,4 +1,4 @@
-"""What is recorded and shown of each round."""
+"""Record and show each round."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,9 +12,10 @@ if TYPE_CHECKING:  # importing torch takes longer than the command line's help
 
 
 def shown(done: "Round", personal: bool) -> tuple[str, dict[str, float]]:
-    """Return the scope and the scores on test examples by which a round is shown, and a run may end.
+    """Return the scope and the test scores by which a round is shown, and by which a run may end.
 
-    Of nodes' own models where these are asked for, else of the global model; empty between evaluations, and where none answers.
+    These are the clients' personal scores if they are evaluated, else the global model's. The result is empty between
+    evaluations, and without answers.
     """
     if personal and done.judging:
         return "personal", done.node_evaluation or {}
@@ -23,7 +24,7 @@ def shown(done: "Round", personal: bool) -> tuple[str, dict[str, float]]:
 
 
 class RoundLog:
-    """Turns each finished round into rows of the run folder and a step of the progress bar."""
+    """Writes each finished round to the run's folder, and updates the progress bar."""
 
     def __init__(
         self,
@@ -34,15 +35,21 @@ class RoundLog:
         every_failure: bool = False,
         follow: Callable[[int, dict[str, float]], None] = lambda server_round, values: None,
     ) -> None:
-        """``every_failure``: every round says which replies did not count, not only the first such round.
+        """Prepare the log.
 
-        ``follow`` is called after each round, when its rows are on the disk, with its number and metrics.
+        Args:
+            recorder: The run's recorder.
+            progress: The progress bar.
+            strategy: The run's strategy.
+            memory_cost: Returns the cost of client state since the last call.
+            every_failure: Report rejected replies in every round, not only in the first such round.
+            follow: Called after each round with its number and metrics, when its rows are on the disk.
         """
         self.memory_cost, self.every_failure, self.follow = memory_cost, every_failure, follow
         self.recorder, self.progress, self.strategy = recorder, progress, strategy
         self.num_nodes = strategy.population.num_nodes
-        self.first_failure = ""  # what the first reply that did not count had to say
-        self.rounds = self.participants = self.failed = 0  # so far, and over all of them; failed while they trained
+        self.first_failure = ""  # the message of the first failed or rejected reply
+        self.rounds = self.participants = self.failed = 0  # totals so far, and ``failed`` counts failures in training
         self.uncounted = 0  # replies of all causes
 
     def write(self, done: "Round") -> None:
@@ -73,7 +80,7 @@ class RoundLog:
             if done.memory_lost:
                 put(t, "global", "system", "memory_lost", done.memory_lost)
             self.recorder.time(t, done.seconds, done.aggregate_seconds, self.memory_cost())
-        elif done.rejected:  # what alone scores what was saved has no other round
+        elif done.rejected:  # an evaluation of saved models has only round 0
             put(t, "global", "system", "failures", done.rejected.total())
         self.recorder.flush()
         self.follow(t, self.recorder.latest())

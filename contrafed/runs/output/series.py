@@ -1,4 +1,4 @@
-"""Summaries of a curve of evaluation points."""
+"""Summarise a curve of evaluation points."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,25 +12,25 @@ Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 # FedRCL reports the exponential moving average (decay 0.9 a round) after 500 and 1,000 rounds.
 EMA_DECAY, EMA_ROUNDS = 0.9, (500, 1000)
 
-# At most so many nodes are rows of a figure.
+# Largest number of clients that are rows of a figure.
 SHOWN_NODES = 200
 
 
 def shown_nodes(num_nodes: int) -> np.ndarray:
-    """Return which nodes are rows of a figure: all, or 200 evenly chosen ones."""
+    """Return which clients are rows of a figure: all, or 200 evenly chosen ones."""
     return np.unique(np.linspace(0, num_nodes - 1, min(num_nodes, SHOWN_NODES)).astype(np.int64))
 
 
 def top_k_mean(values: Sequence[float], k: int = 5) -> float:
-    """Return the mean of the ``k`` largest values, of all when there are fewer (PMFL's reported number); NaN for none."""
+    """Return the mean of the ``k`` largest values, or of all if there are fewer (PMFL's reported number). NaN for none."""
     best = sorted(values, reverse=True)[:k]
     return sum(best) / len(best) if best else float("nan")
 
 
 def ema(points: Sequence[tuple[int, float]], decay: float) -> dict[int, float]:
-    """Return the average e_t of points (t, a_t) by round: the first a_t, then decay e_{t-1} + (1 - decay) a_t.
+    """Compute the moving average e_t of points (t, a_t): first a_t, then decay e_{t-1} + (1 - decay) a_t.
 
-    FedRCL's reported curve, with a decay of 0.9 a round. Where rounds lie between two points it forgets as often.
+    This is FedRCL's reported curve, with a decay of 0.9 a round. Between two points it decays once for every round.
     """
     out: dict[int, float] = {}
     last = None
@@ -42,29 +42,29 @@ def ema(points: Sequence[tuple[int, float]], decay: float) -> dict[int, float]:
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each value and the up to ``window`` - 1 before it; for drawn curves, never for reported numbers."""
+    """Return the mean of each value and up to ``window`` - 1 values before it. For drawn curves, never for reported numbers."""
     tails = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
     return [sum(tail) / len(tail) for tail in tails]
 
 
 def summary_of_curves(curves: Curves, first_round: int = 1) -> dict[str, float]:
-    """Return the accuracies that a summary holds, as fractions; NaN stands for one of the global model that there is not.
+    """Return the accuracies of a summary, as fractions. NaN stands for a missing accuracy of the global model.
 
-    What lies before ``first_round``, the initial model's evaluation, is in no number.
+    Points before ``first_round``, which are the initial model's, are in no number.
     """
     summary = _global_summary(curves, first_round, "test", "")
     if points_of(curves, "global", "train", "accuracy", first_round):
         summary |= _global_summary(curves, first_round, "train", "train_")
     if held_out := points_of(curves, "global", "nodes", "held_out/accuracy", first_round):
         summary["held_out_accuracy"] = held_out[-1][1]
-    # The nodes' own models, and the global model on the nodes' own test parts.
+    # Personal models, and the global model on the clients' test parts.
     summary |= _nodes_summary(curves, first_round, "personal", "test", "personal_")
     summary |= _nodes_summary(curves, first_round, "global", "nodes", "nodes_")
     return summary | _other_scores(curves, first_round)
 
 
 def _other_scores(curves: Curves, first_round: int) -> dict[str, float]:
-    """Return the last and best of the scores beside accuracy (``contrafed.core.metrics``)."""
+    """Return the last and the best value of each score other than accuracy (``contrafed.core.metrics``)."""
     found: dict[str, float] = {}
     for scope, prefix, last in (("global", "", "final"), ("personal", "personal_", "mean")):
         for name in FUNCTIONS:
@@ -98,12 +98,12 @@ def _nodes_summary(curves: Curves, first_round: int, scope: str, split: str, pre
 
     summary: dict[str, float] = {}
     if own := values("accuracy"):
-        # MpFedcon reports the mean over the last ten evaluations, FedCRL the best. A mean has nothing of the one that is tuned.
+        # MpFedcon reports the mean over the last ten evaluations, FedCRL the best. A mean does not use the fine-tuned accuracy.
         untuned = values("untuned/accuracy")
         last = [*own[:-1], *(untuned or own)[-1:]][-10:]
         summary |= {f"{prefix}accuracy_mean": own[-1], f"{prefix}accuracy_best": max(own)}
         summary[f"{prefix}accuracy_last10_mean"] = sum(last) / len(last)
-    for *where, name in list(curves):  # nodes' other models, such as MpFedcon's refitted heads
+    for *where, name in list(curves):  # clients' other models, such as MpFedcon's refitted heads
         if where == [scope, split] == ["personal", "test"] and name.endswith("/accuracy") and (other := values(name)):
             summary[f"{prefix}{name.removesuffix('/accuracy')}_accuracy_mean"] = other[-1]
     if spread := values("accuracy_std"):

@@ -1,4 +1,4 @@
-"""Where a run's metrics go beside its CSV files, which stay the record: a file per service, chosen as ``tracker=NAME``."""
+"""Send a run's metrics to services in addition to its CSV files. Each service has a file, chosen as ``tracker=NAME``."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from contrafed.core.tracker import Tracked, Tracker
 
 
 class Followed:
-    """A tracker whose failures cost no run: it is left alone after the first, which is told."""
+    """A tracker whose failures end no run. After its first failure, which is reported, it is not used any more."""
 
     def __init__(self, tracker: Choice, run: Tracked) -> None:
-        """Raises ``UserError`` where the tracker cannot even begin, before a round was run."""
+        """Start the tracker. Raises ``UserError`` before the first round if it cannot start."""
         self.name = tracker.name
         try:
             self.tracker: Tracker | None = registry.only_subclass(tracker.module, Tracker)(tracker.config, run)
@@ -22,11 +22,11 @@ class Followed:
             raise UserError(f"tracker={self.name} cannot begin: {_words(error)}") from error
 
     def log(self, server_round: int, values: Mapping[str, float], say: Callable[[str], None]) -> None:
-        """Pass a round's metrics on; ``say`` takes the line about a failure."""
+        """Pass on a round's metrics. ``say`` prints the line about a failure."""
         self._call("log", server_round, values, say=say)
 
     def close(self, status: str) -> None:
-        """End, whatever happens."""
+        """End the tracker, and report a failure."""
         self._call("close", status, say=print)
 
     def _call(self, method: str, *arguments: Any, say: Callable[[str], None]) -> None:

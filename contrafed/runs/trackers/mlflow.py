@@ -11,9 +11,9 @@ from typing import Any
 from contrafed.core.schema import dotted
 from contrafed.core.tracker import Tracked, Tracker
 
-# In the run's folder: by which a run that goes on finds itself again.
+# In the run's folder: the id by which a resumed run is found again.
 NAME_FILE = "mlflow.id"
-# Parameters that MLflow takes at once, and characters of one.
+# Parameters that MLflow takes in one call, and characters of one.
 AT_ONCE, LONGEST = 100, 500
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 

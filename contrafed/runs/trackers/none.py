@@ -1,4 +1,4 @@
-"""none: the CSV files alone."""
+"""none: only the CSV files."""
 
 from dataclasses import dataclass
 
@@ -11,4 +11,4 @@ class Config:
 
 
 class NoTracker(Tracker):
-    """Nothing."""
+    """Does nothing."""

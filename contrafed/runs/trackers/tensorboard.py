@@ -7,7 +7,7 @@ from typing import Any
 
 from contrafed.core.tracker import Tracked, Tracker
 
-# Seconds after which events reach the disk; TensorBoard's own thread writes them.
+# Seconds after which events are on the disk. TensorBoard's own thread writes them.
 DELAY = 10
 
 
@@ -17,7 +17,7 @@ class Config:
 
 
 class TensorBoard(Tracker):
-    """Writes ``tensorboard/``; a run that goes on hides what an earlier sitting wrote of the same rounds."""
+    """Writes ``tensorboard/``. A resumed run hides what an earlier attempt wrote for the same rounds."""
 
     def __init__(self, config: Config, run: Tracked) -> None:
         self.folder = run.folder / "tensorboard"
@@ -38,6 +38,6 @@ class TensorBoard(Tracker):
             self.writer.add_scalar(name, value, server_round)
 
     def close(self, status: str) -> None:
-        """Write what is left."""
+        """Write the remaining events."""
         if self.writer is not None:
             self.writer.close()

@@ -1,4 +1,4 @@
-"""wandb: Weights & Biases, offline unless asked otherwise."""
+"""wandb: Weights & Biases, offline by default."""
 
 import shlex
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from contrafed.core.tracker import Tracked, Tracker
 
-# In the run's folder: by which a run that goes on finds itself again.
+# In the run's folder: the id by which a resumed run is found again.
 NAME_FILE = "wandb.id"
 
 
@@ -21,12 +21,12 @@ class Config:
 
 
 class WandB(Tracker):
-    """A run of a project; offline it lies in the folder ``wandb/`` of the run until it is sent."""
+    """A run of a project. Offline it is in the run's folder ``wandb/`` until it is uploaded."""
 
     package = "wandb"
 
     def __init__(self, config: Config, run: Tracked) -> None:
-        """Online this needs ``wandb login``, and asks nobody on a terminal."""
+        """Start the run. Online this needs ``wandb login``, and never asks in the terminal."""
         import wandb
 
         name = run.folder / NAME_FILE
@@ -47,7 +47,7 @@ class WandB(Tracker):
 
     @property
     def line(self) -> str:
-        """The command that sends an offline run, or where it is."""
+        """The command that uploads an offline run, or an online run's address."""
         if self.config.mode == "online":
             return str(self.run.url)
         return f"wandb sync {shlex.quote(self.run.dir.removesuffix('/files'))}"
