@@ -153,5 +153,7 @@ def compute_psnr(error: float) -> float:
 
 def compute_ssim(a: np.ndarray, b: np.ndarray) -> float:
     """Return the mean structural similarity of pictures (C, H, W) in [0, 1], with the window of Wang et al. 2004."""
-    pictures = (torch.as_tensor(picture, dtype=torch.float64).unsqueeze(0) for picture in (a, b))
-    return float(structural_similarity_index_measure(*pictures, data_range=1.0))
+    first, second = (torch.as_tensor(picture, dtype=torch.float64).unsqueeze(0) for picture in (a, b))
+    similarity = structural_similarity_index_measure(first, second, data_range=1.0)
+    assert isinstance(similarity, torch.Tensor)  # a tuple only if the whole image of similarities is asked for
+    return float(similarity)
