@@ -59,7 +59,7 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     model = make_model(wanted.node, federation)
     check_model(wanted, model)
     initial_model(dict(model.named_parameters()), initial_file(wanted))
-    ready = with_folder(wanted, unique)
+    ready = with_folder(wanted, federation.data.fingerprint, unique)
     assert ready.folder is not None
     with alone(ready.folder):
         job = Job(app_for(ready, on_round), ready.node, federation, model, ready.verbose)

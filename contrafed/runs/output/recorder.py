@@ -5,7 +5,6 @@ import csv
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import time
 from collections import defaultdict
@@ -17,6 +16,7 @@ import numpy as np
 
 from contrafed.core.disk import replace
 from contrafed.runs.output.folder import CLAIM
+from contrafed.runs.output.log_file import LogFile
 from contrafed.runs.output.series import points_of, shown_nodes, summary_of_curves
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
@@ -43,7 +43,8 @@ class RunRecorder:
     def __init__(self, folder: Path, config_text: str, first_round: int = 1, logs: Mapping[str, int] | None = None) -> None:
         """Write into ``folder``; what is recorded before ``first_round`` is in no number of the summary.
 
-        ``logs`` says how many bytes of each log that is there already belong to a run that goes on; the rest is cut off.
+        ``logs`` says how many bytes of each log that is there already belong to a run that goes on; the rest is cut off. A log
+        that it leaves out begins anew.
         """
         self.folder = folder
         self.first_round = first_round
@@ -53,18 +54,15 @@ class RunRecorder:
         if not claim.exists() or claim.read_text(encoding="utf-8") != config_text:
             _replace(claim, config_text)  # whole at every moment: by it a sweep knows the run that goes on
         (folder / "summary.json").unlink(missing_ok=True)  # of the sitting before, which this one outdates
-        self._files = {}
-        for name in LOGS:
-            if logs is not None:
-                os.truncate(folder / f"{name}.csv", logs[name])
-            self._files[name] = (folder / f"{name}.csv").open("w" if logs is None else "a", encoding="utf-8", newline="")
+        self._config_text, sizes = config_text, logs or {}
+        self._files = {name: LogFile(folder / f"{name}.csv", sizes.get(name)) for name in LOGS}
         headers = {
             "metrics": "round,scope,split,metric,value",
             "nodes": "round,node,metric,value",
             "participants": "round,node",
             "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk,aggregate_seconds",
         }
-        self._rows: dict[str, list[str]] = {name: [header] if logs is None else [] for name, header in headers.items()}
+        self._rows: dict[str, list[str]] = {name: [] if name in sizes else [header] for name, header in headers.items()}
         self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
         self._sums: dict[str, float] = defaultdict(float)
         self._seen: list[tuple[int, np.ndarray]] = []  # per round: count, and the shown nodes that took part
@@ -87,13 +85,18 @@ class RunRecorder:
                     self._sums[row["metric"]] += value
                 else:
                     self._curves[row["scope"], row["split"], row["metric"]].append((t, value))
-        with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
-            self._earlier = sum(float(row["seconds"]) for row in csv.DictReader(file))
+        if self._files["times"].size:
+            with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
+                self._earlier = sum(float(row["seconds"]) for row in csv.DictReader(file))
 
     def sizes(self) -> dict[str, int]:
         """Return how many bytes each log has."""
         self.flush()
-        return {name: file.tell() for name, file in self._files.items()}
+        return {name: file.size for name, file in self._files.items()}
+
+    def checksums(self) -> dict[str, str]:
+        """Return the checksum of what each log holds."""
+        return {name: file.checksum for name, file in self._files.items()}
 
     def metric(self, server_round: int, scope: str, split: str, name: str, value: float) -> None:
         """Record one value; ``scope`` and ``split`` as listed at the top of this module, else ``ValueError``."""
@@ -172,13 +175,24 @@ class RunRecorder:
         self._rows["times"].append(f"{server_round},{seconds:.6f},{cost},{aggregating:.6f}")
 
     def flush(self) -> None:
-        """Write and flush what was recorded, so that a killed run leaves everything up to here."""
+        """Write and flush what was recorded, so that a killed run leaves everything up to here.
+
+        Raises ``OSError``, and ``RunStopped`` once where another program changed, replaced or removed a log.
+        """
         for name, rows in self._rows.items():
             if rows:
-                file = self._files[name]
-                file.write("\n".join(rows) + "\n")
-                file.flush()
+                self._files[name].write("\n".join(rows) + "\n")
                 rows.clear()
+
+    def restore(self) -> None:
+        """Follow a folder that was renamed, or make one that was removed again, with what the logs held."""
+        if not self.folder.is_dir():
+            self.folder = self._files["metrics"].find_folder() or self.folder
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / CLAIM).exists():
+            _replace(self.folder / CLAIM, self._config_text)
+        for file in self._files.values():
+            file.restore(self.folder)
 
     def save_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
         """Write ``model.safetensors``."""
