@@ -122,7 +122,7 @@ class Session:
                     progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
                 elif not 0 < log.participants == log.failed or self.recorder.trained:
                     self._save(done.server_round)
-                elif done.server_round == self.rounds:
+                elif done.server_round == self.rounds or log.shows_bug:
                     # Without a checkpoint: a sweep that is run again would go on behind rounds in which nothing was learnt.
                     raise RunStopped(f"every node failed in every round; the first: {log.first_failure}")
                 return ends
