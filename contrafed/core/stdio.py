@@ -1,6 +1,7 @@
 """Standard output and error that outlive whoever reads them."""
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -8,10 +9,12 @@ from typing import Any, TextIO, cast
 
 
 class _Outliving:
-    """A text stream whose text goes nowhere from the moment on in which nobody reads it."""
+    """A text stream whose text goes nowhere once it cannot be written: nobody reads it, or its disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is escaped
+            stream.reconfigure(errors="backslashreplace")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -29,18 +32,22 @@ class _Outliving:
     def _alone(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())  # also what is in the buffer, at the end of the process
             os.close(nowhere)
+            if not isinstance(error, BrokenPipeError):
+                with contextlib.suppress(OSError):
+                    print(f"output: cannot be written ({error.strerror}); the run goes on without it", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def outliving() -> Iterator[None]:
-    """Within the block, and at the end of the process, printing never fails because a reader is gone.
+    """Within the block, and at the end of the process, printing never fails: the reader may go, the disk may be full.
 
     So ``| head`` ends nothing but the reading, and Ctrl-C, which ends ``tee`` as well, still leaves what it leaves without it.
     """
+    _fill_closed()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, _Outliving(stream)) for stream in before)
     try:
@@ -49,3 +56,17 @@ def outliving() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         sys.stdout, sys.stderr = before
+
+
+def _fill_closed() -> None:
+    """Open what a process was started without (``>&-``): else the next file would take its place, and get what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115  for the process

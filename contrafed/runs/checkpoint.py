@@ -26,6 +26,7 @@ from torch import Tensor
 from contrafed.config.run_config import HOW_IT_RUNS, ORIGIN, counts
 from contrafed.core.disk import checksum, sync
 from contrafed.core.errors import UserError
+from contrafed.core.run_folder import MAX_LOG_BYTES, check_regular
 from contrafed.core.schema import dotted, plain_numbers
 from contrafed.core.tensors import Tensors, group, read, write
 
@@ -233,9 +234,9 @@ def find_damaged_logs(checkpoint: Checkpoint) -> list[str]:
     damaged = []
     for name, size in checkpoint.logs.items():
         try:
-            with (checkpoint.path.parent.parent / f"{name}.csv").open("rb") as file:
+            with check_regular(checkpoint.path.parent.parent / f"{name}.csv", MAX_LOG_BYTES).open("rb") as file:
                 content = file.read(size)
-        except OSError:
+        except (OSError, UserError):
             content = b""
         wanted = checkpoint.log_sums.get(name)
         if len(content) < size or (wanted is not None and hashlib.sha256(content).hexdigest() != wanted):
@@ -311,11 +312,12 @@ def numbered(folder: Path) -> list[Path]:
 def _read(path: Path) -> Checkpoint | None:
     """Return the checkpoint in ``path``, or None when a file is missing or not what was written."""
     try:
-        content = json.loads((path / STATE).read_text(encoding="utf-8"))
+        content = json.loads(check_regular(path / STATE, MAX_LOG_BYTES).read_text(encoding="utf-8"))
         if content.pop("sha256") != _digest(content):
             return None
         nodes, sums = {int(node): str(file) for node, file in content["nodes"].items()}, dict(content["sums"])
         for name in (SERVER, *nodes.values()):
+            check_regular(path / name if name == SERVER else path.parent / NODES / name, MAX_LOG_BYTES << 8)
             if checksum(path / name if name == SERVER else path.parent / NODES / name) != sums[name]:
                 return None
         config, logs, log_sums, grid = (dict(content[key]) for key in ("config", "logs", "log_sums", "grid"))
@@ -324,7 +326,17 @@ def _read(path: Path) -> Checkpoint | None:
         )
         found.server()
         return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, SafetensorError, RecursionError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        SafetensorError,
+        RecursionError,
+        UserError,
+    ):
         return None
 
 
