@@ -11,7 +11,6 @@ from yaml import YAMLError
 
 from contrafed.core.errors import UserError
 
-
 # No run writes a configuration or a summary as long as this, nor a log.
 MAX_TEXT_BYTES, MAX_LOG_BYTES = 1 << 24, 1 << 32
 ALIAS = re.compile(r"(^|[\s,\[:-])\*\w", re.MULTILINE)

@@ -159,7 +159,8 @@ def _run_folders(path: Path) -> Iterator[Path]:
         if "config.yaml" in files and "metrics.csv" in files:
             below.clear()
             # An empty one is a claim: the run has not begun.
-            if (Path(folder) / "config.yaml").stat().st_size:
+            claim = Path(folder) / "config.yaml"
+            if claim.stat().st_size or not claim.is_file():
                 yield Path(folder)
 
 
