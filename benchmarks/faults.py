@@ -19,10 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from contrafed import UserError, compose, report_command, run  # noqa: E402
-from contrafed.config.overrides import quote_value  # noqa: E402
-from contrafed.core.errors import RunStopped  # noqa: E402
-from contrafed.runs.output import RunRecorder  # noqa: E402
+from contrafed import UserError, compose, report_command, run
+from contrafed.config.overrides import quote_value
+from contrafed.core.errors import RunStopped
+from contrafed.runs.output import RunRecorder
 
 SMALL = ("strategy=pmfl", "engine=local", "num_nodes=4", "num_rounds=4", "model=mlp", "model.hidden=[4]", "tracker=none")
 PIECES = ("é", "数", "=", "[", "]", "{", "}", "'", '"', ",", " ", "\\", "x", "1", "runs/", "$", ":", "~", "-", "\ufeff")

@@ -55,7 +55,8 @@ def told_in_one_line(folder: Path, then: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FAILING and folder.is_dir():
+        gone = error.errno == errno.ENOENT and str(error.filename).startswith(str(folder))  # removed by another program
+        if error.errno not in FAILING and not gone and folder.is_dir():
             raise
         raise DiskError(f"cannot write to {error.filename or folder} ({error.strerror}); {then()}") from error
     finally:

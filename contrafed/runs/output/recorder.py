@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import math
 import platform
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contrafed.core.disk import replace
+from contrafed.core.disk import checksum, replace
 from contrafed.runs.output.folder import CLAIM
 from contrafed.runs.output.log_file import LogFile
 from contrafed.runs.output.series import points_of, shown_nodes, summary_of_curves
@@ -180,9 +181,8 @@ class RunRecorder:
         Raises ``OSError``, and ``RunStopped`` once where another program changed, replaced or removed a log.
         """
         for name, rows in self._rows.items():
-            if rows:
-                self._files[name].write("\n".join(rows) + "\n")
-                rows.clear()
+            self._files[name].write("\n".join(rows) + "\n" if rows else "")  # also without rows it looks at the file
+            rows.clear()
 
     def restore(self) -> None:
         """Follow a folder that was renamed, or make one that was removed again, with what the logs held."""
@@ -191,8 +191,10 @@ class RunRecorder:
             self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / CLAIM).exists():
             _replace(self.folder / CLAIM, self._config_text)
-        for file in self._files.values():
+        for name, file in self._files.items():
             file.restore(self.folder)
+            if checksum(file.path) != file.checksum:
+                print(f"output_dir: another program changed {name}.csv, which is not what the run wrote", file=sys.stderr)
 
     def save_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
         """Write ``model.safetensors``."""
@@ -230,11 +232,14 @@ class RunRecorder:
         Of rounds without an evaluation, from the fourth on: the first ones warm up.
         """
         scored = {t for (_, _, name), points in self._curves.items() if name == "accuracy" for t, _ in points}
-        with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
+        with (self.folder / "times.csv").open(encoding="utf-8", newline="", errors="replace") as file:
             # An older version, whose run goes on, timed no phase.
-            rows = [row for row in csv.DictReader(file) if row.get("aggregate_seconds") and int(row["round"]) not in scored]
-        rows = [row for row in rows if int(row["round"]) > WARM_UP]
-        times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
+            rows = [row for row in csv.DictReader(file) if row.get("aggregate_seconds") and row["round"].isdigit()]
+        rows = [row for row in rows if int(row["round"]) > WARM_UP and int(row["round"]) not in scored]
+        try:
+            times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
+        except (TypeError, ValueError):  # another program changed it
+            times = np.zeros((0, 2))
         local, rule = np.median([times[:, 0] - times[:, 1], times[:, 1]], axis=1) if len(times) else (math.nan, math.nan)
         return {"local_seconds_median": float(local), "aggregate_seconds_median": float(rule)}
 
