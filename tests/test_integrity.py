@@ -239,3 +239,24 @@ def test_a_finished_job_with_other_data_is_not_taken_for_the_same(tmp_path, call
     assert other.stderr.startswith("error: job ")
     assert len(other.stderr.splitlines()) == 1
     assert Path(tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("surroundings", ["double", "no grad", "inference"])
+def test_a_notebooks_defaults_change_no_run_and_are_restored(tmp_path, surroundings):
+    import contextlib
+
+    import torch
+
+    images(tmp_path / "x.npz")
+    config = (*OWN, f"dataset.path={tmp_path}/x.npz", "num_rounds=2", "tracker=none")
+    run(config_of(*config, f"output_dir={tmp_path}/plain"))
+    modes = {"no grad": torch.no_grad, "inference": torch.inference_mode}
+    try:
+        torch.set_default_dtype(torch.float64 if surroundings == "double" else torch.float32)
+        with modes.get(surroundings, contextlib.nullcontext)():
+            run(config_of(*config, f"output_dir={tmp_path}/other"))
+            assert torch.is_grad_enabled() == (surroundings == "double")
+        assert torch.get_default_dtype() == (torch.float64 if surroundings == "double" else torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert equal(outcome(tmp_path / "other"), outcome(tmp_path / "plain"))
