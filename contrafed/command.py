@@ -113,6 +113,8 @@ def main() -> int:
             return 0
         # SIGTERM ends a run as Ctrl-C does: everything written so far is kept.
         signal.signal(signal.SIGTERM, _interrupt)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the terminal may be closed
+            signal.signal(signal.SIGHUP, _interrupt)
         run = {} if asked.hydra_help or asked.shell_completion else check_arguments(asked)
         note_missing(Path(run.get("output_dir", ".")))
         return start_hydra(order_arguments(arguments, asked))

@@ -71,9 +71,10 @@ class ContrafedSweeper(Sweeper):
         self.shard, self.params = shard, params
         self.failures: list[tuple[Any, bool]] = []  # and whether the reason was a user's mistake
         self.folders: list[Path] = []  # of the finished runs, in the order of the jobs
-        self.elsewhere = 0  # jobs that another process is running
-        self._paces: dict[tuple[str, str], list[float]] = {}  # (method, data set) -> seconds per round
-        self._there: dict[Path, dict[str, Path]] = {}  # runs in each folder at the start: identity -> run
+        self.elsewhere = 0  # jobs that another process is at
+        self._paces: dict[tuple[str, str], list[float]] = {}  # (method, data set) -> seconds a round
+        self._fingerprints: dict[str, str] = {}  # of the images of each data set
+        self._there: dict[Path, dict[str, Path]] = {}  # what each folder held: identity -> run
 
     def setup(self, *, hydra_context: "HydraContext", task_function: "TaskFunction", config: "DictConfig") -> None:
         """Store Hydra's objects."""
@@ -206,10 +207,29 @@ class ContrafedSweeper(Sweeper):
         there = self._find_past(each)
         if there is None or (summary := finished(there)) is None:
             return False
+        self._check_data(each, there, summary)
         self._add_finished(there, summary, each.run)
         if each.run.save_personal and "personal_accuracy_best" in summary and not Path(place_in(there)).exists():
             print(f"{there} finished without saving its personal models: save_personal=true needs another output_dir")
         return True
+
+    def _check_data(self, each: Left, there: Path, summary: dict[str, Any]) -> None:
+        """Raise ``UserError`` if a finished run had other files of the user's own than the job has."""
+        from contrafed.core.errors import UserError
+        from contrafed.data.fingerprint import fingerprint_run
+        from contrafed.data.images import load_images
+
+        dataset, files = each.run.node.dataset, (each.run.node.partition, each.run.participation)
+        before = summary.get("data_fingerprint")
+        if before is None or not any(getattr(choice.config, "path", None) for choice in (dataset, *files)):
+            return
+        if (name := repr((dataset.name, dataset.config))) not in self._fingerprints:
+            self._fingerprints[name] = load_images(dataset).fingerprint
+        if fingerprint_run(self._fingerprints[name], *files) != before:
+            raise UserError(
+                f"job {each.job.number}: the data, or the files of partition or participation, are not those of its run "
+                f"in {there}. Fix: put them back as they were, or name another output_dir"
+            )
 
     def _find_folder(self, each: Left) -> Path | None:
         """Return an existing or a new folder for a job, None if another process has run it or is running it."""

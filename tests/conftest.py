@@ -62,9 +62,10 @@ def called(monkeypatch, capsys):
         said = capsys.readouterr()
         return SimpleNamespace(returncode=status, stdout=said.out, stderr=said.err)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield call
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -169,6 +169,41 @@ def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, called, mo
     assert (summary["status"], summary["failures"], "resumed_from" in summary) == ("finished", 0, False)
 
 
+def fail_at_one_line(self, stack):
+    raise ValueError(f"a slip of its author's with client {stack.nodes}")
+
+
+def fail_at_two_lines(self, stack):
+    if stack.server_round == 2:
+        raise ValueError("a slip of its author's")
+    raise ValueError("a slip of its author's")
+
+
+def fail_once(self, stack):
+    if stack.server_round == 1:
+        raise ValueError("a slip of its author's")
+    return LOCAL_WORK(self, stack)
+
+
+LOCAL_WORK = FedPerClient.local_work
+# Of 30 rounds, those that begin.
+MISTAKES = [(fail_at_one_line, 2), (fail_at_two_lines, 30), (fail_once, 30)]
+
+
+@pytest.mark.parametrize(("mistake", "rounds"), MISTAKES)
+@pytest.mark.parametrize("stack_size", [1, 3])
+def test_a_mistake_in_a_method_ends_the_run_after_two_rounds(tmp_path, called, monkeypatch, mistake, rounds, stack_size):
+    """But not where anything else could be the cause."""
+    monkeypatch.setattr(FedPerClient, "local_work", mistake)
+    line = ("strategy=fedper", *TINY, "engine=local", f"engine.stack_size={stack_size}", "participation=full", "num_rounds=30")
+    found = called(*line, "eval_every=30", f"output_dir={tmp_path}/run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["rounds"] == rounds, found
+    if rounds == 2:
+        assert (found.returncode, summary["status"], len(found.stderr.splitlines())) == (1, "failed", 1)
+        assert "test_divergence.py, line " in found.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_engines_stop_alike(tmp_path, engine):

@@ -41,11 +41,22 @@ def find_own_folder(config_dir: str | Path | None) -> Path | None:
     for path in registry.yamls(own):
         if (registry.CONF / path.relative_to(own)).exists():
             raise UserError(f"--config-dir: {path} has the name of one of Contrafed's own; give it another")
+        lines = _read_lines(path)
         for group, package in DIRECTIVES.items():
             line = f"# @package {package}"
-            if path.is_relative_to(own / group) and line not in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if path.is_relative_to(own / group) and line not in lines:
                 raise UserError(f"--config-dir: {path} must begin with the line {line}, or what it sets goes nowhere")
     return own
+
+
+def _read_lines(path: Path) -> list[str]:
+    """Return the lines of a YAML, with or without a byte order mark. Raises ``UserError`` if it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"--config-dir: {path}: not UTF-8 (byte {error.start + 1}). Fix: save it as UTF-8") from error
+    except OSError as error:
+        raise UserError(f"--config-dir: cannot read {path} ({error.strerror})") from error
 
 
 def chooses_hydra(override: Override) -> bool:

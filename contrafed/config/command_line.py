@@ -23,7 +23,10 @@ SCRIPT = "contrafed"  # the command of an installed package
 
 
 def read_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Return what a command line asks for, as Hydra's parser reads it. Raises ``UserError``."""
+    """Return what a command line asks for, as Hydra's own parser reads it. Raises ``UserError``."""
+    if unread := next((each for each in arguments if any("\ud800" <= mark <= "\udfff" for mark in each)), None):
+        shown = unread.encode("ascii", "backslashreplace").decode()
+        raise UserError(f"{shown}: not UTF-8. Fix: write it in a terminal and a locale of UTF-8")
     parser = get_args_parser()
 
     def fail(message: str) -> NoReturn:

@@ -28,8 +28,8 @@ from contrafed.core.errors import UserError, unknown
 Case = dict[str, Any]  # dotted key or group -> value
 Grid = dict[str, list[Any] | dict[str, Case]]
 
-# A text that Hydra's grammar reads as one word.
-WORD = re.compile(r"[A-Za-z_][\w./]*")
+# What Hydra's grammar reads as one word.
+WORD = re.compile(r"[A-Za-z_][\w./]*", re.ASCII)
 
 
 def read_grid(experiment: str, section: Any) -> Grid:
@@ -95,7 +95,8 @@ def format_value(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(map(format_value, value)) + "]"
     if isinstance(value, str) and not WORD.fullmatch(value):
-        return "'" + value.replace("'", "\\'") + "'"
+        # Backslashes stay as they are, but before a quote and at the end.
+        return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value) + "'"
     return value if isinstance(value, str) else json.dumps(value)
 
 

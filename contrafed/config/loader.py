@@ -20,6 +20,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import setup_globals
 from hydra.errors import CompactHydraException, HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -35,6 +36,17 @@ NAME = "config"  # of the primary configuration
 
 class CompositionError(UserError, CompactHydraException):
     """A mistake in a configuration, which Hydra also prints in one line."""
+
+
+_read_header = ConfigSource._get_header_dict
+
+
+def _read_marked_header(text: str) -> dict[str, str]:
+    """Return a YAML's header, such as ``package``. Hydra would not see it behind a byte order mark."""
+    return _read_header(text.removeprefix("\ufeff"))
+
+
+ConfigSource._get_header_dict = staticmethod(_read_marked_header)  # type: ignore[method-assign]
 
 
 class ConfigLoader(ConfigLoaderImpl):

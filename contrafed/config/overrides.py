@@ -1,5 +1,7 @@
 """Parse the overrides of a command line, ``KEY=VALUE``, with Hydra's parser."""
 
+import shlex
+
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -31,13 +33,29 @@ def hydra_key(key: str) -> str:
 def quote_value(override: str) -> str:
     """Return an override with its value in quotes if Hydra can read it only so, such as a path that contains =."""
     key, sign, value = override.partition("=")
-    if sign and value and not set(value) & set("[]{}'\",\\"):
-        parser = OverridesParser.create()
-        try:
-            parser.parse_override(override)
-        except HydraException:
-            return f"{key}={format_value(value)}"
+    if sign and value and not set(value) & set("[]{}'\"\\") and not _is_readable(override):
+        # A list of values, of a sweep, or one value with a comma: each is quoted.
+        return f"{key}={','.join(map(format_value, value.split(',')))}"
     return override
+
+
+def _is_readable(override: str) -> bool:
+    """Whether Hydra can read an override."""
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    return True
+
+
+def suggest_quotes(override: str) -> str:
+    """Return how a shell takes an override whose value has quotes or brackets in it, empty if that is not its mistake."""
+    key, sign, value = override.partition("=")
+    quoted = f"{key}={format_value(value)}"
+    if not sign or not set(value) & set("[]{}'\"\\") or not _is_readable(quoted):
+        return ""
+    shown = shlex.quote(quoted) if set(quoted) & set('$`!"') or "\\\\" in quoted else f'"{quoted}"'
+    return f" Fix: quote it, in most shells {shown}"
 
 
 def parse_overrides(overrides: list[str], loader: ConfigLoader | None = None) -> list[Override]:
@@ -54,6 +72,8 @@ def parse_overrides(overrides: list[str], loader: ConfigLoader | None = None) ->
                 line = f"{override} ends with a comma: leave it out, or write the value that is missing after it"
             else:
                 line = f"cannot read '{override}', which must be KEY=VALUE such as strategy=pmfl: {one_line(error)}"
+                if quoted := suggest_quotes(override):
+                    line = f"{override.partition('=')[0]}: Hydra reads quotes and brackets in a value as its own.{quoted}"
             raise UserError(line) from error
     return parsed
 

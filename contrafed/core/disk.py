@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,12 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def checksum(file: Path) -> str:
+    """Return the SHA-256 of a file's bytes, by which it is known to be what was written."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def expanded(path: str | None) -> str | None:
@@ -56,7 +63,8 @@ def told_in_one_line(folder: Path, then: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FAILING:
+        gone = error.errno == errno.ENOENT and str(error.filename).startswith(str(folder))  # removed by another program
+        if error.errno not in FAILING and not gone and folder.is_dir():
             raise
         raise DiskError(f"cannot write to {error.filename or folder} ({error.strerror}); {then()}") from error
     finally:

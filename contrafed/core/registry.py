@@ -60,8 +60,8 @@ def _read_choices(folder: Path, *, deep: bool) -> dict[str, str]:
     found = {}
     for path in yamls(folder, deep=deep):
         if not path.stem.startswith("_"):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            # Hydra requires its "@package" comment in the first line of an experiment.
+            lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+            # Hydra wants its own "@package" comment first in an experiment.
             first = next((line for line in lines if not line.startswith("# @package")), "")
             name = path.relative_to(folder).with_suffix("").as_posix()
             found[name] = first.removeprefix("#").strip() if first.startswith("#") else ""

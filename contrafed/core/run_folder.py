@@ -1,13 +1,36 @@
 """Read what a run wrote to its folder, to resume it or to report it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from contrafed.core.errors import UserError
+
+# No run writes a configuration or a summary as long as this, nor a log.
+MAX_TEXT_BYTES, MAX_LOG_BYTES = 1 << 24, 1 << 32
+ALIAS = re.compile(r"(^|[\s,\[:-])\*\w", re.MULTILINE)
+
+
+def check_regular(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> Path:
+    """Return the path of a file that can be read without harm. Raises ``UserError`` for a pipe, a device or a huge file."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"cannot read {path}: it is no regular file")
+    if path.exists() and path.stat().st_size > max_bytes:
+        raise UserError(f"cannot read {path}: it has {path.stat().st_size} bytes, and at most {max_bytes} are read")
+    return path
+
+
+def _read_yaml(path: Path) -> Any:
+    """Return what a YAML holds. Raises ``ValueError`` for aliases, of which a few lines can stand for billions of values."""
+    text = check_regular(path).read_text(encoding="utf-8")
+    if ALIAS.search(text) and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise ValueError("aliases")
+    return OmegaConf.to_container(OmegaConf.create(text))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -19,8 +42,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     try:
-        stored = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        stored = _read_yaml(folder / "config.yaml")
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise UserError(f"cannot read {folder / 'config.yaml'} ({type(error).__name__})") from error
     if not isinstance(stored, dict):
         raise UserError(f"{folder / 'config.yaml'} is no run's configuration")

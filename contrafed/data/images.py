@@ -13,6 +13,7 @@ from contrafed.core.client_run import Choice
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
+from contrafed.data.fingerprint import fingerprint_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,8 +41,9 @@ class ImageData:
     mean: tuple[float, ...]  # per channel of x/255, over the training part
     std: tuple[float, ...]
     num_classes: int
-    owner: np.ndarray | None  # (N,) the client that each example comes from, if the data set knows
-    stand_in: str | None = None  # the npz file that replaces a data set, or that its images are drawn
+    owner: np.ndarray | None  # (N,) the node each example comes from, where the data set knows
+    stand_in: str | None = None  # the npz that these come from in a data set's place, or that they are drawn
+    fingerprint: str = ""  # by which other data are noticed, once they are loaded
 
 
 def make_images(
@@ -187,7 +189,7 @@ def load_images(dataset: Choice) -> ImageData:
     if dataset.config.normalize == "half":
         halves = (0.5,) * len(data.mean)
         data = replace(data, mean=halves, std=halves)
-    return data
+    return replace(data, fingerprint=fingerprint_images(data))
 
 
 def thinned(data: ImageData, fraction: float) -> ImageData:

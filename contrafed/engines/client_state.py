@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from contrafed.core.disk import FAILING
-from contrafed.core.errors import UserError
+from contrafed.core.disk import FAILING, checksum
+from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.tensors import Tensors, on_host, read, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
@@ -42,9 +42,8 @@ class NodeMemory:
         """
         self.budget = {DEVICE: device_bytes, HOST: host_bytes}
         self.used = {DEVICE: 0, HOST: 0, DISK: 0}
-        # least recently trained first
-        self._held: dict[str, OrderedDict[int, Tensors]] = {DEVICE: OrderedDict(), HOST: OrderedDict()}
-        self._files: dict[int, int] = {}  # client -> bytes, for states on disk
+        self._held: dict[str, OrderedDict[int, Tensors]] = {DEVICE: OrderedDict(), HOST: OrderedDict()}  # oldest first
+        self._files: dict[int, tuple[int, str]] = {}  # node -> bytes and checksum, of those on disk
         self._parent = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._seconds = 0.0
@@ -59,7 +58,7 @@ class NodeMemory:
                 return held[node]
         if node in self._files:
             began = time.perf_counter()
-            found = read(self._file(node))
+            found = self._read(node)
             self._seconds += time.perf_counter() - began
             return found
         return {}
@@ -106,22 +105,42 @@ class NodeMemory:
                 if error.errno in FAILING:
                     error.filename = error.filename or str(self._parent or tempfile.gettempdir())
                     raise
+                if self._files and isinstance(error, FileNotFoundError):
+                    raise _lost(self._file(node)) from error
                 raise UserError(f"engine.memory_folder: cannot write what nodes remember ({error})") from error
-            self._files[node] = size_of(memory)
-            self.used[DISK] += self._files[node]
+            self._files[node] = size_of(memory), checksum(self._file(node))
+            self.used[DISK] += size_of(memory)
+
+    def _read(self, node: int) -> Tensors:
+        """Return a client's state from the disk. Raises ``RunStopped`` unless it is what was written."""
+        file = self._file(node)
+        try:
+            if checksum(file) == self._files[node][1]:
+                return read(file)
+        except OSError as error:
+            raise _lost(file) from error
+        raise _lost(file)
 
     def _drop(self, node: int) -> None:
         for tier, held in self._held.items():
             if node in held:
                 self.used[tier] -= size_of(held.pop(node))
         if node in self._files:
-            self.used[DISK] -= self._files.pop(node)
-            self._file(node).unlink()
+            self.used[DISK] -= self._files.pop(node)[0]
+            self._file(node).unlink(missing_ok=True)
 
     def _file(self, node: int) -> Path:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="contrafed-", dir=self._parent)
         return Path(self._folder.name) / f"{node}.safetensors"
+
+
+def _lost(file: Path) -> RunStopped:
+    """Return the error for a client's state that is gone or is not what was written."""
+    return RunStopped(
+        f"engine.memory_folder: another program removed or changed {file}, which holds client state of this run. "
+        "Fix: name a folder that nothing cleans, and resume=latest"
+    )
 
 
 def default_budgets(device: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from contrafed.client_app.app import app, run_stack
 from contrafed.core import codec
+from contrafed.core.errors import RunStopped
 from contrafed.training.base import DeadlineError, LocalError, NoRoomError
 from contrafed.training.errors import device_lost
 
@@ -87,7 +88,7 @@ class BatchRunner:
             except DeadlineError:
                 break
             except Exception as error:
-                if device_lost(error):  # other clients would fail too
+                if isinstance(error, RunStopped) or device_lost(error):  # other nodes would fail, whosever fault it is
                     raise
                 if len(rows) == 1:
                     replies[rows[0]] = _failed(messages[rows[0]], error)

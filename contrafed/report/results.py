@@ -31,7 +31,7 @@ FIRST = (
 )
 # Values of log=[...] that are kept: metrics of nodes.csv as their mean over clients, and these metrics of the split fit.
 MEANS, FIT = ("weight", "own_weight", "weight_all"), ("deviation", "features_")
-WORDS = {*FIRST[:6], "status", "commit", "hardware", "device", "engine"}
+WORDS = {*FIRST[:6], "status", "commit", "hardware", "device", "engine", "data_fingerprint"}
 
 
 def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:

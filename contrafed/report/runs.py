@@ -19,7 +19,7 @@ from contrafed.config.run_config import HOW_IT_RUNS, counts
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.core.metrics import ACCURACY
-from contrafed.core.run_folder import read_config
+from contrafed.core.run_folder import MAX_LOG_BYTES, check_regular, read_config
 from contrafed.core.schema import dotted, plain_numbers
 from contrafed.runs.output.series import points_of, summary_of_curves
 
@@ -163,8 +163,9 @@ def _run_folders(path: Path) -> Iterator[Path]:
         seen.add(place)
         if "config.yaml" in files and "metrics.csv" in files:
             below.clear()
-            # An empty file is a claim of a run that has not begun.
-            if (Path(folder) / "config.yaml").stat().st_size:
+            # An empty one is a claim: the run has not begun.
+            claim = Path(folder) / "config.yaml"
+            if claim.stat().st_size or not claim.is_file():
                 yield Path(folder)
 
 
@@ -192,10 +193,10 @@ def read(folder: Path, name: str) -> FinishedRun:
 def _read_summary(folder: Path) -> dict[str, Any]:
     path = folder / "summary.json"
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = json.loads(check_regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {"status": "unfinished"}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
     if not isinstance(summary, dict) or "status" not in summary or not isinstance(summary.get("rounds", 0), int):
         raise UserError(f"{path} is no run's summary")
@@ -219,8 +220,8 @@ def _check_columns(path: Path, heads: Iterable[str], columns: Mapping[str, str])
 
 
 def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
-    """Raise ``UserError`` for a ``nodes.csv`` without its columns, or that ends before the clients' last evaluation."""
-    with path.open("rb") as file:
+    """Raise ``UserError`` for a ``nodes.csv`` without its columns, or that ends before the nodes were last scored."""
+    with check_regular(path, MAX_LOG_BYTES).open("rb") as file:
         heads = file.readline().decode(errors="replace").strip().split(",")
         _check_columns(path, heads, NODES)
         start = file.tell()
@@ -233,8 +234,8 @@ def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
 
 
 def _whole_lines(path: Path) -> io.BytesIO:
-    """Return a file without a last line whose writing was interrupted."""
-    content = path.read_bytes()
+    """Return a file without a last line that was cut off while it was written."""
+    content = check_regular(path, MAX_LOG_BYTES).read_bytes()
     return io.BytesIO(content[: content.rfind(b"\n") + 1])
 
 

@@ -62,7 +62,12 @@ class Table:
     @property
     def csv(self) -> str:
         """The numbers, unrounded. A missing number is an empty cell."""
-        return self.numbers.to_csv(index=False, lineterminator="\n")
+        return self.numbers.map(_no_formula).to_csv(index=False, lineterminator="\n")
+
+
+def _no_formula(cell: Any) -> Any:
+    """Return a cell that no spreadsheet runs: text that begins as a formula does gets an apostrophe before it."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in tuple("=+-@") and cell != "-" else cell
 
 
 def _numeric(cells: Sequence[str]) -> bool:

@@ -24,12 +24,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from contrafed.config.run_config import HOW_IT_RUNS, ORIGIN, counts
-from contrafed.core.disk import sync
+from contrafed.core.disk import checksum, sync
 from contrafed.core.errors import UserError
+from contrafed.core.run_folder import MAX_LOG_BYTES, check_regular
 from contrafed.core.schema import dotted, plain_numbers
 from contrafed.core.tensors import Tensors, group, read, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
+
+# Logs that a run can do without: of wall-clock time, and, without privacy, of the participants, who are in a figure alone.
+SPARE_LOGS = ("times", "participants")
 
 ENDING_KEYS = ("early_stop", "target_accuracy", "on_divergence")
 # Keys that may differ in a resumed run: they change no result, or only when the run ends. RULING_KEYS are the exception.
@@ -44,6 +48,8 @@ class Checkpoint:
     server_round: int
     config: dict[str, Any]
     logs: dict[str, int]  # bytes of each log up to here
+    log_sums: dict[str, str]  # log -> the checksum of these bytes
+    data: str  # the fingerprint of the data, "" where none was taken
     nodes: dict[int, str]  # partition id -> file of its client state
     sums: dict[str, str]  # file -> its checksum
     state: Any  # the strategy's state, packed
@@ -63,15 +69,16 @@ class Checkpoint:
 class Checkpoints:
     """Writes a run's checkpoints and keeps the last few."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], resumed: Checkpoint | None) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any], resumed: Checkpoint | None, data: str = "") -> None:
         """Prepare the folder.
 
         Args:
             folder: The run's folder.
             config: The run's configuration.
             resumed: The checkpoint that the run resumed from. In the same folder, files of unchanged clients are kept.
+            data: The fingerprint of the data.
         """
-        self.folder = folder / FOLDER
+        self.folder, self.data = folder / FOLDER, data
         self.config = dict(config)
         self.keep: int = config["checkpoint_keep"]
         own = resumed if resumed is not None and resumed.path.parent.resolve() == self.folder.resolve() else None
@@ -97,6 +104,7 @@ class Checkpoints:
         changed: Mapping[int, Tensors],
         logs: Mapping[str, int],
         grid: Mapping[str, Any] | None = None,
+        log_sums: Mapping[str, str] | None = None,
     ) -> None:
         """Write a checkpoint while the run continues.
 
@@ -109,13 +117,15 @@ class Checkpoints:
             changed: Client states that changed since the last checkpoint, by partition id.
             logs: Bytes of each log that belong to it.
             grid: What the grid itself needs to resume.
+            log_sums: Checksums of these bytes.
 
         Raises:
             Exception: The error of the previous checkpoint, if it failed.
         """
         self.wait()
         tensors = {f"model/{name}": value for name, value in model.items()}
-        about = {"round": server_round, "logs": dict(logs), "grid": dict(grid or {}), "state": pack(state, "state", tensors)}
+        about = {"round": server_round, "logs": dict(logs), "log_sums": dict(log_sums or {}), "grid": dict(grid or {})}
+        about["state"] = pack(state, "state", tensors)
         copies = {name: value.detach().cpu().clone() for name, value in tensors.items()}
         self._writing = self._writer.submit(self._write, server_round, copies, dict(changed), about)
 
@@ -148,8 +158,8 @@ class Checkpoints:
             write(part / SERVER, server)
             self.sums |= {file.name: checksum(file) for file in written}
             sums = {SERVER: checksum(part / SERVER)} | {file: self.sums[file] for file in self.nodes.values()}
-            content = {**about, "config": self.config, "nodes": self.nodes, "sums": sums}
-            (part / STATE).write_text(json.dumps(content), encoding="utf-8")
+            content = {**about, "data": self.data, "config": self.config, "nodes": self.nodes, "sums": sums}
+            (part / STATE).write_text(json.dumps({"sha256": _digest(content), **content}), encoding="utf-8")
             logs = [self.folder.parent / f"{name}.csv" for name in about["logs"]]
             for path in (*written, self.folder / NODES, *logs, part / SERVER, part / STATE, part):
                 sync(path)
@@ -219,11 +229,31 @@ def identity(config: Mapping[str, Any]) -> str:
 
 
 def check_logs(checkpoint: Checkpoint) -> None:
-    """Raise ``UserError`` unless the logs of a checkpoint exist and are long enough."""
+    """Raise ``UserError`` unless the logs that a checkpoint cannot do without are there as they were written."""
+    for name in find_damaged_logs(checkpoint):
+        if name not in SPARE_LOGS or (
+            name == "participants" and dotted(checkpoint.config).get("privacy.name", "none") != "none"
+        ):
+            log = checkpoint.path.parent.parent / f"{name}.csv"
+            raise UserError(
+                f"resume: {log} is missing, shorter or other than when {checkpoint.path.name} was written. "
+                "Fix: put it back as it was, or begin the run in another folder"
+            )
+
+
+def find_damaged_logs(checkpoint: Checkpoint) -> list[str]:
+    """Return the logs that do not begin with what was written when the checkpoint was."""
+    damaged = []
     for name, size in checkpoint.logs.items():
-        log = checkpoint.path.parent.parent / f"{name}.csv"
-        if not log.is_file() or log.stat().st_size < size:
-            raise UserError(f"resume: {log} is missing or shorter than when {checkpoint.path.name} was written")
+        try:
+            with check_regular(checkpoint.path.parent.parent / f"{name}.csv", MAX_LOG_BYTES).open("rb") as file:
+                content = file.read(size)
+        except (OSError, UserError):
+            content = b""
+        wanted = checkpoint.log_sums.get(name)
+        if len(content) < size or (wanted is not None and hashlib.sha256(content).hexdigest() != wanted):
+            damaged.append(name)
+    return damaged
 
 
 def pack(value: Any, place: str, tensors: Tensors) -> Any:
@@ -297,20 +327,34 @@ def numbered(folder: Path) -> list[Path]:
 def _read(path: Path) -> Checkpoint | None:
     """Return the checkpoint in ``path``, or None if a file is missing or changed."""
     try:
-        content = json.loads((path / STATE).read_text(encoding="utf-8"))
+        content = json.loads(check_regular(path / STATE, MAX_LOG_BYTES).read_text(encoding="utf-8"))
+        if content.pop("sha256") != _digest(content):
+            return None
         nodes, sums = {int(node): str(file) for node, file in content["nodes"].items()}, dict(content["sums"])
         for name in (SERVER, *nodes.values()):
+            check_regular(path / name if name == SERVER else path.parent / NODES / name, MAX_LOG_BYTES << 8)
             if checksum(path / name if name == SERVER else path.parent / NODES / name) != sums[name]:
                 return None
-        config, logs, grid = (dict(content.get(key, {})) for key in ("config", "logs", "grid"))
-        found = Checkpoint(path, int(content["round"]), config, logs, nodes, sums, content["state"], grid)
+        config, logs, log_sums, grid = (dict(content[key]) for key in ("config", "logs", "log_sums", "grid"))
+        found = Checkpoint(
+            path, int(content["round"]), config, logs, log_sums, str(content["data"]), nodes, sums, content["state"], grid
+        )
         found.server()
         return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, SafetensorError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        SafetensorError,
+        RecursionError,
+        UserError,
+    ):
         return None
 
 
-def checksum(file: Path) -> str:
-    """Return the SHA-256 of a file's bytes, by which changes are found."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _digest(content: Any) -> str:
+    """Return the SHA-256 of a checkpoint's JSON without its checksum."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -2,8 +2,9 @@
 line.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,22 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True, on_round: O
     """
     if not isinstance(cfg, DictConfig | Mapping):
         raise UserError('run takes what compose returns: run(compose("strategy=moon", "num_rounds=10"))')
-    return run_resolved(checked(cfg), unique=unique, on_round=on_round)
+    with _torch_defaults():
+        return run_resolved(checked(cfg), unique=unique, on_round=on_round)
+
+
+@contextlib.contextmanager
+def _torch_defaults() -> Iterator[None]:
+    """Run a block with torch's own default dtype and grad mode, and restore those of the notebook."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None = None) -> dict[str, Any]:
@@ -75,7 +91,7 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     model = make_model(wanted.node, federation)
     check_model(wanted, model)
     initial_model(dict(model.named_parameters()), initial_file(wanted))
-    ready = with_folder(wanted, unique)
+    ready = with_folder(wanted, federation.data.fingerprint, unique)
     assert ready.folder is not None
     with alone(ready.folder):
         job = Job(app_for(ready, on_round), ready.node, federation, model, ready.verbose)

@@ -20,6 +20,7 @@ from contrafed.core.metrics import beside_accuracy
 from contrafed.core.privacy import central, gaussian
 from contrafed.core.tensors import Tensors
 from contrafed.core.tracker import Tracked
+from contrafed.data.fingerprint import fingerprint_run
 from contrafed.engines.attack import attacked
 from contrafed.engines.client_registry import Members
 from contrafed.engines.grid import RunGrid
@@ -28,7 +29,8 @@ from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
 from contrafed.runs.evaluation import evaluate, initial_file, initial_model, test_examples
 from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
-from contrafed.runs.output import LOGS, Progress, RoundLog, RunRecorder, shown, versions
+from contrafed.runs.output import Progress, RoundLog, RunRecorder, shown, versions
+from contrafed.runs.output.log_file import DAMAGED
 from contrafed.runs.output.provenance import commit, hardware
 from contrafed.runs.trackers import Followed
 from contrafed.server import checks
@@ -52,6 +54,7 @@ class Session:
         self.run, self.folder = run, run.folder
         self.grid = grid = attacked(grid, run.attack, run.num_nodes, run.seed)
         self.workspace = workspace_for(run.node.to_json())
+        self.fingerprint = fingerprint_run(self.workspace.federation.data.fingerprint, run.node.partition, run.participation)
         self.places = self._places()
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         if run.resume and self.resumed is None:  # complete when the run was checked
@@ -78,7 +81,7 @@ class Session:
         self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round
         self.checkpoints = None
         if run.checkpoint_every:
-            self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed)
+            self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed, self.fingerprint)
         self.began = time.perf_counter()
 
     def train(self) -> None:
@@ -119,8 +122,8 @@ class Session:
                     progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
                 elif not 0 < log.participants == log.failed or self.recorder.trained:
                     self._save(done.server_round)
-                elif done.server_round == self.rounds:
-                    # Without a checkpoint, because a repeated sweep would resume after rounds without any learning.
+                elif done.server_round == self.rounds or log.shows_bug:
+                    # Without a checkpoint, or a repeated sweep would resume after rounds that trained nothing.
                     raise RunStopped(f"every node failed in every round; the first: {log.first_failure}")
                 return ends
 
@@ -205,11 +208,13 @@ class Session:
         run, about = self.run, {"strategy": self.run.node.strategy.name}
         if run.privacy.name == "none":  # with a seed, noise and cohort could be drawn again
             about["seed"] = str(run.seed)
+        self.recorder.restore()
         under_way = self.strategy.round
         if self.budget is not None and under_way.server_round > self.budget.rounds:  # its broadcasts are already sent
             self.budget.pass_round(under_way.participants)
         with contextlib.ExitStack() as closing:
             if self.checkpoints is not None:
+                self.checkpoints.folder = self.recorder.folder / checkpoint.FOLDER
                 closing.callback(self.checkpoints.close)
             closing.callback(self.tracker.close, status)
             closing.callback(self.recorder.close)
@@ -218,7 +223,14 @@ class Session:
             self.recorder.save_model(left, about)
             seconds = time.perf_counter() - self.began
             spent = {"privacy": run.privacy.name, **self.budget.about()} if self.budget is not None else {}
-            told = {**facts(run, self.workspace), **self._traffic(), **spent, **self.grid.about(), **self._ending()}
+            told = {
+                **facts(run, self.workspace),
+                "data_fingerprint": self.fingerprint,
+                **self._traffic(),
+                **spent,
+                **self.grid.about(),
+                **self._ending(),
+            }
             if (mean := self.strategy.participation.realised_mean) is not None:
                 told["probability_mean"] = mean
             return self.recorder.finish(status, {**told, "seconds": seconds})
@@ -305,7 +317,8 @@ class Session:
         every = self.run.checkpoint_every
         if self.checkpoints is not None and every and server_round and server_round % every == 0:
             changed, own = self.grid.take_changed(), self.grid.own(server_round)
-            self.checkpoints.save(server_round, self.model, self.strategy.state, changed, self.recorder.sizes(), own)
+            logs, sums = self.recorder.sizes(), self.recorder.checksums()
+            self.checkpoints.save(server_round, self.model, self.strategy.state, changed, logs, own, sums)
             self.grid.checkpointed(server_round, self.checkpoints.wait)
 
 
@@ -345,11 +358,17 @@ def open_recorder(run: Run, folder: Path, resumed: checkpoint.Checkpoint | None)
     first_round = 0 if run.evaluate_only else 1
     if resumed is None:
         return RunRecorder(folder, run.text, first_round)
-    source = resumed.path.parent.parent
+    source, damaged = resumed.path.parent.parent, checkpoint.find_damaged_logs(resumed)
+    for name in damaged:
+        path = folder / f"{name}.csv"
+        if path.exists():
+            path.replace(path.with_name(path.name + DAMAGED))
+        print(f"{name}.csv: it is missing or was changed, and begins anew with round {resumed.server_round + 1}", flush=True)
+    sizes = {name: size for name, size in resumed.logs.items() if name not in damaged}
     if source.resolve() != folder.resolve():
-        for name in LOGS:
+        for name in sizes:
             shutil.copyfile(source / f"{name}.csv", folder / f"{name}.csv")
-    return RunRecorder(folder, run.text, first_round, resumed.logs)
+    return RunRecorder(folder, run.text, first_round, sizes)
 
 
 def facts(run: Run, workspace: Workspace) -> dict[str, Any]:

@@ -57,9 +57,10 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
         raise UserError("privacy.amplification=true hides who takes part, which all devices know from the seed")
     if num_nodes is None and wanted.attack.name != "none":
         raise UserError(f"attack={wanted.attack.name} goes with simulation: devices never attack at a server's word")
-    # The Session uses the same workspace, and the only model is built here.
-    check_model(wanted, workspace_for(wanted.node.to_json()).model)
-    return with_folder(wanted, unique=True, devices=num_nodes is None)
+    # The Session takes the same workspace, with the only model that is built here.
+    workspace = workspace_for(wanted.node.to_json())
+    check_model(wanted, workspace.model)
+    return with_folder(wanted, workspace.federation.data.fingerprint, unique=True, devices=num_nodes is None)
 
 
 def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
@@ -80,9 +81,9 @@ def check_latest(wanted: Run, named: bool) -> None:
         raise UserError("resume=latest goes on in the folder that output_dir names: set output_dir=FOLDER beside it")
 
 
-def with_folder(wanted: Run, unique: bool, devices: bool = False) -> Run:
-    """Return the run with its folder, which is made here, and with the checkpoint that it resumes from."""
-    start = starting_point(wanted, devices)
+def with_folder(wanted: Run, images: str, unique: bool, devices: bool = False) -> Run:
+    """Return the run with its folder, made here, and with its checkpoint if it is resumed. ``images``: their fingerprint."""
+    start = starting_point(wanted, images, devices)
     folder = Path(wanted.output_dir)
     if wanted.resume != LATEST or not (folder / "config.yaml").exists():
         folder = claim_folder(folder, unique=unique)
@@ -91,8 +92,8 @@ def with_folder(wanted: Run, unique: bool, devices: bool = False) -> Run:
     return replace(wanted, resume=start, folder=folder)
 
 
-def starting_point(wanted: Run, devices: bool = False) -> str | None:
-    """Return the path of the checkpoint that ``resume`` means, None to begin.
+def starting_point(wanted: Run, images: str, devices: bool = False) -> str | None:
+    """Return the path of the checkpoint that ``resume`` means, None to begin. Raises ``UserError`` where it does not fit.
 
     Args:
         wanted: The run.
@@ -101,6 +102,7 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
     Raises:
         UserError: If the checkpoint does not fit.
     """
+    from contrafed.data.fingerprint import fingerprint_run
     from contrafed.runs import checkpoint
 
     if wanted.resume is None:
@@ -110,6 +112,11 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
     if found is not None:
         checkpoint.check_same(found.path, found.config, wanted.composed)
         checkpoint.check_logs(found)
+        if found.data and found.data != fingerprint_run(images, wanted.node.partition, wanted.participation):
+            raise UserError(
+                f"resume: the data, or the files of partition or participation, are not those of {found.path}. "
+                "Fix: put them back as they were, or begin the run in another folder"
+            )
         if devices != bool(found.grid):
             kept, how = ("in the checkpoint", "main.py") if devices else ("on devices", "flwr run")
             raise UserError(f"resume: what nodes remember at {found.path} is {kept}; go on from it with {how}")
@@ -118,7 +125,8 @@ def starting_point(wanted: Run, devices: bool = False) -> str | None:
         raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{nearest(wanted.resume, [LATEST])}")
     folder = Path(wanted.output_dir)
     if there := checkpoint.numbered(folder / checkpoint.FOLDER):
-        raise UserError(f"resume: {there[-1]} and {len(there) - 1} before it cannot be read; delete the folder to begin anew")
+        older = f"{there[-1]} and {len(there) - 1} before it cannot be read"
+        raise UserError(f"resume: damaged, or written by an older version: {older}; delete the folder to begin anew")
     config = folder / "config.yaml"
     if config.exists() and config.stat().st_size:  # only the same run may restart after a stop before its first checkpoint
         if finished(folder) is not None:

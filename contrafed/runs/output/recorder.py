@@ -5,8 +5,8 @@ import csv
 import importlib.metadata
 import json
 import math
-import os
 import platform
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contrafed.core.disk import replace
+from contrafed.core.disk import checksum, replace
 from contrafed.runs.output.folder import CLAIM
+from contrafed.runs.output.log_file import LogFile
 from contrafed.runs.output.series import points_of, shown_nodes, summary_of_curves
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
@@ -43,11 +44,7 @@ class RunRecorder:
     def __init__(self, folder: Path, config_text: str, first_round: int = 1, logs: Mapping[str, int] | None = None) -> None:
         """Open the files in ``folder``.
 
-        Args:
-            folder: The run's folder.
-            config_text: The configuration as YAML.
-            first_round: Values of earlier rounds are in no number of the summary.
-            logs: For a resumed run, the bytes of each existing log that belong to it. The rest is cut off.
+        ``logs`` has the bytes of each log that belong to a resumed run. The rest is cut off. A log that is not in it starts empty.
         """
         self.folder = folder
         self.first_round = first_round
@@ -55,20 +52,17 @@ class RunRecorder:
         self.began = time.perf_counter()
         claim = folder / CLAIM
         if not claim.exists() or claim.read_text(encoding="utf-8") != config_text:
-            _replace(claim, config_text)  # complete at every moment, because a sweep recognises a resumed run by it
-        (folder / "summary.json").unlink(missing_ok=True)  # of the earlier attempt, which this one replaces
-        self._files = {}
-        for name in LOGS:
-            if logs is not None:
-                os.truncate(folder / f"{name}.csv", logs[name])
-            self._files[name] = (folder / f"{name}.csv").open("w" if logs is None else "a", encoding="utf-8", newline="")
+            _replace(claim, config_text)  # never half written, because a sweep identifies the run by it
+        (folder / "summary.json").unlink(missing_ok=True)  # of an earlier attempt
+        self._config_text, sizes = config_text, logs or {}
+        self._files = {name: LogFile(folder / f"{name}.csv", sizes.get(name)) for name in LOGS}
         headers = {
             "metrics": "round,scope,split,metric,value",
             "nodes": "round,node,metric,value",
             "participants": "round,node",
             "times": "round,seconds,memory_seconds,memory_device,memory_host,memory_disk,aggregate_seconds",
         }
-        self._rows: dict[str, list[str]] = {name: [header] if logs is None else [] for name, header in headers.items()}
+        self._rows: dict[str, list[str]] = {name: [] if name in sizes else [header] for name, header in headers.items()}
         self._curves: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
         self._sums: dict[str, float] = defaultdict(float)
         # per round: the number of participants, and which shown clients participated
@@ -92,13 +86,18 @@ class RunRecorder:
                     self._sums[row["metric"]] += value
                 else:
                     self._curves[row["scope"], row["split"], row["metric"]].append((t, value))
-        with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
-            self._earlier = sum(float(row["seconds"]) for row in csv.DictReader(file))
+        if self._files["times"].size:
+            with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
+                self._earlier = sum(float(row["seconds"]) for row in csv.DictReader(file))
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each log."""
         self.flush()
-        return {name: file.tell() for name, file in self._files.items()}
+        return {name: file.size for name, file in self._files.items()}
+
+    def checksums(self) -> dict[str, str]:
+        """Return the checksum of what each log holds."""
+        return {name: file.checksum for name, file in self._files.items()}
 
     def metric(self, server_round: int, scope: str, split: str, name: str, value: float) -> None:
         """Record one value. ``scope`` and ``split`` are listed at the top of this module. Others raise ``ValueError``."""
@@ -181,13 +180,25 @@ class RunRecorder:
         self._rows["times"].append(f"{server_round},{seconds:.6f},{cost},{aggregating:.6f}")
 
     def flush(self) -> None:
-        """Write all recorded rows, so that a killed run leaves everything up to here."""
+        """Write and flush what was recorded, so that a killed run leaves everything up to here.
+
+        Raises ``OSError``, and ``RunStopped`` once where another program changed, replaced or removed a log.
+        """
         for name, rows in self._rows.items():
-            if rows:
-                file = self._files[name]
-                file.write("\n".join(rows) + "\n")
-                file.flush()
-                rows.clear()
+            self._files[name].write("\n".join(rows) + "\n" if rows else "")  # also without rows it looks at the file
+            rows.clear()
+
+    def restore(self) -> None:
+        """Follow a folder that was renamed, or make one that was removed again, with what the logs held."""
+        if not self.folder.is_dir():
+            self.folder = self._files["metrics"].find_folder() or self.folder
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / CLAIM).exists():
+            _replace(self.folder / CLAIM, self._config_text)
+        for name, file in self._files.items():
+            file.restore(self.folder)
+            if checksum(file.path) != file.checksum:
+                print(f"output_dir: another program changed {name}.csv, which is not what the run wrote", file=sys.stderr)
 
     def save_model(self, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
         """Write ``model.safetensors``."""
@@ -230,11 +241,14 @@ class RunRecorder:
         Rounds with an evaluation and the first three rounds, which warm up, are excluded.
         """
         scored = {t for (_, _, name), points in self._curves.items() if name == "accuracy" for t, _ in points}
-        with (self.folder / "times.csv").open(encoding="utf-8", newline="") as file:
-            # An older version, whose run was resumed, measured no phases.
-            rows = [row for row in csv.DictReader(file) if row.get("aggregate_seconds") and int(row["round"]) not in scored]
-        rows = [row for row in rows if int(row["round"]) > WARM_UP]
-        times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
+        with (self.folder / "times.csv").open(encoding="utf-8", newline="", errors="replace") as file:
+            # A run that an older version began has no times by phase.
+            rows = [row for row in csv.DictReader(file) if row.get("aggregate_seconds") and row["round"].isdigit()]
+        rows = [row for row in rows if int(row["round"]) > WARM_UP and int(row["round"]) not in scored]
+        try:
+            times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
+        except (TypeError, ValueError):  # another program changed it
+            times = np.zeros((0, 2))
         local, rule = np.median([times[:, 0] - times[:, 1], times[:, 1]], axis=1) if len(times) else (math.nan, math.nan)
         return {"local_seconds_median": float(local), "aggregate_seconds_median": float(rule)}
 

@@ -1,5 +1,6 @@
 """Record and show each round."""
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,18 @@ def shown(done: "Round", personal: bool) -> tuple[str, dict[str, float]]:
         return "personal", done.node_evaluation or {}
     scores = done.evaluation or {}
     return "global", {name.removeprefix("test/"): value for name, value in scores.items() if name.startswith("test/")}
+
+
+# Every reply of so many rounds, of so many clients, must fail alike before a run ends: one client's data may be the cause.
+MIN_FAILED_ROUNDS, MIN_FAILED_CLIENTS = 2, 3
+# What a client says of an exception: where, then its type and its text, then the line of code.
+FAILURE = re.compile(r".*?step \d+: (?P<kind>\w+): .*(?P<line>\([^()]*, line \d+\))$", re.DOTALL)
+
+
+def _kind_of(failure: str) -> tuple[str, str] | None:
+    """Return the type and the line of code of a client's exception, None if it says none."""
+    found = FAILURE.match(failure)
+    return None if found is None else (found["kind"], found["line"])
 
 
 class RoundLog:
@@ -51,6 +64,14 @@ class RoundLog:
         self.first_failure = ""  # the message of the first failed or rejected reply
         self.rounds = self.participants = self.failed = 0  # totals so far, and ``failed`` counts failures in training
         self.uncounted = 0  # replies of all causes
+        self._failed_rounds, self._failed_clients, self._kinds = 0, set[int](), set[tuple[str, str] | None]()
+
+    @property
+    def shows_bug(self) -> bool:
+        """Whether every reply of the first rounds failed with the same exception at the same line: a mistake in the method."""
+        enough = min(MIN_FAILED_CLIENTS, self.num_nodes - self.strategy.population.num_held_out)
+        alike = len(self._kinds) == 1 and None not in self._kinds
+        return alike and self._failed_rounds >= MIN_FAILED_ROUNDS and len(self._failed_clients) >= enough
 
     def write(self, done: "Round") -> None:
         """Record one round and flush."""
@@ -68,6 +89,10 @@ class RoundLog:
             self.rounds += 1
             self.participants += len(done.participants)
             self.failed += done.rejected["failed"]
+            if 0 < self.participants == self.failed and (here := done.participants.tolist()):
+                self._failed_rounds += 1
+                self._failed_clients |= set(here)
+                self._kinds |= set(map(_kind_of, done.failures[: len(here)]))
             self.uncounted += done.rejected.total()
             self.recorder.participants(t, done.participants, self.num_nodes)
             failed = sum(done.rejected[cause] for cause in ("failed", "no answer", "evaluation failed"))

@@ -1,0 +1,35 @@
+"""The fingerprint of a run's data: it tells whether a run that is resumed or repeated has the data of before."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from contrafed.core.client_run import Choice
+
+if TYPE_CHECKING:
+    from contrafed.data.images import ImageData
+
+MAX_PIXEL_BYTES = 1 << 26  # of larger data sets evenly chosen images count
+LENGTH = 16  # hexadecimal digits of a fingerprint
+
+
+def fingerprint_images(data: "ImageData") -> str:
+    """Return a checksum of the images' shape, all labels, the test split, the owners and the pixels of a sample."""
+    found = hashlib.sha256(repr((tuple(data.x.shape), data.num_classes)).encode())
+    for part in (data.y.numpy(), data.test.numpy(), *([] if data.owner is None else [data.owner])):
+        found.update(part.tobytes())
+    step = max(1, -(-data.x.nbytes // MAX_PIXEL_BYTES))
+    found.update(data.x[::step].contiguous(memory_format=torch.contiguous_format).numpy().data)
+    return found.hexdigest()[:LENGTH]
+
+
+def fingerprint_run(images: str, partition: Choice, participation: Choice) -> str:
+    """Return the fingerprint of a run: of its ``images``, and of the files of its partition and participation."""
+    paths = [getattr(choice.config, "path", None) for choice in (partition, participation)]
+    files = [Path(path).expanduser() for path in paths if isinstance(path, str)]
+    contents = [file.read_bytes() for file in files if file.is_file()]
+    if not contents:
+        return images
+    return hashlib.sha256(b"\n".join([images.encode(), *contents])).hexdigest()[:LENGTH]
