@@ -8,6 +8,7 @@ when the store is full, and any worker can take a node over.
 """
 
 import logging
+import os
 import pickle
 import signal
 import sys
@@ -28,7 +29,7 @@ from contrafed.core.disk import expanded
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 from contrafed.core.tensors import size_of
-from contrafed.engines import shared_memory
+from contrafed.engines import ray_access, shared_memory
 from contrafed.engines.client_state import Cost
 from contrafed.engines.grid import VirtualGrid
 from contrafed.engines.job import Job
@@ -97,7 +98,14 @@ def run(config: Config, job: Job) -> None:
 
 
 def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, folder: str | None) -> None:
-    """Start Ray in this process, or join a cluster; does nothing when that is already there with the same object store."""
+    """Start Ray in this process, or join a cluster; does nothing when that is already there with the same object store.
+
+    A Ray that starts here is closed to everybody else (``ray_access``). A cluster has a token of its own, in the environment.
+    """
+    if address is None:
+        ray_access.set_token()
+        # Ray's default, 15, leaves workers next to nothing beside any other busy process.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     global _started
@@ -107,21 +115,45 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
         stop_ray()
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     if address is None:  # a cluster that runs already has its own
+        ray_access.check_token()
+        ray_access.report_unused_address()
         options |= {"include_dashboard": False, "object_store_memory": memory_bytes, "object_spilling_directory": folder}
+        options["_temp_dir"] = ray_access.make_session_folder()
         # Else Ray's control store keeps a record of every batch: 6.5 MB per 1,000 rounds (docs/RELIABILITY.md).
         options["_system_config"] = {"task_events_report_interval_ms": 0}
+    else:
+        ray_access.probe(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
     ending = signal.getsignal(signal.SIGTERM)
     try:
-        # "local": with none Ray would join one that runs on this machine, which refuses these options.
-        ray.init(address=address or "local", **options)
+        _connect(address, options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
+    except ray.exceptions.AuthenticationError as error:
+        fix = "Fix: set RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in the environment"
+        raise UserError(f"engine.address={address}: the cluster refuses the token. {fix}") from error
     except (ValueError, OSError) as error:  # an address that is none, more memory than there is, a folder out of bounds
         raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
     _started = (address, memory_bytes, folder)
     # Ray puts a handler of its own in the place of the command's, and a polite kill would end the process in mid-sentence.
     if callable(ending) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ending)
+
+
+def _connect(address: str | None, options: dict[str, Any]) -> None:
+    """Call ``ray.init``; a Ray that starts here listens on the loopback interface alone."""
+    import ray
+
+    if address is not None:
+        ray.init(address=address, **options)
+        return
+    with ray_access.on_loopback():
+        # "local": with none Ray would join one that runs on this machine, which refuses these options.
+        about = ray.init(address="local", **options)
+    try:
+        ray_access.check_loopback(about)
+    except UserError:
+        stop_ray()
+        raise
 
 
 # Of the Ray that runs: its address, the bytes of its object store, and where that spills; None: not started here.
@@ -132,6 +164,7 @@ def stop_ray() -> None:
     """Stop the Ray that ``start_ray`` started, if any."""
     if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
         ray.shutdown()
+    ray_access.remove_folders()
 
 
 class RayGrid(VirtualGrid):
