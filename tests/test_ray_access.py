@@ -87,7 +87,7 @@ def test_workers_are_not_nice(own_ray):
 @pytest.mark.slow
 @pytest.mark.parametrize("token", ["none", "wrong"])
 def test_a_stranger_runs_nothing(own_ray, token):
-    """Another process that knows the address: with root another user in a mount namespace of its own, as a real one would be."""
+    """Another process that knows the address. As root it is another user, in a mount namespace of its own."""
     command = [sys.executable, "-c", STRANGER, own_ray.get_runtime_context().gcs_address, token]
     if os.geteuid() == 0:
         command = ["unshare", "-m", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]

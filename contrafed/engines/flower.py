@@ -42,6 +42,7 @@ class Config:
     gpus_per_node: Annotated[float, Range(ge=0, le=1)]  # more than 1 would lie idle
     round_timeout: Annotated[float, Range(gt=0)] | None  # not here
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+    max_norm_ratio: Annotated[float, Range(gt=1)] | None  # or is so many times the median of recent accepted ones
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for a time limit."""

@@ -28,6 +28,7 @@ class Config:
     memory_folder: str | None  # where the rest goes; null: the system's folder for temporary files
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds; checked between steps
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+    max_norm_ratio: Annotated[float, Range(gt=1)] | None  # or is so many times the median of recent accepted ones
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for a device that is not there or lacks what a run needs."""

@@ -60,6 +60,7 @@ class Config:
     memory_folder: str | None  # where Ray writes what does not fit; null: its own folder
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
     max_norm: Annotated[float, Range(gt=0)] | None  # replies whose tensors' joint L2 norm is larger are rejected
+    max_norm_ratio: Annotated[float, Range(gt=1)] | None  # or is so many times the median of recent accepted ones
 
 
 def room(gpus: int, share: float) -> int:

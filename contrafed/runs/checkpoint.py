@@ -48,6 +48,7 @@ class Checkpoint:
     sums: dict[str, str]  # file -> its checksum
     state: Any  # the strategy's state, packed
     grid: dict[str, Any]  # what the grid must know to go on: of devices, which keep what they remember; else empty
+    anchor: str = ""  # the checkpoint after which replies were last accepted
 
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
@@ -75,6 +76,8 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._spare: list[Path] = []  # files of nodes that no kept checkpoint needs
+        # The newest checkpoint after which replies were accepted: the last good one where later ones hold a ruined model.
+        self.anchor = "" if own is None else own.anchor
         self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the node files of each
         for path in numbered(self.folder):
             found = _read(path) if own is not None and int(path.name) <= own.server_round else None
@@ -91,17 +94,27 @@ class Checkpoints:
         changed: Mapping[int, Tensors],
         logs: Mapping[str, int],
         grid: Mapping[str, Any] | None = None,
+        accepted: bool = False,
     ) -> None:
         """Write a checkpoint while the run goes on; ``changed`` is what nodes remember whose memory changed since the last one.
 
         ``logs`` is how many bytes of each log belong to it, ``grid`` what the grid itself must know to go on.
+        ``accepted``: whether any reply was accepted since the last checkpoint. The newest such checkpoint is never pruned.
 
         The model and the state are copied before this returns. What nodes remember is never written to, only replaced. Raises
         what went wrong with the checkpoint before.
         """
         self.wait()
+        if accepted and self.kept:
+            self.anchor = self.kept[-1][0].name
         tensors = {f"model/{name}": value for name, value in model.items()}
-        about = {"round": server_round, "logs": dict(logs), "grid": dict(grid or {}), "state": pack(state, "state", tensors)}
+        about = {
+            "round": server_round,
+            "logs": dict(logs),
+            "grid": dict(grid or {}),
+            "anchor": self.anchor,
+            "state": pack(state, "state", tensors),
+        }
         copies = {name: value.detach().cpu().clone() for name, value in tensors.items()}
         self._writing = self._writer.submit(self._write, server_round, copies, dict(changed), about)
 
@@ -163,12 +176,12 @@ class Checkpoints:
         return written
 
     def _prune(self) -> None:
-        old = self.kept[: -self.keep]
+        old = [(path, files) for path, files in self.kept[: -self.keep] if path.name != self.anchor]
         for path, _ in old:
             shutil.rmtree(path, ignore_errors=True)
         if old:
             sync(self.folder)
-        self.kept = self.kept[-self.keep :]
+        self.kept = [each for each in self.kept if each not in old]
         used = set().union(*(files for _, files in self.kept))
         self.sums = {file: self.sums[file] for file in self.nodes.values()}
         self._spare = [file for file in (self.folder / NODES).iterdir() if file.name not in used]
@@ -286,7 +299,9 @@ def _read(path: Path) -> Checkpoint | None:
             if checksum(path / name if name == SERVER else path.parent / NODES / name) != sums[name]:
                 return None
         config, logs, grid = (dict(content.get(key, {})) for key in ("config", "logs", "grid"))
-        found = Checkpoint(path, int(content["round"]), config, logs, nodes, sums, content["state"], grid)
+        found = Checkpoint(
+            path, int(content["round"]), config, logs, nodes, sums, content["state"], grid, str(content.get("anchor", ""))
+        )
         found.server()
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, SafetensorError):

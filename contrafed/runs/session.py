@@ -39,6 +39,9 @@ from contrafed.server.replies import AROUND
 from contrafed.training.traffic import BYTES, count_scalars
 from contrafed.training.workspace import Workspace, workspace_for
 
+# Of a checkpoint's state: the norms of recent accepted replies.
+RECENT_NORMS = "recent upload norms"
+
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
 OnRound = Callable[[int, dict[str, float]], None]
 
@@ -64,6 +67,7 @@ class Session:
         self.model = initial_model(self.workspace.initial, initial_file(run))
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
         check_strategy(run, self.strategy, self.model)
+        self.norms = self.strategy.norm_limit
         grid.limit_replies(self.strategy.largest_reply)
         self.scored = self._scored()  # before the folder holds anything
         self.budget = budget_of(run, self.strategy)
@@ -76,7 +80,7 @@ class Session:
         if self.resumed is not None:
             self._go_on(self.resumed)
         self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round
-        self.checkpoints = None
+        self.checkpoints, self._any_accepted = None, False  # the latter: since the last checkpoint
         if run.checkpoint_every:
             self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed)
         self.began = time.perf_counter()
@@ -106,6 +110,7 @@ class Session:
 
             def after(done: Round, arrays: ArrayRecord) -> bool:
                 self.model = codec.from_record(arrays)
+                self._any_accepted |= done.accepted > 0
                 if self.budget is not None and done.server_round:
                     self.budget.pass_round(done.participants)
                 if ends := self._ends(done):
@@ -242,6 +247,9 @@ class Session:
         """Put server, nodes and figures back to where a checkpoint left them."""
         found, state = resumed.server()
         self.model = {name: found[name] for name in self.model}  # older files have another order
+        recent = state.pop(RECENT_NORMS, [])
+        if self.norms is not None:
+            self.norms.recent = list(recent)
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
@@ -305,7 +313,11 @@ class Session:
         every = self.run.checkpoint_every
         if self.checkpoints is not None and every and server_round and server_round % every == 0:
             changed, own = self.grid.take_changed(), self.grid.own(server_round)
-            self.checkpoints.save(server_round, self.model, self.strategy.state, changed, self.recorder.sizes(), own)
+            state = self.strategy.state if self.norms is None else self.strategy.state | {RECENT_NORMS: list(self.norms.recent)}
+            self.checkpoints.save(
+                server_round, self.model, state, changed, self.recorder.sizes(), own, accepted=self._any_accepted
+            )
+            self._any_accepted = False
             self.grid.checkpointed(server_round, self.checkpoints.wait)
 
 

@@ -45,6 +45,7 @@ class Reply:
     num_examples: int
     metrics: dict[str, float]
     received: Tensors = field(default_factory=dict)  # what this node worked from, NAME/x
+    norm: float = 0.0  # joint L2 norm of the tensors
 
     def group(self, name: str) -> Tensors:
         """Return the tensors ``NAME/x`` under the name x; ``model`` or ``delta`` also where the node sent the other.
@@ -209,7 +210,7 @@ def read_reply(
         raise ValueError("norm too large")
     numbers = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
     others = {n: v for n, v in numbers.items() if math.isfinite(v)}
-    return Reply(node, tensors, count, others, received)
+    return Reply(node, tensors, count, others, received, size)
 
 
 def diverged(message: Message) -> str:

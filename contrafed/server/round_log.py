@@ -41,6 +41,7 @@ class Round:
     rejected: Counter[str] = field(default_factory=Counter)  # cause -> replies
     failures: list[str] = field(default_factory=list)  # what failed nodes said
     notes: list[str] = field(default_factory=list)  # what else there is to say of nodes
+    accepted: int = 0  # replies that the strategy aggregated
     lost: int = 0  # replies that participation.loss_rate took
     diverged: list[str] = field(default_factory=list)  # nodes whose loss, weights or reply were not finite, and where
     memory_lost: int = 0  # nodes whose memory could not be read back
