@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from rig import config_of, digits_run
+from rig import config_of
 from tiny import TINY, run_tiny
 
 from contrafed.core.errors import RunStopped
@@ -73,3 +73,40 @@ def test_a_huge_reply_is_rejected(tmp_path, monkeypatch, method):
     assert summary["replies_rejected"] > 0
     assert summary["status"] == "finished"
     assert max(float(tensor.abs().max()) for tensor in model.values()) < 1e3
+
+
+WITHOUT_LIMIT = (*LOCAL, "strategy=fedavg", "engine.max_norm_ratio=null")
+
+
+def test_a_model_that_exploded_is_reported(tmp_path, monkeypatch, capsys):
+    send_huge(monkeypatch, 1e12)
+    summary, *_ = run_tiny(tmp_path / "on", *WITHOUT_LIMIT)
+    assert summary["status"] == "diverged"
+    assert "the global model diverged" in capsys.readouterr().out
+    with pytest.raises(RunStopped, match=r"^on_divergence=stop: round \d: ") as stopped:
+        run_tiny(tmp_path / "stop", *WITHOUT_LIMIT, "on_divergence=stop")
+    assert stopped.value.status == "diverged"
+    left = json.loads((tmp_path / "stop" / "summary.json").read_text())
+    assert left["status"] == "diverged"
+
+
+def test_the_last_checkpoint_before_replies_were_rejected_is_kept(tmp_path, monkeypatch):
+    """From round 3 on no reply is accepted: checkpoint 1 is the newest after which any was, and outlives checkpoint_keep."""
+    for node in range(6):
+        send_huge(monkeypatch, float("nan"), node, first=3)
+    how = ("checkpoint_every=1", "checkpoint_keep=2", "num_rounds=6", "strategy=fedavg", *LOCAL, f"output_dir={tmp_path}/run")
+    run(config_of(*TINY, "participation=full", *how))
+    kept = [int(path.name) for path in checkpoint.numbered(tmp_path / "run" / "checkpoints")]
+    assert kept == [1, 5, 6]
+
+
+def test_a_checkpoint_has_the_norms(tmp_path):
+    folder = f"output_dir={tmp_path}/run"
+    run(config_of(*TINY, "participation=full", "strategy=fedavg", *LOCAL, "checkpoint_every=1", folder))
+    state = checkpoint.find(tmp_path / "run").server()[1]
+    assert len(state["recent upload norms"]) == 3 * 6
+
+
+def test_no_reply_of_an_ordinary_run_is_rejected(tmp_path):
+    summary, *_ = run_tiny(tmp_path / "run", *LOCAL, "strategy=fedcrl", "num_rounds=6")
+    assert summary["replies_rejected"] == 0

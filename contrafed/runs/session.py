@@ -26,7 +26,7 @@ from contrafed.engines.grid import RunGrid
 from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
-from contrafed.runs.evaluation import evaluate, initial_file, initial_model, test_examples
+from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model, test_examples
 from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
 from contrafed.runs.output import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.runs.output.provenance import commit, hardware
@@ -35,7 +35,7 @@ from contrafed.server import checks
 from contrafed.server.accountant import Budget
 from contrafed.server.base import FederatedStrategy, Population, Round
 from contrafed.server.privacy import protected
-from contrafed.server.replies import AROUND
+from contrafed.server.replies import AROUND, norm
 from contrafed.training.traffic import BYTES, count_scalars
 from contrafed.training.workspace import Workspace, workspace_for
 
@@ -65,6 +65,8 @@ class Session:
         self.members = grid.members(run.node, self.workspace.federation, self.places)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.model = initial_model(self.workspace.initial, initial_file(run))
+        # What is wrong with the global model now, empty for nothing.
+        self.divergence, self.initial_norm = "", norm(self.model.values())
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
         check_strategy(run, self.strategy, self.model)
         self.norms = self.strategy.norm_limit
@@ -115,6 +117,7 @@ class Session:
                     self.budget.pass_round(done.participants)
                 if ends := self._ends(done):
                     self._judge_finally(done, arrays, scored)
+                self._watch_model(done, progress)
                 log.write(done)
                 for line in self.grid.newcomers():
                     progress.note(line)
@@ -143,6 +146,14 @@ class Session:
                 self._look_back(scored, progress)
             if self.resumed is None:
                 self._advise(log, progress)
+
+    def _watch_model(self, done: Round, progress: Progress) -> None:
+        """Report a global model that diverged: its score is not finite, or its norm exploded."""
+        before, self.divergence = self.divergence, find_divergence(done, self.model, self.initial_norm)
+        if self.divergence:
+            done.diverged.append(f"round {done.server_round}: {self.divergence}")
+            if not before:
+                progress.note(f"round {done.server_round}: the global model diverged: {self.divergence}")
 
     def _look_back(self, scored: ConfigRecord, progress: Progress) -> None:
         """Do what is wanted after all of a run that is resumed behind its last round: its target, its personal models."""
@@ -226,6 +237,8 @@ class Session:
             told = {**facts(run, self.workspace), **self._traffic(), **spent, **self.grid.about(), **self._ending()}
             if (mean := self.strategy.participation.realised_mean) is not None:
                 told["probability_mean"] = mean
+            if self.divergence and status == "finished":
+                status = "diverged"
             return self.recorder.finish(status, {**told, "seconds": seconds})
 
     def _left(self) -> Tensors:
