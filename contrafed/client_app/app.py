@@ -35,6 +35,8 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Train one node through its ``NumPyClient`` interface."""
     node = _open(message, context)
+    if node.state is not None:
+        node.state.remove_stale()
     arrays, count, metrics = node.client.fit(codec.to_list(node.client.names("down"), node.received), node.config)
     up = codec.from_list(node.client.names("up"), arrays)
     memory = node.client.memories[0]

@@ -4,8 +4,10 @@ A device's ``state-dir`` holds, while a run lasts, ``memory/RUN-NODE.safetensors
 ``memory/RUN-NODE.kept``, what the node remembered at the last one; and ``personal/RUN/NODE.safetensors``. RUN is a number.
 """
 
+import contextlib
 import hashlib
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,9 @@ from torch import Tensor
 
 from contrafed.core.disk import replace
 from contrafed.core.tensors import Tensors, group, raw, read, write
+
+# Client state of another run is removed after so long without a change. Runs side by side keep theirs.
+STALE_SECONDS = 30 * 24 * 3600.0
 
 
 def personal_file(folder: str | Path, node: int) -> Path:
@@ -94,11 +99,15 @@ class StateDir:
         return self.folder / "personal" / run
 
     def open(self) -> None:
-        """Make the folders and remove what earlier runs left of memory; raises ``OSError``."""
+        """Make the folders; raises ``OSError``. Removes nothing: the run may yet be refused."""
         self.memory.parent.mkdir(parents=True, exist_ok=True)
-        for path in self.memory.parent.iterdir():
-            if not path.name.startswith(f"{self.run}-"):
-                path.unlink(missing_ok=True)
+
+    def remove_stale(self) -> None:
+        """Remove client state of other runs that none has changed for ``STALE_SECONDS``; raises ``OSError``."""
+        for path in self.memory.parent.glob("*"):
+            with contextlib.suppress(FileNotFoundError):  # another run's process removed it
+                if not path.name.startswith(f"{self.run}-") and time.time() - path.stat().st_mtime > STALE_SECONDS:
+                    path.unlink()
 
     def read(self, now: Moment) -> Tensors:
         """Return what the node remembers of the run as it stands ``now``, empty where there is nothing.

@@ -105,10 +105,10 @@ def build_strategy(
     return built
 
 
-def make_norm_limit(run: Run) -> NormLimit | None:
+def make_norm_limit(run: Run) -> NormLimit:
     """Return the limit on norms relative to other uploads. Central privacy has none: its clip bounds every upload."""
     ratio = run.engine.config.max_norm_ratio
-    return None if ratio is None or isinstance(run.privacy.config, central.Config) else NormLimit(ratio)
+    return NormLimit(None if isinstance(run.privacy.config, central.Config) else ratio)
 
 
 def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> None:

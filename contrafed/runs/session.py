@@ -237,9 +237,8 @@ class Session:
             told = {**facts(run, self.workspace), **self._traffic(), **spent, **self.grid.about(), **self._ending()}
             if (mean := self.strategy.participation.realised_mean) is not None:
                 told["probability_mean"] = mean
-            if self.divergence and status == "finished":
-                status = "diverged"
-            return self.recorder.finish(status, {**told, "seconds": seconds})
+            ended = "diverged" if self.divergence and status == "finished" else status
+            return self.recorder.finish(ended, {**told, "seconds": seconds})
 
     def _left(self) -> Tensors:
         """Return the global model that the run leaves: what its rule has scored, or, where that fails, the nodes'."""
@@ -260,9 +259,7 @@ class Session:
         """Put server, nodes and figures back to where a checkpoint left them."""
         found, state = resumed.server()
         self.model = {name: found[name] for name in self.model}  # older files have another order
-        recent = state.pop(RECENT_NORMS, [])
-        if self.norms is not None:
-            self.norms.recent = list(recent)
+        self.norms.recent = list(state.pop(RECENT_NORMS, []))
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
@@ -326,10 +323,8 @@ class Session:
         every = self.run.checkpoint_every
         if self.checkpoints is not None and every and server_round and server_round % every == 0:
             changed, own = self.grid.take_changed(), self.grid.own(server_round)
-            state = self.strategy.state if self.norms is None else self.strategy.state | {RECENT_NORMS: list(self.norms.recent)}
-            self.checkpoints.save(
-                server_round, self.model, state, changed, self.recorder.sizes(), own, accepted=self._any_accepted
-            )
+            state, how = self.strategy.state | {RECENT_NORMS: list(self.norms.recent)}, {"accepted": self._any_accepted}
+            self.checkpoints.save(server_round, self.model, state, changed, self.recorder.sizes(), own, **how)
             self._any_accepted = False
             self.grid.checkpointed(server_round, self.checkpoints.wait)
 

@@ -96,7 +96,7 @@ class FederatedStrategy(Strategy):
         self.population, self.participation = population, participation
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
-        self.norm_limit, self.work_of = norm_limit, work_of or (lambda examples: 1)
+        self.norm_limit, self.work_of = norm_limit or NormLimit(None), work_of or (lambda examples: 1)
         self.state: dict[str, Any] = {}
         self.model: Tensors = {}
         self.round = Round(0, np.zeros(0, dtype=np.int64))
@@ -380,7 +380,7 @@ class FederatedStrategy(Strategy):
 
     def _within_limit(self, replies: list[Reply]) -> list[Reply]:
         """Return the replies that are not far longer than others; reject the rest."""
-        good, long = (replies, []) if self.norm_limit is None else self.norm_limit.accept(replies)
+        good, long = self.norm_limit.accept(replies)
         for reply in long:
             self.round.reject(reply.node, TOO_LONG)
             self.round.bytes_up -= size_of(reply.tensors)

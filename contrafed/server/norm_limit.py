@@ -18,8 +18,9 @@ class NormLimit:
     The norm is that of all that a client uploads, prototypes too. An upload no longer than what the client received passes.
     """
 
-    def __init__(self, ratio: float) -> None:
-        self.ratio = ratio
+    def __init__(self, ratio: float | None) -> None:
+        """``ratio``: None for no limit."""
+        self.ratio = math.inf if ratio is None else ratio
         self.recent: list[float] = []  # a checkpoint brings it back
 
     def accept(self, replies: Iterable[Reply]) -> tuple[list[Reply], list[Reply]]:
