@@ -27,7 +27,7 @@ from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model, test_examples
-from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
+from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small, warn_of_large
 from contrafed.runs.output import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.runs.output.provenance import commit, hardware
 from contrafed.runs.trackers import Followed
@@ -97,7 +97,8 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            for line in (said_of_small(self.workspace), said_of_attackers(run), self._unscored(), said_of_delta(run)):
+            large = warn_of_large(self.members.sizes, self.members.own_data)
+            for line in (said_of_small(self.workspace), said_of_attackers(run), self._unscored(), said_of_delta(run), large):
                 if line and self.resumed is None:
                     progress.note(line)
             if self.tracker.line:

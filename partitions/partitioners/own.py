@@ -1,15 +1,19 @@
 """own: nothing is dealt out; every node brings what only it has."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from contrafed.core.schema import Range
 from contrafed.data.partition import Common
 
 
 @dataclass(frozen=True)
 class Config(Common):
-    """Settings of the partition: those that all have."""
+    """Settings of the partition: those that all have, and a limit."""
+
+    max_examples: Annotated[int, Range(ge=1)]  # that a device may say it has
 
 
 # Data are read on the nodes (partitions/own.py): settings that would change them are refused.
