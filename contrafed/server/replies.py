@@ -25,6 +25,9 @@ LONGEST = 200
 # Bytes of a reply beside its tensors, at the most: metadata, metrics, and what a failed node says.
 AROUND = 2**20
 
+# Metrics of one reply, and characters of a name: a client that invents thousands fills the disk.
+MAX_METRICS, MAX_NAME_LENGTH = 64, 64
+
 # The cause by which replies are left out whose node diverged.
 NOT_FINITE = "not finite"
 
@@ -208,6 +211,8 @@ def read_reply(
         raise ValueError(NOT_FINITE)
     if max_norm is not None and size > max_norm:
         raise ValueError("norm too large")
+    if len(metrics) > MAX_METRICS or any(len(name) > MAX_NAME_LENGTH for name in metrics):
+        raise ValueError("too many metrics")
     numbers = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
     others = {n: v for n, v in numbers.items() if math.isfinite(v)}
     return Reply(node, tensors, count, others, received, size)
