@@ -4,14 +4,16 @@ import json
 import sys
 
 import pytest
+import torch
 from rig import config_of
-from tiny import TINY
+from tiny import TINY, run_tiny
 from wire import Wire, plain, rows_of, run_devices
 
 from contrafed.client_app.message_checks import check_modules, check_steps
 from contrafed.core import codec
 from contrafed.core.client_run import node_run
 from contrafed.core.errors import UserError
+from contrafed.core.tensors import PRIVATE, write
 
 
 def settings(**changes):
@@ -75,3 +77,20 @@ def test_invented_scores_are_rejected(tmp_path):
     _, metrics, *_ = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedper", "num_rounds=2")
     assert len(metrics) < 10_000
     assert set(rows_of(metrics, "replies_rejected").values()) != {0}
+
+
+def test_client_state_and_personal_models_are_private(tmp_path):
+    wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}))
+    run_devices(tmp_path / "run", wire, "strategy=fedper", "save_personal=true", "checkpoint_every=1", "num_rounds=2")
+    files = list(tmp_path.glob("state*/*/**/*.safetensors")) + list(tmp_path.glob("state*/**/*.kept"))
+    assert {path.parts[-2] for path in files} >= {"memory"}
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
+def test_client_state_in_checkpoints_and_in_the_engine_is_private(tmp_path):
+    write(tmp_path / "a", {"x": torch.zeros(2)}, mode=PRIVATE)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    run_tiny(tmp_path / "run", "strategy=fedper", "engine=local", "checkpoint_every=1", "num_rounds=2", "save_personal=true")
+    files = [*tmp_path.glob("run/checkpoints/nodes/*"), *tmp_path.glob("run/personal/**/*.safetensors")]
+    assert len(files) >= 6
+    assert [path for path in files if path.stat().st_mode & 0o077] == []

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from contrafed.core.disk import replace
-from contrafed.core.tensors import Tensors, group, raw, read, write
+from contrafed.core.tensors import PRIVATE, Tensors, group, raw, read, write
 
 # Client state of another run is removed after so long without a change. Runs side by side keep theirs.
 STALE_SECONDS = 30 * 24 * 3600.0
@@ -34,7 +34,7 @@ def write_personal(folder: str, node: int, model: Tensors, received: Tensors) ->
     rest = {name: value for name, value in received.items() if not name.startswith("model/")}
     tensors = {f"model/{name}": value for name, value in model.items()} | rest
     whole = target.with_suffix(".part")
-    write(whole, tensors, {"node": str(node)})
+    write(whole, tensors, {"node": str(node)}, PRIVATE)
     replace(whole, target)
 
 
@@ -135,10 +135,10 @@ class StateDir:
         about["sha256"] = _digest(tensors, about)
         new = self.memory.with_suffix(".part")
         try:
-            write(new, tensors, about)
+            write(new, tensors, about, PRIVATE)
             if self._is_of_checkpoint(now):
                 whole = self.memory.with_suffix(".part-kept")
-                shutil.copyfile(self.memory, whole)
+                shutil.copy(self.memory, whole)  # with its mode
                 replace(whole, self.kept)
             replace(new, self.memory)
         except OSError:

@@ -1,6 +1,7 @@
 """Tensors by name. Imports neither Flower nor Ray, which must be quiet before they are imported."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,14 @@ def raw(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+# Mode of files that their owner alone reads.
+PRIVATE = 0o600
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, mode: int = 0o666) -> None:
     """Write a safetensors file; tensors may be on any device, be views, or share memory. Raises ``OSError``.
+
+    ``mode`` is that of a new file, less the umask: client state is private (0600).
 
     What ``path`` held before is written over in place: never do that to a file whose tensors are in use, since a loaded file
     is mapped, not read.
@@ -112,7 +119,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": places[name]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "r+b" if path.exists() else "wb") as file:
+    with open(path, "r+b" if path.exists() else "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             file.write(raw(tensors[name]))

@@ -27,7 +27,7 @@ from contrafed.config.run_config import HOW_IT_RUNS, ORIGIN, counts
 from contrafed.core.disk import sync
 from contrafed.core.errors import UserError
 from contrafed.core.schema import dotted, plain_numbers
-from contrafed.core.tensors import Tensors, group, read, write
+from contrafed.core.tensors import PRIVATE, Tensors, group, read, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
@@ -171,7 +171,7 @@ class Checkpoints:
             # Over an old file: pages that the system has already are up to fifteen times as fast as new ones.
             if self._spare:
                 os.replace(self._spare.pop(), path)
-            write(path, tensors)
+            write(path, tensors, mode=PRIVATE)
             written.append(path)
         return written
 
