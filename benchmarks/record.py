@@ -47,8 +47,8 @@ KEY_VALUES = ("published.plot.x", "published.plot.line", "published.plot.panel")
 # Old -> new text of a cell of metrics.csv, such as the name of a split.
 RENAMED_CELLS: dict[str, str] = {}
 
-# New dotted keys that the comparison ignores, with all keys below them.
-BOOKKEEPING = ("output_dir", "changed", "objective")
+# New dotted keys that the comparison ignores, with all keys below them: bookkeeping, and keys that came later.
+BOOKKEEPING = ("output_dir", "changed", "objective", "engine.max_norm_ratio", "partition.max_examples")
 
 PARTS = ("jobs", "help", "runs", "golden")
 MIN_DIGITS = 6  # significant digits of a golden value

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from contrafed import command
+from contrafed.engines import ray_access
 from contrafed.runs.output import RunRecorder, quiet_libraries
 
 quiet_libraries(verbose=False)
+ray_access.set_token()  # before any test imports Ray
 # The tests compare bits: one thread, as in a run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """A stopped run of devices resumes: the server from its checkpoint, clients from the files on their disks."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -126,11 +127,6 @@ def damaged_kept(state):
     path.write_bytes(path.read_bytes()[:-10])
 
 
-def of_another_run(state):
-    """Let the client join another run between the two attempts, which ended its state of this one."""
-    StateDir(state, "77", 1, "pmfl").open()
-
-
 def of_long_ago(state):
     """Restore an old copy of a disk."""
     path = state / "memory" / f"{RUN}-1.kept"
@@ -149,7 +145,7 @@ def test_a_lost_memory_is_told_also_where_the_reply_does_not_count(tmp_path, cap
     assert "round 3: node 1 begins with an empty memory: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", [gone, without_kept, damaged_kept, of_another_run, of_long_ago])
+@pytest.mark.parametrize("damage", [gone, without_kept, damaged_kept, of_long_ago])
 def test_a_node_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, damage):
     stopped(tmp_path, "strategy=pmfl")
     damage(tmp_path / "state1")
@@ -158,6 +154,32 @@ def test_a_node_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, da
     assert "round 3: node 1 begins with an empty memory: " in capsys.readouterr().out
     assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(3)] == [5, 3, 5]
     assert summary["failures"] == 0
+
+
+def test_another_run_on_the_same_devices_leaves_their_state(tmp_path):
+    """Refused after its query, or trained: neither removes the client state of a run that has checkpoints."""
+    stopped(tmp_path, "strategy=pmfl")
+    before = [memory_of(tmp_path, k) for k in range(3)]
+    with pytest.raises(UserError):  # a typo in the number of clients
+        run_devices(tmp_path / "typo", nodes(tmp_path, 77), *LONG, "strategy=pmfl", "num_nodes=2")
+    assert all(same(memory_of(tmp_path, k), before[k]) for k in range(3))
+    run_devices(tmp_path / "other", nodes(tmp_path, 78), *LONG, "strategy=pmfl", "num_rounds=1")
+    *_, metrics, _, summary = run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, "strategy=pmfl", "resume=latest")
+    assert "memory_lost" not in metrics.decode()
+    assert summary["failures"] == 0
+
+
+def test_state_that_no_run_changes_is_removed_when_another_trains(tmp_path):
+    old, new = StateDir(tmp_path, "1", 0, "pmfl"), StateDir(tmp_path, "2", 0, "pmfl")
+    old.open()
+    old.memory.write_bytes(b"")
+    new.remove_stale()
+    assert old.memory.exists()
+    os.utime(old.memory, (0, 0))
+    new.open()
+    assert old.memory.exists()
+    new.remove_stale()
+    assert not old.memory.exists()
 
 
 def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, capsys):

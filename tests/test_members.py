@@ -18,6 +18,7 @@ from contrafed.core.errors import UserError
 from contrafed.data.federation import load_federation
 from contrafed.engines.client_registry import Members, Registry
 from contrafed.engines.device_grid import DeviceGrid
+from contrafed.runs.notices import warn_of_large
 from contrafed.runs.run import run
 from contrafed.runs.server_app import serve
 from contrafed.runs.setup import deployed
@@ -158,20 +159,33 @@ def test_nodes_with_data_of_their_own_equal_a_partition_file_of_the_same(tmp_pat
     assert b"global,test," in local
 
 
-def test_one_node_has_its_own_data_and_the_others_a_part_of_the_data_set(tmp_path):
+def test_own_data_goes_with_partition_own_alone(tmp_path):
     images(tmp_path / "1.npz", {7: 40, 8: 23})
     configs = plain()
     configs[1]["data"] = f"{tmp_path}/1.npz"
-    seen = {}
+    with pytest.raises(UserError, match=r"^partition: node 11 "):
+        run_devices(tmp_path / "run", Wire(*configs), "strategy=fedavg")
 
-    def change(k, message, reply):
-        if message.metadata.message_type == "train":
-            seen[k] = reply.content[codec.METRICS]["num-examples"]
+
+def test_a_device_that_says_it_has_too_many_examples_is_refused(tmp_path):
+    for k in range(3):
+        images(tmp_path / f"{k}.npz", {0: 8, 1: 8})
+
+    def claim(k, message, reply):
+        if message.metadata.message_type == "query" and k == 1:
+            reply.content[codec.METRICS]["class-counts"] = [2**40, 0, 0, 0, 0]
         return reply
 
-    _, metrics, *_ = run_devices(tmp_path / "run", Wire(*configs, change=change), "strategy=fedavg", "eval_train=true")
-    assert seen[1] == 48  # of 63, every fourth is for testing
-    assert rows_of(metrics, "failures") == {1: 0, 2: 0, 3: 0}
+    wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"), change=claim)
+    with pytest.raises(UserError, match=r"^partition\.max_examples=1000000: node 11 "):
+        run_own(tmp_path / "run", wire, "strategy=fedavg", *OWN)
+    assert {kind for _, kind, _ in wire.log} == {"query"}
+
+
+def test_a_client_with_most_examples_is_warned_of():
+    assert warn_of_large(np.array([5, 90, 5]), own_data=True).startswith("client 1 says that it has 90%")
+    assert not warn_of_large(np.array([30, 40, 30]), own_data=True)
+    assert not warn_of_large(np.array([5, 90, 5]), own_data=False)
 
 
 @pytest.mark.parametrize("split", [False, True])

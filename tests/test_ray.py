@@ -248,7 +248,7 @@ def test_flowers_simulation_takes_no_part_of_gpus_that_it_would_wait_for(monkeyp
     import ray
 
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 5.0, "GPU": 2.0})
-    config = contrafed.engines.flower.Config(1.0, share, None, None)
+    config = contrafed.engines.flower.Config(1.0, share, None, None, None)
     if fits:
         contrafed.engines.flower._check_resources(config)
     else:

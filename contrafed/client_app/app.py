@@ -15,7 +15,15 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from contrafed.client_app.files import MemoryFileError, Moment, StateDir, read_personal, write_personal
-from contrafed.client_app.message_checks import DATA_DIR, check_paths, in_simulation, moment_of, run_name
+from contrafed.client_app.message_checks import (
+    DATA_DIR,
+    check_modules,
+    check_paths,
+    check_steps,
+    in_simulation,
+    moment_of,
+    run_name,
+)
 from contrafed.core import codec
 from contrafed.core.client_run import NodeRun
 from contrafed.core.errors import UserError, unknown
@@ -25,8 +33,8 @@ from contrafed.training.workspace import Workspace, workspace_for
 
 MEMORY = "memory"
 
-# Keys that an operator may write into --node-config. num-partitions is Flower's own and not used.
-NODE_CONFIG = ("partition-id", "num-partitions", "state-dir", "data", "data-dir")
+# What an operator may write into --node-config; num-partitions is Flower's own and not needed.
+NODE_CONFIG = ("partition-id", "num-partitions", "state-dir", "data", "data-dir", "modules", "max-local-steps")
 
 app = ClientApp()
 
@@ -35,6 +43,10 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Train one client through its ``NumPyClient`` interface."""
     node = _open(message, context)
+    count = len(node.client.workspace.federation.partition.train(_node(context)))
+    check_steps(node.client.work_of(count), context.node_config.get("max-local-steps"))
+    if node.state is not None:
+        node.state.remove_stale()
     arrays, count, metrics = node.client.fit(codec.to_list(node.client.names("down"), node.received), node.config)
     up = codec.from_list(node.client.names("up"), arrays)
     memory = node.client.memories[0]
@@ -68,6 +80,8 @@ def query(message: Message, context: Context) -> Message:
     """Report this client's partition and its examples per class to the server, or why it cannot participate."""
     config = codec.config_of(message)
     try:
+        if not in_simulation():  # before any of them is imported
+            check_modules(str(config["settings"]), str(context.node_config.get("modules", "")))
         node, nodes = _node(context), NodeRun.from_json(str(config["settings"])).num_nodes
         if not 0 <= node < nodes:
             raise UserError(f"partition-id={node} of --node-config is not in 0..{nodes - 1}: this run has num_nodes={nodes}")
@@ -169,8 +183,10 @@ def _workspace(config: Mapping[str, Any], context: Context) -> Workspace:
     """
     settings, own = str(config["settings"]), own_data(context)
     if in_simulation():
-        torch.set_num_threads(1)  # as in every engine, because Ray gives a worker of several CPUs as many threads
-    elif own is None:
+        torch.set_num_threads(1)  # as in every engine: Ray gives a worker of several CPUs as many threads
+    else:
+        check_modules(settings, str(context.node_config.get("modules", "")))
+    if own is None and not in_simulation():
         check_paths(settings, str(context.node_config.get("data-dir", DATA_DIR)))
     return workspace_for(settings, own)
 

@@ -4,8 +4,10 @@ During a run a device's ``state-dir`` holds ``memory/RUN-NODE.safetensors`` and 
 has checkpoints it also holds ``memory/RUN-NODE.kept``, the client state at the last one. RUN is a number.
 """
 
+import contextlib
 import hashlib
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from contrafed.core.disk import replace
-from contrafed.core.tensors import Tensors, group, raw, read, write
+from contrafed.core.tensors import PRIVATE, Tensors, group, raw, read, write
+
+# Client state of another run is removed after so long without a change. Runs side by side keep theirs.
+STALE_SECONDS = 30 * 24 * 3600.0
 
 
 def personal_file(folder: str | Path, node: int) -> Path:
@@ -31,7 +36,7 @@ def write_personal(folder: str, node: int, model: Tensors, received: Tensors) ->
     rest = {name: value for name, value in received.items() if not name.startswith("model/")}
     tensors = {f"model/{name}": value for name, value in model.items()} | rest
     whole = target.with_suffix(".part")
-    write(whole, tensors, {"node": str(node)})
+    write(whole, tensors, {"node": str(node)}, PRIVATE)
     replace(whole, target)
 
 
@@ -97,11 +102,15 @@ class StateDir:
         return self.folder / "personal" / run
 
     def open(self) -> None:
-        """Make the folders, and remove the client state of earlier runs. Raises ``OSError``."""
+        """Make the folders, and remove nothing, because the run may still be refused. Raises ``OSError``."""
         self.memory.parent.mkdir(parents=True, exist_ok=True)
-        for path in self.memory.parent.iterdir():
-            if not path.name.startswith(f"{self.run}-"):
-                path.unlink(missing_ok=True)
+
+    def remove_stale(self) -> None:
+        """Remove client state of other runs that none has changed for ``STALE_SECONDS``; raises ``OSError``."""
+        for path in self.memory.parent.glob("*"):
+            with contextlib.suppress(FileNotFoundError):  # another run's process removed it
+                if not path.name.startswith(f"{self.run}-") and time.time() - path.stat().st_mtime > STALE_SECONDS:
+                    path.unlink()
 
     def read(self, now: Moment) -> Tensors:
         """Return the client state of the run at ``now``, empty if there is none.
@@ -133,10 +142,10 @@ class StateDir:
         about["sha256"] = _digest(tensors, about)
         new = self.memory.with_suffix(".part")
         try:
-            write(new, tensors, about)
+            write(new, tensors, about, PRIVATE)
             if self._is_of_checkpoint(now):
                 whole = self.memory.with_suffix(".part-kept")
-                shutil.copyfile(self.memory, whole)
+                shutil.copy(self.memory, whole)  # with its mode
                 replace(whole, self.kept)
             replace(new, self.memory)
         except OSError:

@@ -76,6 +76,32 @@ def check_paths(settings: str, data_dir: str) -> None:
                 )
 
 
+def check_modules(settings: str, modules: str) -> None:
+    """Raise ``UserError`` where the settings name Python modules that are neither Contrafed's nor of this device's choice.
+
+    ``modules``: names with commas between them, from --node-config. Each stands for the modules below it too.
+    """
+    allowed = ("contrafed", *filter(None, (name.strip() for name in modules.split(","))))
+    for group, values in json.loads(settings).items():
+        if not isinstance(values, dict):
+            continue
+        for module in (str(values[key]) for key in ("module", "name") if values.get(key)):
+            if "." in module and not any(module == name or module.startswith(f"{name}.") for name in allowed):
+                raise UserError(
+                    f"{group}: this device does not import {module[:100]}. Fix: its owner names it in --node-config modules"
+                )
+
+
+def check_steps(steps: int, limit: Any) -> None:
+    """Raise ``UserError`` where a server asks for more local steps than ``max-local-steps`` of --node-config; None: any."""
+    if limit is None:
+        return
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise UserError(f"--node-config max-local-steps must be a whole number from 1, got {limit!r}")
+    if steps > limit:
+        raise UserError(f"max-local-steps={limit} of this device's --node-config: the server asks for {steps} local steps")
+
+
 def in_simulation() -> bool:
     """Return whether this process is a worker of Flower's simulation, which has the server's disk. A device never imports
     Ray.

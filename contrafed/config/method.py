@@ -24,6 +24,7 @@ from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation
 from contrafed.server.base import FederatedStrategy, Population, strategy_class_of
 from contrafed.server.checks import judged_fault, sent_fault, state_fault
+from contrafed.server.norm_limit import NormLimit
 from contrafed.server.privacy import protected
 from contrafed.training.base import Client
 from contrafed.training.loop import part_of
@@ -90,6 +91,7 @@ def build_strategy(
                 num_rounds=num_rounds,
                 seed=run.seed,
                 max_norm=run.engine.config.max_norm,
+                norm_limit=make_norm_limit(run),
                 min_replies=run.min_replies,
                 work_of=work_of,
                 post_train=run.judge == "post_train",
@@ -101,6 +103,12 @@ def build_strategy(
     if not hasattr(built, "state"):
         raise UserError(f"{_name(run)}.__init__ must call super().__init__ with all that it is given; or write setup() instead")
     return built
+
+
+def make_norm_limit(run: Run) -> NormLimit:
+    """Return the limit on norms relative to other uploads. Central privacy has none: its clip bounds every upload."""
+    ratio = run.engine.config.max_norm_ratio
+    return NormLimit(None if isinstance(run.privacy.config, central.Config) else ratio)
 
 
 def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> None:

@@ -30,7 +30,7 @@ HOW_IT_RUNS = (
     "output_dir", "verbose", "engine", "tracker", "resume", "checkpoint_every", "checkpoint_keep", "save_personal",
     "wait_for_nodes", "objective",
 )  # fmt: skip
-RULING_KEYS = ("engine.max_norm", "engine.round_timeout")
+RULING_KEYS = ("engine.max_norm", "engine.max_norm_ratio", "engine.round_timeout")
 PLACE_KEYS = ("dataset.root", "dataset.download")  # folders of data, on which no number depends either
 
 # The origin of a configuration, and what it is compared with. No number depends on it.

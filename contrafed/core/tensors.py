@@ -1,6 +1,7 @@
 """Handle tensors by name. Imports neither Flower nor Ray, whose output must be silenced before they are imported."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,11 @@ def raw(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+# Mode of files that their owner alone reads.
+PRIVATE = 0o600
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, mode: int = 0o666) -> None:
     """Write a safetensors file.
 
     An existing file is overwritten in place. Never do that while its tensors are in use, because a loaded file is mapped, not
@@ -103,6 +108,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         path: The file.
         tensors: Tensors on any device. They may be views or share memory.
         metadata: Texts for the file's header.
+        mode: Mode of a new file, without the umask. Client state is private (0600).
 
     Raises:
         OSError: If the file cannot be written.
@@ -118,7 +124,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": places[name]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "r+b" if path.exists() else "wb") as file:
+    with open(path, "r+b" if path.exists() else "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             file.write(raw(tensors[name]))

@@ -1,5 +1,6 @@
 """Register the clients of a run. Flower's ids are random, so its nodes are asked which partition each has."""
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -148,6 +149,8 @@ class Registry:
         """
         self.before = {answer.partition: answer for answer in map(_Answer.away, before)}
         self.grid, self.federation, self.settings, self.patience = grid, federation, settings, patience
+        partition = json.loads(settings)["partition"] if settings else {}
+        self.max_examples = int(partition.get("max_examples", 0)) if partition.get("name") == "own" else 0  # of own data
         self.content = RecordDict({codec.CONFIG: ConfigRecord({"settings": settings, **places})})
         self.answers: dict[int, _Answer] = {}  # by partition
         self.known: set[int] = set()  # node ids that need not be asked
@@ -244,6 +247,10 @@ class Registry:
         who = f"node {answer.node_id} (partition {k})"
         if not answer.own_data and (answer.class_counts != self.federation.partition.class_counts()[k]).any():
             raise UserError(f"{who} holds other examples than the partition deals to it: its data set is not the server's")
+        if answer.own_data and not self.max_examples:
+            raise UserError(f"partition: {who} has data of its own. Fix: partition=own, or no data in its --node-config")
+        if answer.own_data and (most := max(answer.class_counts.sum(), answer.num_test)) > self.max_examples:
+            raise UserError(f"partition.max_examples={self.max_examples}: {who} says that it has {most}. Fix: raise it")
         before = self.before.get(k)
         if before is not None and answer.other_examples(before):
             raise UserError(f"{who} holds other examples than when the run began: begin a new one")

@@ -11,7 +11,7 @@ import torch
 
 from contrafed.core.disk import FAILING, checksum
 from contrafed.core.errors import RunStopped, UserError
-from contrafed.core.tensors import Tensors, on_host, read, size_of, write
+from contrafed.core.tensors import PRIVATE, Tensors, on_host, read, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 # Share of the memory available at the start of a run that client state may take.
@@ -100,7 +100,7 @@ class NodeMemory:
             node, memory = self._held[HOST].popitem(last=False)
             self.used[HOST] -= size_of(memory)
             try:
-                write(self._file(node), memory)
+                write(self._file(node), memory, mode=PRIVATE)
             except OSError as error:
                 if error.errno in FAILING:
                     error.filename = error.filename or str(self._parent or tempfile.gettempdir())

@@ -42,6 +42,7 @@ class Config:
     gpus_per_node: Annotated[float, Range(ge=0, le=1)]  # more than 1 would be idle
     round_timeout: Annotated[float, Range(gt=0)] | None  # not supported here
     max_norm: Annotated[float, Range(gt=0)] | None  # larger joint L2 norms of a reply's tensors are rejected
+    max_norm_ratio: Annotated[float, Range(gt=1)] | None  # also those so many times the median of recent accepted ones
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for a time limit."""

@@ -28,6 +28,7 @@ class Config:
     memory_folder: str | None  # for other client state, null: the system's folder for temporary files
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds, checked between steps
     max_norm: Annotated[float, Range(gt=0)] | None  # larger joint L2 norms of a reply's tensors are rejected
+    max_norm_ratio: Annotated[float, Range(gt=1)] | None  # also those so many times the median of recent accepted ones
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for a device that is missing or lacks what a run needs."""

@@ -8,6 +8,7 @@ when the store is full. Any worker can take over a client.
 """
 
 import logging
+import os
 import pickle
 import signal
 import sys
@@ -28,7 +29,7 @@ from contrafed.core.disk import expanded
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 from contrafed.core.tensors import size_of
-from contrafed.engines import shared_memory
+from contrafed.engines import ray_access, shared_memory
 from contrafed.engines.client_state import Cost
 from contrafed.engines.grid import VirtualGrid
 from contrafed.engines.job import Job
@@ -59,6 +60,7 @@ class Config:
     memory_folder: str | None  # where Ray writes what does not fit, null: its own folder
     round_timeout: Annotated[float, Range(gt=0)] | None  # seconds
     max_norm: Annotated[float, Range(gt=0)] | None  # larger joint L2 norms of a reply's tensors are rejected
+    max_norm_ratio: Annotated[float, Range(gt=1)] | None  # also those so many times the median of recent accepted ones
 
 
 def room(gpus: int, share: float) -> int:
@@ -97,7 +99,14 @@ def run(config: Config, job: Job) -> None:
 
 
 def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, folder: str | None) -> None:
-    """Start Ray in this process, or join a cluster. Does nothing if it already runs with the same object store."""
+    """Start Ray in this process, or join a cluster; does nothing when that is already there with the same object store.
+
+    A Ray that starts here is closed to everybody else (``ray_access``). A cluster has a token of its own, in the environment.
+    """
+    if address is None:
+        ray_access.set_token()
+        # Ray's default, 15, leaves workers next to nothing beside any other busy process.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     global _started
@@ -106,17 +115,24 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
             return
         stop_ray()
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
-    if address is None:  # a running cluster has its own
+    if address is None:  # a cluster that runs already has its own
+        ray_access.check_token()
+        ray_access.report_unused_address()
         options |= {"include_dashboard": False, "object_store_memory": memory_bytes, "object_spilling_directory": folder}
-        # Otherwise Ray's control store keeps a record of every batch: 6.5 MB per 1,000 rounds (docs/RELIABILITY.md).
+        options["_temp_dir"] = ray_access.make_session_folder()
+        # Else Ray's control store keeps a record of every batch: 6.5 MB per 1,000 rounds (docs/RELIABILITY.md).
         options["_system_config"] = {"task_events_report_interval_ms": 0}
+    else:
+        ray_access.probe(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
     ending = signal.getsignal(signal.SIGTERM)
     try:
-        # "local", because without an address Ray would join one that runs on this machine, which refuses these options.
-        ray.init(address=address or "local", **options)
+        _connect(address, options)
     except ConnectionError as error:
         raise UserError(f"engine.address={address}: no Ray cluster answers there") from error
-    except (ValueError, OSError) as error:  # a wrong address, more memory than there is, or a folder out of bounds
+    except ray.exceptions.AuthenticationError as error:
+        fix = "Fix: set RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in the environment"
+        raise UserError(f"engine.address={address}: the cluster refuses the token. {fix}") from error
+    except (ValueError, OSError) as error:  # an address that is none, more memory than there is, a folder out of bounds
         raise UserError(f"engine=ray: Ray does not start ({' '.join(str(error).split())[:200]})") from error
     _started = (address, memory_bytes, folder)
     # Ray replaces the command's handler by its own, and SIGTERM would then end the process without writing.
@@ -124,7 +140,24 @@ def start_ray(address: str | None, verbose: bool, memory_bytes: int | None, fold
         signal.signal(signal.SIGTERM, ending)
 
 
-# Of the running Ray: its address, the bytes of its object store, and its spilling folder. None if it was not started here.
+def _connect(address: str | None, options: dict[str, Any]) -> None:
+    """Call ``ray.init``; a Ray that starts here listens on the loopback interface alone."""
+    import ray
+
+    if address is not None:
+        ray.init(address=address, **options)
+        return
+    with ray_access.on_loopback():
+        # "local": with none Ray would join one that runs on this machine, which refuses these options.
+        about = ray.init(address="local", **options)
+    try:
+        ray_access.check_loopback(about)
+    except UserError:
+        stop_ray()
+        raise
+
+
+# Of the Ray that runs: its address, the bytes of its object store, and where that spills; None: not started here.
 _started: tuple[str | None, int | None, str | None] | None = None
 
 
@@ -132,6 +165,7 @@ def stop_ray() -> None:
     """Stop the Ray that ``start_ray`` started, if any."""
     if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
         ray.shutdown()
+    ray_access.remove_folders()
 
 
 class RayGrid(VirtualGrid):

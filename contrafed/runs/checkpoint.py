@@ -28,7 +28,7 @@ from contrafed.core.disk import checksum, sync
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import MAX_LOG_BYTES, check_regular
 from contrafed.core.schema import dotted, plain_numbers
-from contrafed.core.tensors import Tensors, group, read, write
+from contrafed.core.tensors import PRIVATE, Tensors, group, read, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
@@ -54,6 +54,7 @@ class Checkpoint:
     sums: dict[str, str]  # file -> its checksum
     state: Any  # the strategy's state, packed
     grid: dict[str, Any]  # what the grid needs to resume, for devices, which keep their client state, and empty otherwise
+    anchor: str = ""  # the checkpoint after which replies were last accepted
 
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
@@ -88,6 +89,8 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._spare: list[Path] = []  # files of clients that no kept checkpoint needs
+        # The newest checkpoint after which replies were accepted: the last good one if later ones hold a ruined model.
+        self.anchor = "" if own is None else own.anchor
         self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the clients' files of each
         for path in numbered(self.folder):
             found = _read(path) if own is not None and int(path.name) <= own.server_round else None
@@ -105,6 +108,7 @@ class Checkpoints:
         logs: Mapping[str, int],
         grid: Mapping[str, Any] | None = None,
         log_sums: Mapping[str, str] | None = None,
+        accepted: bool = False,
     ) -> None:
         """Write a checkpoint while the run continues.
 
@@ -118,14 +122,17 @@ class Checkpoints:
             logs: Bytes of each log that belong to it.
             grid: What the grid itself needs to resume.
             log_sums: Checksums of these bytes.
+            accepted: Whether a reply was accepted since the last checkpoint. The newest such one is never pruned.
 
         Raises:
             Exception: The error of the previous checkpoint, if it failed.
         """
         self.wait()
+        if accepted and self.kept:
+            self.anchor = self.kept[-1][0].name
         tensors = {f"model/{name}": value for name, value in model.items()}
         about = {"round": server_round, "logs": dict(logs), "log_sums": dict(log_sums or {}), "grid": dict(grid or {})}
-        about["state"] = pack(state, "state", tensors)
+        about |= {"anchor": self.anchor, "state": pack(state, "state", tensors)}
         copies = {name: value.detach().cpu().clone() for name, value in tensors.items()}
         self._writing = self._writer.submit(self._write, server_round, copies, dict(changed), about)
 
@@ -182,17 +189,17 @@ class Checkpoints:
             # Overwrite an old file, because pages that the system already has are up to fifteen times as fast as new ones.
             if self._spare:
                 os.replace(self._spare.pop(), path)
-            write(path, tensors)
+            write(path, tensors, mode=PRIVATE)
             written.append(path)
         return written
 
     def _prune(self) -> None:
-        old = self.kept[: -self.keep]
+        old = [(path, files) for path, files in self.kept[: -self.keep] if path.name != self.anchor]
         for path, _ in old:
             shutil.rmtree(path, ignore_errors=True)
         if old:
             sync(self.folder)
-        self.kept = self.kept[-self.keep :]
+        self.kept = [each for each in self.kept if each not in old]
         used = set().union(*(files for _, files in self.kept))
         self.sums = {file: self.sums[file] for file in self.nodes.values()}
         self._spare = [file for file in (self.folder / NODES).iterdir() if file.name not in used]
@@ -336,8 +343,9 @@ def _read(path: Path) -> Checkpoint | None:
             if checksum(path / name if name == SERVER else path.parent / NODES / name) != sums[name]:
                 return None
         config, logs, log_sums, grid = (dict(content[key]) for key in ("config", "logs", "log_sums", "grid"))
+        data, anchor = str(content["data"]), str(content.get("anchor", ""))
         found = Checkpoint(
-            path, int(content["round"]), config, logs, log_sums, str(content["data"]), nodes, sums, content["state"], grid
+            path, int(content["round"]), config, logs, log_sums, data, nodes, sums, content["state"], grid, anchor
         )
         found.server()
         return found

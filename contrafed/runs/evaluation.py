@@ -1,6 +1,7 @@
 """Load the initial global model, and evaluate the global model on the server."""
 
 import copy
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +20,14 @@ from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
 from contrafed.core.weighted_sum import cores
 from contrafed.data.federation import Federation
+from contrafed.server.base import Round
+from contrafed.server.replies import norm
 from contrafed.training.workspace import Workspace
 
 # In a run's folder.
 MODEL_FILE = "model.safetensors"
+# A global model whose norm is so many times the initial one (or 1, where that is less) has diverged.
+DIVERGED_NORM_RATIO = 1e6
 
 
 def initial_file(run: Run) -> str | None:
@@ -89,6 +94,15 @@ def evaluate(
             more = scores_of(names, counts) if names else {}
             scores |= {f"{split}/{name}": value for name, value in {"accuracy": accuracy, "loss": loss, **more}.items()}
     return MetricRecord(scores)
+
+
+def find_divergence(done: Round, model: Tensors, initial_norm: float) -> str:
+    """Return why a round's global model counts as diverged, empty where it does not. A model that is not finite ends a run."""
+    wrong = [name for name, value in (done.evaluation or {}).items() if not math.isfinite(value)]
+    if wrong:
+        return f"{wrong[0]} is {done.evaluation[wrong[0]]}" if done.evaluation else ""
+    size = norm(model.values())
+    return f"its norm is {size:.3g}" if size > DIVERGED_NORM_RATIO * max(initial_norm, 1.0) else ""
 
 
 def test_examples(federation: Federation, num_trained: int) -> np.ndarray:

@@ -2,10 +2,15 @@
 
 from typing import Any
 
+import numpy as np
+
 from contrafed.config.run_config import Run
 from contrafed.core.privacy import gaussian
 from contrafed.engines.attack import Attackers
 from contrafed.training.workspace import Workspace
+
+# A client with more of all examples is warned of.
+LARGE_SHARE = 0.5
 
 
 def said_of_scale(run: Run, workspace: Workspace) -> str:
@@ -30,6 +35,13 @@ def said_of_attackers(run: Run) -> str:
     attackers = config.among(run.num_nodes, run.seed) if isinstance(config, Attackers) else ()
     count = sum(attacker < run.num_trained for attacker in attackers)
     return f"{count} of {run.num_trained} nodes attack: attack={run.attack.name}" if count else ""
+
+
+def warn_of_large(sizes: np.ndarray, own_data: bool) -> str:
+    """Return a line about a client that says it has most of all examples, empty where none does or the server dealt them."""
+    share = float(sizes.max() / max(sizes.sum(), 1)) if own_data and len(sizes) > 2 else 0.0
+    where = f"client {int(sizes.argmax())} says that it has {share:.0%} of all training examples"
+    return f"{where}: it may weigh that much in the global model" if share > LARGE_SHARE else ""
 
 
 def said_of_delta(run: Run) -> str:

@@ -27,8 +27,8 @@ from contrafed.engines.grid import RunGrid
 from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
-from contrafed.runs.evaluation import evaluate, initial_file, initial_model, test_examples
-from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
+from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model, test_examples
+from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small, warn_of_large
 from contrafed.runs.output import Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.runs.output.log_file import DAMAGED
 from contrafed.runs.output.provenance import commit, hardware
@@ -37,9 +37,12 @@ from contrafed.server import checks
 from contrafed.server.accountant import Budget
 from contrafed.server.base import FederatedStrategy, Population, Round
 from contrafed.server.privacy import protected
-from contrafed.server.replies import AROUND
+from contrafed.server.replies import AROUND, norm
 from contrafed.training.traffic import BYTES, count_scalars
 from contrafed.training.workspace import Workspace, workspace_for
+
+# Of a checkpoint's state: the norms of recent accepted replies.
+RECENT_NORMS = "recent upload norms"
 
 # Called after every round with its number and metrics, named SCOPE/SPLIT/METRIC as the columns of metrics.csv.
 OnRound = Callable[[int, dict[str, float]], None]
@@ -65,8 +68,11 @@ class Session:
         self.members = grid.members(run.node, self.workspace.federation, self.places)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.model = initial_model(self.workspace.initial, initial_file(run))
+        # What is wrong with the global model now, empty for nothing.
+        self.divergence, self.initial_norm = "", norm(self.model.values())
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
         check_strategy(run, self.strategy, self.model)
+        self.norms = self.strategy.norm_limit
         grid.limit_replies(self.strategy.largest_reply)
         self.scored = self._scored()  # before the folder holds anything
         self.budget = budget_of(run, self.strategy)
@@ -79,7 +85,7 @@ class Session:
         if self.resumed is not None:
             self._go_on(self.resumed)
         self.stopping, self.on_round = Stopping(run.early_stop, run.target_accuracy), on_round
-        self.checkpoints = None
+        self.checkpoints, self._any_accepted = None, False  # the latter: since the last checkpoint
         if run.checkpoint_every:
             self.checkpoints = checkpoint.Checkpoints(self.folder, run.composed, self.resumed, self.fingerprint)
         self.began = time.perf_counter()
@@ -94,7 +100,8 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            for line in (said_of_small(self.workspace), said_of_attackers(run), self._unscored(), said_of_delta(run)):
+            large = warn_of_large(self.members.sizes, self.members.own_data)
+            for line in (said_of_small(self.workspace), said_of_attackers(run), self._unscored(), said_of_delta(run), large):
                 if line and self.resumed is None:
                     progress.note(line)
             if self.tracker.line:
@@ -109,10 +116,12 @@ class Session:
 
             def after(done: Round, arrays: ArrayRecord) -> bool:
                 self.model = codec.from_record(arrays)
+                self._any_accepted |= done.accepted > 0
                 if self.budget is not None and done.server_round:
                     self.budget.pass_round(done.participants)
                 if ends := self._ends(done):
                     self._judge_finally(done, arrays, scored)
+                self._watch_model(done, progress)
                 log.write(done)
                 for line in self.grid.newcomers():
                     progress.note(line)
@@ -141,6 +150,14 @@ class Session:
                 self._look_back(scored, progress)
             if self.resumed is None:
                 self._advise(log, progress)
+
+    def _watch_model(self, done: Round, progress: Progress) -> None:
+        """Report a global model that diverged: its score is not finite, or its norm exploded."""
+        before, self.divergence = self.divergence, find_divergence(done, self.model, self.initial_norm)
+        if self.divergence:
+            done.diverged.append(f"round {done.server_round}: {self.divergence}")
+            if not before:
+                progress.note(f"round {done.server_round}: the global model diverged: {self.divergence}")
 
     def _look_back(self, scored: ConfigRecord, progress: Progress) -> None:
         """Finish a run that is resumed after its last round: evaluate its target and its personal models."""
@@ -233,7 +250,8 @@ class Session:
             }
             if (mean := self.strategy.participation.realised_mean) is not None:
                 told["probability_mean"] = mean
-            return self.recorder.finish(status, {**told, "seconds": seconds})
+            ended = "diverged" if self.divergence and status == "finished" else status
+            return self.recorder.finish(ended, {**told, "seconds": seconds})
 
     def _left(self) -> Tensors:
         """Return the global model to save: the one that the strategy evaluates or, if that fails, the clients'."""
@@ -254,6 +272,7 @@ class Session:
         """Restore server, clients and figures from a checkpoint."""
         found, state = resumed.server()
         self.model = {name: found[name] for name in self.model}  # older files have another order
+        self.norms.recent = list(state.pop(RECENT_NORMS, []))
         checkpoint.put_back(self.strategy.state, state)
         self.strategy.round = Round(resumed.server_round, np.zeros(0, dtype=np.int64))
         elsewhere = resumed.path.parent.parent.resolve() != self.folder.resolve()
@@ -318,7 +337,9 @@ class Session:
         if self.checkpoints is not None and every and server_round and server_round % every == 0:
             changed, own = self.grid.take_changed(), self.grid.own(server_round)
             logs, sums = self.recorder.sizes(), self.recorder.checksums()
-            self.checkpoints.save(server_round, self.model, self.strategy.state, changed, logs, own, sums)
+            state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent)}
+            self.checkpoints.save(server_round, self.model, state, changed, logs, own, sums, self._any_accepted)
+            self._any_accepted = False
             self.grid.checkpointed(server_round, self.checkpoints.wait)
 
 

@@ -25,6 +25,7 @@ from contrafed.core.tensors import Tensors, move, named, settle, size_of
 from contrafed.data.participation import Participation
 from contrafed.server import checks
 from contrafed.server.aggregation import Aggregation
+from contrafed.server.norm_limit import TOO_LONG, NormLimit
 from contrafed.server.replies import Replies, Reply, diverged, largest, read_reply
 from contrafed.server.round_log import Population, Round
 from contrafed.server.scores import Score, named_scores, read_score, summaries
@@ -68,6 +69,7 @@ class FederatedStrategy(Strategy):
         num_rounds: int,
         seed: int,
         max_norm: float | None = None,
+        norm_limit: NormLimit | None = None,
         min_replies: int = 0,
         work_of: Callable[[int], int] | None = None,
         post_train: bool = False,
@@ -79,6 +81,7 @@ class FederatedStrategy(Strategy):
         Args:
             config: Settings of the strategy. ``node_config`` are the client's, and ``settings`` the JSON that clients receive.
             max_norm: Larger joint L2 norms of a reply's tensors are rejected.
+            norm_limit: Rejects replies far longer than others.
             min_replies: With fewer valid replies a round changes neither the model nor the server state.
             work_of: Returns the steps of a client with so many examples, by which engines balance their workers.
             post_train: Evaluate clients after the next round's local update, whose result is discarded.
@@ -96,7 +99,7 @@ class FederatedStrategy(Strategy):
         self.population, self.participation = population, participation
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
-        self.work_of = work_of or (lambda examples: 1)
+        self.norm_limit, self.work_of = norm_limit or NormLimit(None), work_of or (lambda examples: 1)
         self.state: dict[str, Any] = {}
         self.model: Tensors = {}
         self.round = Round(0, np.zeros(0, dtype=np.int64))
@@ -199,12 +202,13 @@ class FederatedStrategy(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Check every reply, then aggregate the valid ones."""
-        good = Replies(self._valid(replies), self.aggregation)
+        good = Replies(self._within_limit(list(self._valid(replies))), self.aggregation)
         if len(good) < self.min_replies:
             self.round.notes.append(f"{len(good)} valid replies, min_replies={self.min_replies}: the model stays as it is")
             if len(good):
                 self.round.rejected["too few"] += len(good)
         else:
+            self.round.accepted = len(good)
             self._follow(good)
             self.model = checks.next_model(self, good)
             if self.watch is not None:
@@ -378,6 +382,14 @@ class FederatedStrategy(Strategy):
             else:
                 self.round.bytes_up += size_of(reply.tensors)
                 yield reply
+
+    def _within_limit(self, replies: list[Reply]) -> list[Reply]:
+        """Return the replies that are not far longer than others; reject the rest."""
+        good, long = self.norm_limit.accept(replies)
+        for reply in long:
+            self.round.reject(reply.node, TOO_LONG)
+            self.round.bytes_up -= size_of(reply.tensors)
+        return good
 
     def _follow(self, replies: Replies) -> None:
         """Move the model and the server state to the replies' device, the GPU if this process trained on it."""

@@ -25,6 +25,9 @@ LONGEST = 200
 # Largest size of a reply in addition to its tensors, in bytes: metadata, metrics, and a failed client's text.
 AROUND = 2**20
 
+# Metrics of one reply, and characters of a name. A client that invents thousands would fill the disk.
+MAX_METRICS, MAX_NAME_LENGTH = 64, 64
+
 # The cause of rejection for a diverged client.
 NOT_FINITE = "not finite"
 
@@ -45,6 +48,7 @@ class Reply:
     num_examples: int
     metrics: dict[str, float]
     received: Tensors = field(default_factory=dict)  # tensors that this client received, NAME/x
+    norm: float = 0.0  # joint L2 norm of the tensors
 
     def group(self, name: str) -> Tensors:
         """Return the tensors ``NAME/x`` under the name x. ``model`` and ``delta`` are computed from each other if needed.
@@ -226,9 +230,11 @@ def read_reply(
         raise ValueError(NOT_FINITE)
     if max_norm is not None and size > max_norm:
         raise ValueError("norm too large")
+    if len(metrics) > MAX_METRICS or any(len(name) > MAX_NAME_LENGTH for name in metrics):
+        raise ValueError("too many metrics")
     numbers = {n: float(v) for n, v in metrics.items() if n != "num-examples" and isinstance(v, (int, float))}
     others = {n: v for n, v in numbers.items() if math.isfinite(v)}
-    return Reply(node, tensors, count, others, received)
+    return Reply(node, tensors, count, others, received, size)
 
 
 def diverged(message: Message) -> str:

@@ -42,6 +42,7 @@ class Round:
     rejected: Counter[str] = field(default_factory=Counter)  # cause -> replies
     failures: list[str] = field(default_factory=list)  # messages of failed clients
     notes: list[str] = field(default_factory=list)  # other messages about clients
+    accepted: int = 0  # replies that the strategy aggregated
     lost: int = 0  # replies lost by participation.loss_rate
     diverged: list[str] = field(default_factory=list)  # clients whose loss, weights or reply were not finite, and where
     memory_lost: int = 0  # clients whose state could not be read

@@ -15,6 +15,9 @@ VALUES = ("accuracy", "loss")
 # Scores are in 0..1, except these, which are in -1..1.
 LOWEST = {"mcc": -1}
 
+# Models that a client may score, and characters of a model's name: a client that invents thousands fills the disk.
+MAX_MODELS, MAX_NAME_LENGTH = 16, 64
+
 
 @dataclass
 class Score:
@@ -41,6 +44,8 @@ def read_score(node: int, message: Message, num_test: np.ndarray | None = None) 
     """
     found: dict[str, Any] = dict(message.content.get(codec.METRICS, {}))
     names = {""} | {key.rpartition("/")[0] for key in found if key.endswith(tuple(f"/{value}" for value in VALUES))}
+    if len(names) > MAX_MODELS or any(len(name) > MAX_NAME_LENGTH for name in names):
+        raise ValueError("too many scores")
     try:
         models = {name: {v: float(found[f"{name}/{v}" if name else v]) for v in VALUES} for name in sorted(names)}
         for name, scores in models.items():

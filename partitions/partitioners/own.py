@@ -1,15 +1,19 @@
 """own: every client has its own data, and the server deals out none."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from contrafed.core.schema import Range
 from contrafed.data.partition import Common
 
 
 @dataclass(frozen=True)
 class Config(Common):
-    """Settings that all partitions have."""
+    """Settings of the partition: those that all have, and a limit."""
+
+    max_examples: Annotated[int, Range(ge=1)]  # that a device may say it has
 
 
 # Clients read their data themselves, so settings that would change them are refused.

@@ -44,7 +44,7 @@ class RunRecorder:
     def __init__(self, folder: Path, config_text: str, first_round: int = 1, logs: Mapping[str, int] | None = None) -> None:
         """Open the files in ``folder``.
 
-        ``logs`` has the bytes of each log that belong to a resumed run. The rest is cut off. A log that is not in it starts empty.
+        ``logs`` has the bytes of each log that belong to a resumed run. The rest is cut off. A log without an entry is new.
         """
         self.folder = folder
         self.first_round = first_round

@@ -1,0 +1,39 @@
+"""A limit on the norm of an upload relative to other uploads, so that one finite reply cannot ruin a run."""
+
+import math
+from collections.abc import Iterable
+from statistics import median
+
+from contrafed.server.replies import Reply, norm
+
+TOO_LONG = "norm too large beside others"
+# Norms that are kept, and how many accepted ones stand for themselves.
+MAX_KEPT, MIN_KEPT = 100, 3
+
+
+class NormLimit:
+    """Accepts replies whose joint L2 norm is at most ``ratio`` times the median of recent accepted ones.
+
+    Recent are the last ``MAX_KEPT``. While there are fewer than ``MIN_KEPT``, the median is that of the round's own replies.
+    The norm is that of all that a client uploads, prototypes too. An upload no longer than what the client received passes.
+    """
+
+    def __init__(self, ratio: float | None) -> None:
+        """``ratio``: None for no limit."""
+        self.ratio = math.inf if ratio is None else ratio
+        self.recent: list[float] = []  # a checkpoint brings it back
+
+    def accept(self, replies: Iterable[Reply]) -> tuple[list[Reply], list[Reply]]:
+        """Return the replies that pass and those that do not; remember the norms of the former."""
+        replies = list(replies)
+        known = self.recent if len(self.recent) >= MIN_KEPT else [reply.norm for reply in replies]
+        typical = median(known) if known else 0.0
+        limit = self.ratio * typical if typical else math.inf
+        good: list[Reply] = []
+        long: list[Reply] = []
+        for reply in replies:
+            passes = reply.norm <= limit or reply.norm <= norm(reply.received.values())
+            (good if passes else long).append(reply)
+        # By partition id, so that the order of arrival counts for nothing.
+        self.recent = [*self.recent, *(reply.norm for reply in sorted(good, key=lambda reply: reply.node))][-MAX_KEPT:]
+        return good, long

@@ -1,0 +1,96 @@
+"""A device runs what its owner allows, and a reply with invented scores is rejected."""
+
+import json
+import sys
+
+import pytest
+import torch
+from rig import config_of
+from tiny import TINY, run_tiny
+from wire import Wire, plain, rows_of, run_devices
+
+from contrafed.client_app.message_checks import check_modules, check_steps
+from contrafed.core import codec
+from contrafed.core.client_run import node_run
+from contrafed.core.errors import UserError
+from contrafed.core.tensors import PRIVATE, write
+
+
+def settings(**changes):
+    values = json.loads(node_run(config_of(*TINY)).to_json())
+    for group, module in changes.items():
+        values[group] = values[group] | {"module": module}
+    return json.dumps(values)
+
+
+@pytest.mark.parametrize("group", ["strategy", "dataset", "partition", "model"])
+def test_a_device_imports_only_what_its_owner_allows(group):
+    check_modules(settings(), "")
+    with pytest.raises(UserError, match=f"^{group}: "):
+        check_modules(settings(**{group: "antigravity.here"}), "")
+    with pytest.raises(UserError, match=f"^{group}: "):
+        check_modules(settings(**{group: "antigravity.here"}), "anti, gravity")
+    check_modules(settings(**{group: "antigravity.here"}), "other, antigravity")
+
+
+def test_a_foreign_module_is_refused_before_it_is_imported(tmp_path):
+    def change(k, message, reply):
+        return reply
+
+    wire = Wire(*plain(), change=change)
+    original = wire.push_messages
+
+    def push(messages):
+        messages = list(messages)
+        for message in messages:
+            config = message.content[codec.CONFIG]
+            values = json.loads(config["settings"])
+            values["model"]["module"] = "wsgiref.validate"
+            config["settings"] = json.dumps(values)
+        return original(messages)
+
+    wire.push_messages = push
+    sys.modules.pop("wsgiref.validate", None)
+    with pytest.raises(UserError, match="cannot take part: model: this device does not import wsgiref.validate"):
+        run_devices(tmp_path / "run", wire, "strategy=fedavg")
+    assert "wsgiref.validate" not in sys.modules
+
+
+def test_max_local_steps_bounds_what_a_server_may_ask(tmp_path):
+    configs = plain()
+    configs[1]["max-local-steps"] = 1
+    _, metrics, *_ = run_devices(tmp_path / "run", Wire(*configs), "strategy=fedavg", "num_rounds=1")
+    assert rows_of(metrics, "failures") == {1: 1}
+    check_steps(5, 5)
+    with pytest.raises(UserError, match="^--node-config max-local-steps "):
+        check_steps(5, "5")
+
+
+def test_invented_scores_are_rejected(tmp_path):
+    def change(k, message, reply):
+        if k == 1 and message.metadata.message_type != "query":
+            metrics = reply.content[codec.METRICS]
+            for number in range(8000):
+                metrics[f"m{number}/accuracy"] = metrics[f"m{number}/loss"] = 0.5
+        return reply
+
+    _, metrics, *_ = run_devices(tmp_path / "run", Wire(*plain(), change=change), "strategy=fedper", "num_rounds=2")
+    assert len(metrics) < 10_000
+    assert set(rows_of(metrics, "replies_rejected").values()) != {0}
+
+
+def test_client_state_and_personal_models_are_private(tmp_path):
+    wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}))
+    run_devices(tmp_path / "run", wire, "strategy=fedper", "save_personal=true", "checkpoint_every=1", "num_rounds=2")
+    files = list(tmp_path.glob("state*/*/**/*.safetensors")) + list(tmp_path.glob("state*/**/*.kept"))
+    assert {path.parts[-2] for path in files} >= {"memory"}
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
+def test_client_state_in_checkpoints_and_in_the_engine_is_private(tmp_path):
+    write(tmp_path / "a", {"x": torch.zeros(2)}, mode=PRIVATE)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    run_tiny(tmp_path / "run", "strategy=fedper", "engine=local", "checkpoint_every=1", "num_rounds=2", "save_personal=true")
+    files = [*tmp_path.glob("run/checkpoints/nodes/*"), *tmp_path.glob("run/personal/**/*.safetensors")]
+    assert len(files) >= 6
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
