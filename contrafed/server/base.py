@@ -25,7 +25,7 @@ from contrafed.core.tensors import Tensors, move, named, settle, size_of
 from contrafed.data.participation import Participation
 from contrafed.server import checks
 from contrafed.server.aggregation import Aggregation
-from contrafed.server.norm_limit import TOO_LONG, NormLimit
+from contrafed.server.norm_limit import NormLimit
 from contrafed.server.replies import Replies, Reply, diverged, largest, read_reply
 from contrafed.server.round_log import Population, Round
 from contrafed.server.scores import Score, named_scores, read_score, summaries
@@ -202,7 +202,7 @@ class FederatedStrategy(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Check every reply, then aggregate the valid ones."""
-        good = Replies(self._within_limit(list(self._valid(replies))), self.aggregation)
+        good = Replies(self.norm_limit.filter(self._valid(replies), self.round), self.aggregation)
         if len(good) < self.min_replies:
             self.round.notes.append(f"{len(good)} valid replies, min_replies={self.min_replies}: the model stays as it is")
             if len(good):
@@ -383,21 +383,11 @@ class FederatedStrategy(Strategy):
                 self.round.bytes_up += size_of(reply.tensors)
                 yield reply
 
-    def _within_limit(self, replies: list[Reply]) -> list[Reply]:
-        """Return the replies that are not far longer than others; reject the rest."""
-        good, long = self.norm_limit.accept(replies)
-        for reply in long:
-            self.round.reject(reply.node, TOO_LONG)
-            self.round.bytes_up -= size_of(reply.tensors)
-        return good
-
     def _follow(self, replies: Replies) -> None:
         """Move the model and the server state to the replies' device, the GPU if this process trained on it."""
-        device = next((tensor.device for reply in replies for tensor in reply.tensors.values()), None)
-        if device is None:
-            return
-        self.model = {name: value.to(device) for name, value in self.model.items()}
-        move(self.state, device)
+        if (device := replies.device) is not None:
+            self.model = {name: value.to(device) for name, value in self.model.items()}
+            move(self.state, device)
 
 
 def strategy_class_of(server: Choice) -> type[FederatedStrategy]:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterable
 from statistics import median
 
+from contrafed.core.tensors import size_of
 from contrafed.server.replies import Reply, norm
+from contrafed.server.round_log import Round
 
 TOO_LONG = "norm too large beside others"
 # Norms that are kept, and how many accepted ones stand for themselves.
@@ -24,7 +26,7 @@ class NormLimit:
         self.recent: list[float] = []  # a checkpoint brings it back
 
     def accept(self, replies: Iterable[Reply]) -> tuple[list[Reply], list[Reply]]:
-        """Return the replies that pass and those that do not; remember the norms of the former."""
+        """Return the replies that pass and those that do not, and keep the norms of the former."""
         replies = list(replies)
         known = self.recent if len(self.recent) >= MIN_KEPT else [reply.norm for reply in replies]
         typical = median(known) if known else 0.0
@@ -37,3 +39,11 @@ class NormLimit:
         # By partition id, so that the order of arrival counts for nothing.
         self.recent = [*self.recent, *(reply.norm for reply in sorted(good, key=lambda reply: reply.node))][-MAX_KEPT:]
         return good, long
+
+    def filter(self, replies: Iterable[Reply], log: Round) -> list[Reply]:
+        """Return the replies that pass, and reject the others in the round's log."""
+        good, long = self.accept(replies)
+        for reply in long:
+            log.reject(reply.node, TOO_LONG)
+            log.bytes_up -= size_of(reply.tensors)
+        return good

@@ -90,6 +90,11 @@ class Replies(Sequence[Reply]):
         return np.array([reply.node for reply in self._replies], dtype=np.int64)
 
     @property
+    def device(self) -> torch.device | None:
+        """The device of the replies' tensors, None without any."""
+        return next((tensor.device for reply in self._replies for tensor in reply.tensors.values()), None)
+
+    @property
     def num_examples(self) -> np.ndarray:
         """Training examples per reply (m,), float64."""
         return np.array([reply.num_examples for reply in self._replies], dtype=np.float64)
