@@ -55,7 +55,8 @@ class Participation:
         """``class_proportions()`` returns (K, C) rows that sum to 1, an empty node's to 0; only some patterns call it."""
         self.config = config
         self.num_nodes = num_nodes
-        self.seed = seed
+        self.seed = seed  # of the rates and the availability
+        self.draw_seed = seed  # of the server's selection and lost replies: the run's, if the federation has its own
         self.select: int | None = config.count(num_nodes)
         self.prepare(class_proportions)
 
@@ -102,7 +103,7 @@ class Participation:
         The node has trained, and what it remembers of that stays with it; the server counts it as one that was away.
         """
         rate: float = self.config.loss_rate
-        return rate > 0 and generator(self.seed, "reply loss", server_round - 1, node).random() < rate
+        return rate > 0 and generator(self.draw_seed, "reply loss", server_round - 1, node).random() < rate
 
     def participants(self, server_round: int) -> np.ndarray:
         """Return the nodes that take part, sorted ids: selected by the server and available.
@@ -112,7 +113,7 @@ class Participation:
         """
         chosen = None
         if self.select is not None:
-            rng = generator(self.seed, "selection", server_round - 1)
+            rng = generator(self.draw_seed, "selection", server_round - 1)
             # O(select), not O(K), for a million nodes.
             chosen = np.sort(rng.choice(self.num_nodes, self.select, replace=False, shuffle=False))
         if self.everyone:
@@ -135,12 +136,27 @@ def pattern_class_of(choice: Choice) -> type[Participation]:
     return found
 
 
-def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> Participation:
-    """Return the pattern that was chosen. Raises ``UserError``."""
+def make_participation(
+    choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int, draw_seed: int | None = None
+) -> Participation:
+    """Return the pattern that was chosen.
+
+    Args:
+        choice: The group ``participation``.
+        class_proportions: Returns the class proportions (K, C) of the nodes.
+        num_nodes: K, of the nodes that may train.
+        seed: Of the rates and the availability.
+        draw_seed: Of the server's selection and lost replies. None: ``seed``.
+
+    Raises:
+        UserError: The pattern was not initialised, or there is none.
+    """
     pattern = pattern_class_of(choice)(choice.config, class_proportions, num_nodes, seed)
     if not hasattr(pattern, "select"):
         wanted = "what is drawn once goes into `prepare`, and an `__init__` of its own calls super's"
         raise UserError(f"participation={choice.name}: {type(pattern).__name__} was not initialised; {wanted}")
+    if draw_seed is not None:
+        pattern.draw_seed = draw_seed
     return pattern
 
 
