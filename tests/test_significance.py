@@ -111,6 +111,8 @@ def test_a_report_has_the_statistics(sweep, capsys):
     assert set(pd.read_csv(sweep / "report" / "differences.csv")["method"]) == {"fedavg", "ditto"}
     assert report_command.main([str(sweep), "--baseline", "mooon"]) == 2
     assert "mooon" in capsys.readouterr().err
+    assert report_command.main([str(sweep), "--list", "--baseline", "moon"]) == 2
+    assert "--baseline" in capsys.readouterr().err
 
 
 def test_an_unknown_baseline_is_an_error(sweep):
