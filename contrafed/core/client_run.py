@@ -128,5 +128,10 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
     if privacy is None or not isinstance(privacy.config, local.Config | laplace.Config):
         privacy = None
     flipped, images = tuple(values.get("flipped", ())), values.get("images")
-    more = {"flipped": flipped, "images": images, "privacy": privacy, "federation_seed": values.get("federation_seed")}
+    more: dict[str, Any] = {
+        "flipped": flipped,
+        "images": images,
+        "privacy": privacy,
+        "federation_seed": values.get("federation_seed"),
+    }
     return NodeRun(values["seed"], values["num_nodes"], **chosen, **more)
