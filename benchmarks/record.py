@@ -48,8 +48,9 @@ KEY_VALUES = ("published.plot.x", "published.plot.line", "published.plot.panel")
 RENAMED_CELLS: dict[str, str] = {}
 
 # New dotted keys that neither side's comparison looks at, with all keys below them.
-# Keys that came later are here as well, with values that change no older number or are in the changelog.
-BOOKKEEPING = ("output_dir", "changed", "objective", "federation_seed", "strategy.tune_lr", "strategy.tune_momentum")
+BOOKKEEPING = ("output_dir", "changed", "objective", "federation_seed")
+# A method -> keys that it got later, which are not compared.
+LATER = {"fedbabu": ("strategy.tune_lr", "strategy.tune_momentum")}
 
 PARTS = ("jobs", "help", "runs", "golden")
 MIN_DIGITS = 6  # significant digits of a golden value
@@ -200,10 +201,11 @@ def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def flatten_config(config: dict[str, Any], rename: bool) -> dict[str, str]:
     """Return {dotted key: value as JSON} without bookkeeping, by the new names if ``rename``. JSON tells 1 and 1.0 apart."""
     out: dict[str, str] = {}
+    aside = (*BOOKKEEPING, *LATER.get(config.get("strategy", {}).get("name"), ()))
     for old, old_value in flatten(config):
         key = rename_key(old) if rename else old
         value = rename_value(key, old_value) if rename else old_value
-        if not any(is_below(key, name) for name in BOOKKEEPING):
+        if not any(is_below(key, name) for name in aside):
             assert key not in out, f"two keys are renamed to {key}"
             out[sys.intern(key)] = sys.intern(json.dumps(value, sort_keys=True))  # thousands of jobs share them
     return out
