@@ -48,7 +48,9 @@ KEY_VALUES = ("published.plot.x", "published.plot.line", "published.plot.panel")
 RENAMED_CELLS: dict[str, str] = {}
 
 # New dotted keys that the comparison ignores, with all keys below them: bookkeeping, and keys that came later.
-BOOKKEEPING = ("output_dir", "changed", "objective", "engine.max_norm_ratio", "partition.max_examples")
+BOOKKEEPING = ("output_dir", "changed", "objective", "federation_seed", "engine.max_norm_ratio", "partition.max_examples")
+# A method -> keys that it got later, which are not compared.
+LATER = {"fedbabu": ("strategy.tune_lr", "strategy.tune_momentum")}
 
 PARTS = ("jobs", "help", "runs", "golden")
 MIN_DIGITS = 6  # significant digits of a golden value
@@ -199,10 +201,11 @@ def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def flatten_config(config: dict[str, Any], rename: bool) -> dict[str, str]:
     """Return {dotted key: value as JSON} without bookkeeping, with new names if ``rename``. JSON distinguishes 1 and 1.0."""
     out: dict[str, str] = {}
+    aside = (*BOOKKEEPING, *LATER.get(config.get("strategy", {}).get("name"), ()))
     for old, old_value in flatten(config):
         key = rename_key(old) if rename else old
         value = rename_value(key, old_value) if rename else old_value
-        if not any(is_below(key, name) for name in BOOKKEEPING):
+        if not any(is_below(key, name) for name in aside):
             assert key not in out, f"two keys are renamed to {key}"
             out[sys.intern(key)] = sys.intern(json.dumps(value, sort_keys=True))  # thousands of jobs share them
     return out

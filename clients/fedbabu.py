@@ -18,15 +18,17 @@ class Config:
     head: Literal["classifier", "projector_classifier"]
     tune: Literal["all", "head"]
     tune_epochs: Annotated[int, Range(ge=0)]
+    tune_lr: Annotated[float, Range(gt=0)]
+    tune_momentum: Annotated[float, Range(ge=0, lt=1)]
 
 
 class FedBABUClient(FedPerClient):
     """Minimise cross-entropy over the shared body alone, under a head that all clients draw from the run's seed.
 
     The head never changes, so it is not sent. In the run's last evaluation every client fine-tunes the received model on its
-    own data, for evaluation only. The model before that is evaluated as ``untuned``.
+    own data with SGD at a rate of its own, for evaluation only. The model before that is evaluated as ``untuned``.
 
-    Source: Oh et al. 2022.
+    Source: Oh et al. 2022. Deviation: the authors' training rate falls to a tenth after half and three quarters of the rounds.
     """
 
     family = "personal, parts of the model"
@@ -44,5 +46,9 @@ class FedBABUClient(FedPerClient):
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """Return the received body under the common head. In the last evaluation return it fine-tuned as well."""
-        work = replace(self.config.local, epochs=self.config.tune_epochs, iterations=None, proximal_weight=0.0)
-        return tuned(self, stack, work, PARTS if self.config.tune == "all" else HEADS[self.config.head])
+        config = self.config
+        work = replace(
+            config.local, epochs=config.tune_epochs, iterations=None, proximal_weight=0.0, optimizer="sgd", lr=config.tune_lr,
+            momentum=config.tune_momentum, lr_decay=1.0, epoch_lr_decay=1.0,
+        )  # fmt: skip
+        return tuned(self, stack, work, PARTS if config.tune == "all" else HEADS[config.head])

@@ -26,7 +26,8 @@ class FedDynClient(Client):
 
     g_k starts at 0. If the local objective is solved exactly, g_k is the gradient of f_k at w_k.
 
-    Source: Acar et al. 2021, Algorithm 1. As in the authors' code, ``local.clip_norm`` clips the gradient of all three terms.
+    Source: Acar et al. 2021, Algorithm 1. Deviation: ``local.clip_norm`` clips the gradient of all three terms. The authors'
+    code clips before it adds alpha w.
     """
 
     family = "one more term"

@@ -2,6 +2,7 @@
 
     python report.py DIR...                  every table (Markdown, CSV, LaTeX) and figure (PNG, PDF), in DIR/report
     python report.py --as pmfl/table5 DIR... of an experiment's jobs alone, also of runs that another experiment made
+    python report.py --baseline moon DIR...  differences to this method instead of FedAvg
     python report.py --list DIR...           a line on each run
     python report.py --compare A B           two runs: what their configurations differ in, their numbers side by side
     python report.py --results [DIR...]      keep folders' runs in results/, and write docs/RESULTS.md from all of it
@@ -38,6 +39,8 @@ def parser() -> Parser:
     out.add_argument("--title", help="of tables and figures; by default the folder's name")
     target = "accuracy to count rounds and MiB to; by default the runs' target_accuracy, or FedAvg's last in the same setting"
     out.add_argument("--target", type=float, metavar="PERCENT", help=target)
+    baseline = "the method that the others are compared with, seed by seed; by default fedavg, if it is among the runs"
+    out.add_argument("--baseline", metavar="METHOD", help=baseline)
     out.add_argument("--unfinished", action="store_true", help="take runs that did not end as well")
     out.add_argument("--as", metavar="EXPERIMENT", help="the runs that are jobs of it, whatever ran them")
     out.add_argument("--config-dir", type=Path, metavar="DIR", help="with --as: the folder of YAMLs of your own that it is in")
@@ -84,14 +87,20 @@ def _report(asked: argparse.Namespace) -> None:
         runs = _usable(asked.folders, asked)
         folder = asked.out or asked.folders[0] / "report"
         title = asked.title or ", ".join(dict.fromkeys(map(pages.name_of, asked.folders)))
-        files = pages.write(runs, folder, title, None if asked.target is None else round(asked.target / 100, 12))
-        print((folder / "runs.md").read_text(encoding="utf-8"))
+        files = pages.write(
+            runs, folder, title, None if asked.target is None else round(asked.target / 100, 12), asked.baseline
+        )
+        for path in (folder / "runs.md", folder / "differences.md"):
+            if path in files:
+                print(path.read_text(encoding="utf-8"))
         print(f"{len(files)} files of {counted(len(runs), 'run')} are in {folder}: {', '.join(path.name for path in files)}")
 
 
 def _refuse_unused(asked: argparse.Namespace) -> None:
     kind = next((name for name in ("list", "compare", "results") if getattr(asked, name)), None)
-    refused = {"results": ("out", "title", "target"), None: ("name",)}.get(kind, ("out", "title", "target", "as", "name"))
+    refused = {"results": ("out", "title", "target", "baseline"), None: ("name",)}.get(
+        kind, ("out", "title", "target", "baseline", "as", "name")
+    )
     unused = [name for name in refused if getattr(asked, name) is not None]
     if unused:
         raise UserError(f"--{unused[0]} does not go with " + (f"--{kind}" if kind else "a report: it is for --results"))

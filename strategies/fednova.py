@@ -21,7 +21,8 @@ class FedNova(FedAvg):
     The weights p_k follow ``weights`` over the participants and sum to 1. The length a_k, in the paper |a_k|_1, is the distance
     that SGD moves on a constant gradient of 1, divided by its rate. For plain SGD it is the number of steps. Momentum increases
     it. A rate that decays within the round, or a pull towards W, decreases it. The server computes it from the training
-    settings and the number of examples in the reply. A round without replies changes nothing.
+    settings and the number of examples in the reply. A round without replies changes nothing. With a pull towards W the factor
+    is sum_k p_k times the number of steps, not a_k, as in the authors' code.
 
     Source: Wang et al. 2020, Section 4, without its server momentum.
     """
@@ -46,7 +47,8 @@ class FedNova(FedAvg):
         """Return the step: the mean update per step, times the mean number of steps."""
         shares, now, local = self.shares(replies), self.round.server_round, self.client_class.solver(self.node_config)
         lengths = np.array([path_length(local, now, int(examples)) for examples in replies.num_examples])  # a_k
-        total = shares @ lengths / shares.sum()
+        effective = np.array([local.steps(int(n)) for n in replies.num_examples]) if local.proximal_weight else lengths
+        total = shares @ effective / shares.sum()
         self.round.metrics["effective_steps"] = float(total)
         weights = np.divide(shares / shares.sum() * total, lengths, out=np.zeros(len(replies)), where=lengths > 0)
         return {name: model[name] + step for name, step in replies.weighted_sum("delta", weights).items()}

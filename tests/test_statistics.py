@@ -1,11 +1,22 @@
-"""Every number of a report by hand: over seeds, over clients, over rounds, and between two orders."""
+"""Every number of a report by hand: over seeds, over clients, over rounds, between two methods, and between two orders."""
 
 import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from contrafed.report.statistics import band, first_at, over_seeds, ranks, spearman
+from contrafed.report.statistics import (
+    band,
+    compare_pairs,
+    correct_holm,
+    count_seeds,
+    first_at,
+    over_seeds,
+    rank_methods,
+    ranks,
+    spearman,
+)
 from contrafed.runs.output.series import summary_of_curves
 
 NAN = float("nan")
@@ -64,3 +75,58 @@ def test_band_over_seeds():
     assert mean.tolist() == [2, 2]
     assert deviation.tolist() == [pytest.approx(math.sqrt(2)), 0]
     assert band([[(1, 5.0)]])[2].tolist() == [0]
+
+
+def test_a_paired_difference_by_hand():
+    # Differences 1, 2, 3: mean 2, std 1, standard error 1 / sqrt(3), t(0.975, 2) = 4.302653, t = 2 sqrt(3), p = 0.0741799.
+    found = compare_pairs([11, 22, 33, NAN, 7], [10, 20, 30, 40, NAN])
+    assert (found.n, found.mean) == (3, pytest.approx(2))
+    assert (found.low, found.high) == (pytest.approx(2 - 4.302653 / math.sqrt(3)), pytest.approx(2 + 4.302653 / math.sqrt(3)))
+    assert found.p == pytest.approx(0.0741799, abs=1e-6)
+    assert found.is_tie
+    assert not compare_pairs([12, 22, 32.1], [10, 20, 30]).is_tie
+    assert compare_pairs([5, 6], [5, 6]).p == 1
+    assert compare_pairs([5, 6], [4, 5]).p == 0
+    alone = compare_pairs([5], [4])
+    assert (alone.n, alone.mean, math.isnan(alone.low), math.isnan(alone.p), alone.is_tie) == (1, 1, True, True, False)
+    assert compare_pairs([NAN], [1]).n == 0
+
+
+def test_paired_differences_see_what_separate_means_hide():
+    rng = np.random.default_rng(0)
+    federation = rng.normal(50, 4, 9)  # all methods of a seed have the same federation
+    ours, theirs = federation + 1.5 + rng.normal(0, 0.5, 9), federation + rng.normal(0, 0.5, 9)
+    assert stats.ttest_ind(ours, theirs, equal_var=False).pvalue > 0.3
+    assert compare_pairs(ours, theirs).p < 0.01
+
+
+def test_how_many_seeds_a_point_needs():
+    # A published value: a paired t test with effect size 0.5, power 0.8 and level 0.05 needs 34 pairs; 1.0 needs 10.
+    assert count_seeds(2.0) == 34
+    assert count_seeds(1.0) == 10
+    assert count_seeds(2.0, difference=2.0) == 10
+    assert count_seeds(1e-6) == 2
+    assert math.isinf(count_seeds(1000))
+
+
+def test_holm_by_hand():
+    # Sorted 0.01, 0.02, 0.03, 0.04: times 4, 3, 2, 1, and never below the one before.
+    assert correct_holm([0.04, 0.01, NAN, 0.03, 0.02])[:2] == pytest.approx([0.06, 0.04])
+    assert correct_holm([0.04, 0.01, NAN, 0.03, 0.02])[3:] == pytest.approx([0.06, 0.06])
+    assert math.isnan(correct_holm([NAN])[0])
+    assert correct_holm([0.6, 0.7]) == [1, 1]
+
+
+def test_friedman_and_nemenyi_by_hand():
+    # Three methods, four settings: ranks 1 2 3 in three of them and 2 1 3 in one, so means 1.25, 1.75, 3.
+    # chi2 = 12 * 4 / (3 * 4) * (1.25**2 + 1.75**2 + 3**2 - 3 * 4**2 / 4) = 6.5, exp(-6.5 / 2) = 0.0387742.
+    found = rank_methods({"c": [1, 1, 1, 1], "a": [3, 3, 3, 2], "b": [2, 2, 2, 3]})
+    assert found.ranks == {"a": 1.25, "b": 1.75, "c": 3}
+    assert (found.friedman, found.p) == (pytest.approx(6.5), pytest.approx(math.exp(-3.25)))
+    # Demsar's table has q = 2.343 for three methods at 0.05: 2.343 sqrt(3 * 4 / (6 * 4)).
+    assert found.critical_difference == pytest.approx(2.343 * math.sqrt(0.5), abs=1e-3)
+    assert found.cliques == [(1.25, 1.75), (1.75, 3)]
+    assert rank_methods({"a": [1, 2], "b": [2, 1]}) is None
+    assert rank_methods({"a": [1], "b": [2], "c": [3]}) is None
+    same = rank_methods({"a": [1, 2], "b": [1, 2], "c": [1, 2]})
+    assert (same.p, set(same.ranks.values()), same.cliques) == (1, {2}, [(2, 2)])

@@ -78,7 +78,7 @@ def build_strategy(
     found = strategy_class_of(run.server)
     try:
         with _blame(f"participation={pattern.name}", pattern_class_of(pattern)):
-            participation = make_participation(pattern, class_proportions, run.num_trained, run.seed)
+            participation = make_participation(pattern, class_proportions, run.num_trained, run.seed_of_federation, run.seed)
         with _blame(f"{_name(run)}.setup", found):
             built = found(
                 run.server.config,

@@ -47,6 +47,7 @@ class Top:
     """The top-level keys."""
 
     seed: Annotated[int, Range(ge=0, lt=2**63)]
+    federation_seed: Annotated[int, Range(ge=0, lt=2**63)] | None
     num_nodes: Annotated[int, Range(ge=1)]
     num_rounds: Annotated[int, Range(ge=1)]
     min_replies: Annotated[int, Range(ge=0)]
@@ -70,6 +71,11 @@ class Top:
     output_dir: str
     objective: str | None
     verbose: bool
+
+    @property
+    def seed_of_federation(self) -> int:
+        """The seed of the partition, the participation rates and the availability."""
+        return self.seed if self.federation_seed is None else self.federation_seed
 
     @property
     def num_trained(self) -> int:
@@ -134,7 +140,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     with registry.blamed(f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)):
         rule_class.check(server.config, node.strategy, participation)
     check_classes(node.strategy, server)
-    check_participation(participation, top.num_trained, top.seed)
+    check_participation(participation, top.num_trained, top.seed_of_federation)
     check_privacy(chosen["privacy"], server, participation, top.min_replies)
     check_mean(chosen["aggregation"], server, chosen["privacy"])
     check_attack(chosen["attack"], node, top.num_trained)

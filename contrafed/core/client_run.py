@@ -99,12 +99,20 @@ class NodeRun:
     flipped: tuple[int, ...] = ()  # in simulation: clients that train on wrong labels
     images: Mapping[str, Any] | None = None  # on devices: the required shape of their data (contrafed.data.own.facts_of)
     privacy: Choice | None = None  # if the clients add the noise
+    federation_seed: int | None = None  # of the partition; None: ``seed``
+
+    @property
+    def seed_of_federation(self) -> int:
+        """The seed of the partition."""
+        return self.seed if self.federation_seed is None else self.federation_seed
 
     def to_json(self) -> str:
         """Return the run as JSON, the same text for the same run."""
         names = NODE_GROUPS if self.privacy is None else (*NODE_GROUPS, "privacy")
         groups = {name: dict(getattr(self, name).values) for name in names}
         others = {name: getattr(self, name) for name in ("seed", "num_nodes", "flipped", "images")}
+        if self.federation_seed is not None:
+            others["federation_seed"] = self.federation_seed
         return json.dumps({**others, **groups}, sort_keys=True)
 
     @staticmethod
@@ -133,4 +141,10 @@ def node_run(values: Mapping[str, Any]) -> NodeRun:
     if privacy is None or not isinstance(privacy.config, local.Config | laplace.Config):
         privacy = None
     flipped, images = tuple(values.get("flipped", ())), values.get("images")
-    return NodeRun(values["seed"], values["num_nodes"], **chosen, flipped=flipped, images=images, privacy=privacy)
+    more: dict[str, Any] = {
+        "flipped": flipped,
+        "images": images,
+        "privacy": privacy,
+        "federation_seed": values.get("federation_seed"),
+    }
+    return NodeRun(values["seed"], values["num_nodes"], **chosen, **more)

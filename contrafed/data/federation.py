@@ -48,5 +48,5 @@ def load_federation(run: NodeRun, own: tuple[int, str] | None = None) -> Federat
     if run.images is not None:
         data = fitted(data, run.images, f"dataset={run.dataset.name} on this node")
     merged = run.dataset.config.merge_splits
-    partition = make_partition(run.partition, data, run.num_nodes, run.seed, merged)
+    partition = make_partition(run.partition, data, run.num_nodes, run.seed_of_federation, merged)
     return Federation(*flipped(data, partition, run.flipped)) if run.flipped else Federation(data, partition)

@@ -52,7 +52,7 @@ def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partitio
     assert facts is not None
     merged, normalize = run.dataset.config.merge_splits, run.dataset.config.normalize
     shared: dict[str, Any] = {"path": str(path), "merge_splits": merged, "fraction": 1.0, "normalize": normalize}
-    shared["split_seed"] = run.seed
+    shared["split_seed"] = run.seed_of_federation
     shared["test_fraction"] = held_out_fraction(run.partition.config, merged)
     channels, height, width = facts["shape"]
     if not path.is_absolute() or not path.exists():  # Flower chooses the working folder of a message's process

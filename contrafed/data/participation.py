@@ -63,7 +63,8 @@ class Participation:
         """
         self.config = config
         self.num_nodes = num_nodes
-        self.seed = seed
+        self.seed = seed  # of the rates and the availability
+        self.draw_seed = seed  # of the server's selection and lost replies: the run's, if the federation has its own
         self.select: int | None = config.count(num_nodes)
         self.prepare(class_proportions)
 
@@ -114,7 +115,7 @@ class Participation:
         The client has trained and keeps its client state. The server treats it as unavailable.
         """
         rate: float = self.config.loss_rate
-        return rate > 0 and generator(self.seed, "reply loss", server_round - 1, node).random() < rate
+        return rate > 0 and generator(self.draw_seed, "reply loss", server_round - 1, node).random() < rate
 
     def participants(self, server_round: int) -> np.ndarray:
         """Return the cohort, as sorted ids: the clients that are selected and available.
@@ -126,7 +127,7 @@ class Participation:
         """
         chosen = None
         if self.select is not None:
-            rng = generator(self.seed, "selection", server_round - 1)
+            rng = generator(self.draw_seed, "selection", server_round - 1)
             # O(select) instead of O(K), for a million clients.
             chosen = np.sort(rng.choice(self.num_nodes, self.select, replace=False, shuffle=False))
         if self.everyone:
@@ -153,8 +154,17 @@ def pattern_class_of(choice: Choice) -> type[Participation]:
     return found
 
 
-def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int) -> Participation:
+def make_participation(
+    choice: Choice, class_proportions: Callable[[], np.ndarray], num_nodes: int, seed: int, draw_seed: int | None = None
+) -> Participation:
     """Return the chosen pattern.
+
+    Args:
+        choice: The group ``participation``.
+        class_proportions: Returns the class proportions (K, C) of the clients.
+        num_nodes: K, of the clients that may train.
+        seed: Of the rates and the availability.
+        draw_seed: Of the server's selection and lost replies. None: ``seed``.
 
     Raises:
         UserError: For wrong settings or a wrong class.
@@ -163,6 +173,8 @@ def make_participation(choice: Choice, class_proportions: Callable[[], np.ndarra
     if not hasattr(pattern, "select"):
         wanted = "what is drawn once goes into `prepare`, and an `__init__` of its own calls super's"
         raise UserError(f"participation={choice.name}: {type(pattern).__name__} was not initialised; {wanted}")
+    if draw_seed is not None:
+        pattern.draw_seed = draw_seed
     return pattern
 
 

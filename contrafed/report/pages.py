@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from contrafed.core.errors import UserError
-from contrafed.report import figures, plots, published, results, tables
+from contrafed.report import figures, plots, published, results, significance, tables
 from contrafed.report.groups import groups, usable
+from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import FinishedRun, accuracy_of, find
 from contrafed.report.tables import Table
 from contrafed.runs.output.console import counted
@@ -22,7 +23,9 @@ the seeds that do (how many, where not all do; "-" where none does).
 """
 
 
-def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float | None = None) -> list[Path]:
+def write(
+    runs: Sequence[FinishedRun], folder: Path, title: str, target: float | None = None, baseline: str | None = None
+) -> list[Path]:
     """Write every table (Markdown, CSV, LaTeX) and figure (PNG, PDF) of these runs, and return the files.
 
     Args:
@@ -31,9 +34,10 @@ def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float |
         title: Title of the tables and figures.
         target: Accuracy, as a fraction, to which rounds and MiB are counted. The default is the runs' ``target_accuracy``, or
             FedAvg's last accuracy in a row's setting.
+        baseline: The method that others are compared with. The default is FedAvg.
 
     Raises:
-        UserError: If the folder cannot be written.
+        UserError: If the folder cannot be written, or no run is of the baseline.
     """
     found: dict[str, tuple[Table, str, str]] = {}
     title = tables.titled(runs, title)
@@ -42,6 +46,11 @@ def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float |
     for comparison in published.compare(runs):
         text, latex = tables.comparison_text(comparison), tables.comparison_latex(comparison)
         found[comparison.stem] = (tables.comparison_table(comparison), text, latex)
+    drawn = figures.of_runs(runs, title) | figures.of_papers(runs)
+    if (scores := significance.collect_scores(runs, baseline)) is not None:
+        found |= significance.build_tables(scores, title)
+        if (ranking := significance.rank_scores(scores)) is not None:
+            drawn["ranks"] = draw_rank_diagram(ranking, f"{title}: {significance.describe_ranking(scores, ranking)}")
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +58,7 @@ def write(runs: Sequence[FinishedRun], folder: Path, title: str, target: float |
             for kind, content in (("md", f"# {table.title}\n\n{text}"), ("csv", table.csv), ("tex", latex)):
                 files.append(folder / f"{stem}.{kind}")
                 files[-1].write_text(content, encoding="utf-8")
-        for stem, figure in (figures.of_runs(runs, title) | figures.of_papers(runs)).items():
+        for stem, figure in drawn.items():
             files += plots.save(figure, folder / stem)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror})") from error
@@ -75,13 +84,23 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
             return
         title = tables.titled(found, folder.name)
         table = tables.runs_table(found, title)
-        (folder / "sweep.md").write_text(f"# {title}\n\n{table.markdown}{tables.READ}", encoding="utf-8")
+        text = f"# {title}\n\n{table.markdown}{tables.READ}{_differences(found, title)}"
+        (folder / "sweep.md").write_text(text, encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
         plots.save(figures.accuracy(*figures.quiet(groups(found), title), *accuracy_of(found)), folder / "sweep")
     except (UserError, OSError) as error:
         print(f"no table of the sweep: {error}", flush=True)
     else:
         print(f"a table and a figure of {len(found)} runs are in {folder}: sweep.md, sweep.png", flush=True)
+
+
+def _differences(runs: Sequence[FinishedRun], title: str) -> str:
+    """Return the differences to FedAvg as a section; empty where no method has two seeds in common with it."""
+    scores = significance.collect_scores(runs)
+    table = None if scores is None else significance.build_differences(scores, title)
+    if table is None or table.numbers["n"].max() < 2:
+        return ""
+    return f"\n### Differences to {significance.BASELINE}\n\n{table.markdown}{significance.DIFFERENCES}"
 
 
 def name_of(folder: Path) -> str:
@@ -142,7 +161,7 @@ def _section(path: Path, stored: Sequence[FinishedRun], drawn: Path) -> tuple[st
             lone.append(f"* {tables.comparison_line(comparison)}")
     if lone:
         parts.append("One method each, ours (the paper's):\n\n" + "\n".join(lone) + "\n")
-    parts += ["### All runs\n", tables.runs_table(runs, title).markdown]
+    parts += ["### All runs\n", tables.runs_table(runs, title).markdown, _differences(runs, title)]
     if aside:
         parts.append("Left out: " + "; ".join(aside) + ".\n")
     pictures = []

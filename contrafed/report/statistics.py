@@ -1,12 +1,19 @@
 """Compute a report's statistics: over seeds, over rounds, and between two rankings of the same methods."""
 
+import bisect
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 Points = Sequence[tuple[int, float]]
+
+ALPHA = 0.05  # two-sided significance level of every test and interval
+POWER = 0.8  # with which a difference is to be found
+MAX_SEEDS = 10_000  # more are not counted
+MAX_SHIFT = 30  # of Student's t, from which on a difference is found for sure
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float]:
@@ -57,3 +64,119 @@ def band(series: Sequence[Points]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     values = np.array([[table[t] for t in rounds] for table in tables])
     deviation = values.std(axis=0, ddof=1) if len(tables) > 1 else np.zeros(len(rounds))
     return np.array(rounds), values.mean(axis=0) if len(tables) else np.zeros(0), deviation
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean of paired differences with its 95 % interval and p value. NaN stands for a value that needs more pairs.
+
+    ``seeds``: how many a difference of one point needs (``count_seeds``), NaN if that is unknown.
+    """
+
+    n: int
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    seeds: float = math.nan
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether the two sides cannot be told apart: the interval has 0 in it, or every pair is equal."""
+        return self.mean == 0 or self.low <= 0 <= self.high
+
+
+def compare_pairs(ours: Sequence[float], theirs: Sequence[float]) -> PairedDifference:
+    """Compare two methods by the pairs that both have, with a paired t test.
+
+    Args:
+        ours: One value a seed, in points. NaN is a seed without one.
+        theirs: The values of the other method for the same seeds, in the same order.
+    """
+    differences = np.subtract(np.asarray(ours, float), np.asarray(theirs, float))
+    differences = differences[~np.isnan(differences)]
+    n, mean = len(differences), float(differences.mean()) if len(differences) else math.nan
+    if n < 2:
+        return PairedDifference(n, mean)
+    std = float(differences.std(ddof=1))
+    if std < 1e-12:  # equal differences: the test would divide by their std
+        return PairedDifference(n, mean, mean, mean, 0.0 if abs(mean) > 1e-12 else 1.0, 2.0)
+    test = stats.ttest_rel(differences, np.zeros(n))
+    interval = test.confidence_interval(1 - ALPHA)
+    return PairedDifference(n, mean, float(interval.low), float(interval.high), float(test.pvalue), count_seeds(std))
+
+
+def count_seeds(std: float, difference: float = 1.0) -> float:
+    """Return the number of seeds with which a paired t test finds a difference in ``POWER`` of all cases.
+
+    Args:
+        std: Sample standard deviation of the paired differences, in points.
+        difference: The difference to find, in points.
+
+    Returns:
+        At least 2; infinity above ``MAX_SEEDS``.
+    """
+
+    def compute_power(n: int) -> float:
+        shift = difference / std * math.sqrt(n)
+        return 1.0 if shift > MAX_SHIFT else float(stats.nct.sf(stats.t.ppf(1 - ALPHA / 2, n - 1), n - 1, shift))
+
+    found = 2 + bisect.bisect_left(range(2, MAX_SEEDS + 1), POWER, key=compute_power)
+    return float(found) if found <= MAX_SEEDS else math.inf
+
+
+def correct_holm(values: Sequence[float]) -> list[float]:
+    """Return p values corrected for their number (Holm 1979); NaN is no comparison and stays NaN."""
+    known = [value for value in values if not math.isnan(value)]
+    corrected, highest = dict[float, float](), 0.0
+    for place, value in enumerate(sorted(known)):
+        highest = max(highest, min(1.0, (len(known) - place) * value))
+        corrected.setdefault(value, highest)
+    return [corrected.get(value, math.nan) for value in values]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Methods by their mean rank over settings, the best first, and whether the ranks differ (Demsar 2006).
+
+    ``critical_difference``: two mean ranks that are further apart differ significantly (Nemenyi).
+    """
+
+    ranks: dict[str, float]
+    num_settings: int
+    friedman: float
+    p: float
+    critical_difference: float
+
+    @property
+    def cliques(self) -> list[tuple[float, float]]:
+        """The lowest and the highest mean rank of each largest group whose methods do not differ significantly."""
+        ranks, found = sorted(self.ranks.values()), list[tuple[float, float]]()
+        for number, low in enumerate(ranks):
+            last = bisect.bisect_right(ranks, low + self.critical_difference) - 1
+            if last > number and not (found and found[-1][1] >= ranks[last]):
+                found.append((low, ranks[last]))
+        return found
+
+
+def rank_methods(values: dict[str, Sequence[float]]) -> Ranking | None:
+    """Rank methods over settings, with Friedman's test and Nemenyi's critical difference at ``ALPHA``.
+
+    Args:
+        values: {method: one value a setting}, higher is better. All are of one length, without NaN.
+
+    Returns:
+        The ranking, or None for fewer than three methods or two settings, for which there is no such test.
+    """
+    columns = np.array(list(values.values()), float)
+    if len(values) < 3 or columns.shape[1] < 2:
+        return None
+    k, n = columns.shape
+    mean_ranks = stats.rankdata(-columns, axis=0).mean(axis=1)
+    ranks = dict(sorted(zip(values, mean_ranks.tolist(), strict=True), key=lambda item: item[1]))
+    quantile = float(stats.studentized_range.ppf(1 - ALPHA, k, math.inf)) / math.sqrt(2)
+    critical = quantile * math.sqrt(k * (k + 1) / (6 * n))
+    if (columns == columns[0]).all():  # the statistic would be 0 / 0
+        return Ranking(ranks, n, 0.0, 1.0, critical)
+    test = stats.friedmanchisquare(*columns)
+    return Ranking(ranks, n, float(test.statistic), float(test.pvalue), critical)

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from contrafed.report.groups import Group, groups, number_of, short, shown
+from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.published import COLUMN, ELSEWHERE, NEVER, Comparison, ranked
 from contrafed.report.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of, flat
 from contrafed.report.statistics import first_at, over_seeds
@@ -47,12 +48,10 @@ class Table:
 
     @property
     def latex(self) -> str:
-        """The table in LaTeX, for the package booktabs."""
+        """The table in LaTeX, for the packages booktabs and graphicx."""
         align = "".join("r" if right else "l" for right in self._right)
-        rows = [" & ".join(map(_tex, row)) + r" \\" for row in (self.heads, *self.rows)]
-        body = "\n".join([r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"])
-        caption = rf"\caption{{{_tex(self.title)}}}"
-        return f"\\begin{{table}}\n{caption}\n\\begin{{tabular}}{{{align}}}\n{body}\n\\end{{tabular}}\n\\end{{table}}\n"
+        rows = [" & ".join(map(escape_tex, row)) + r" \\" for row in (self.heads, *self.rows)]
+        return float_tex("table", self.title, align, rows[:1], rows[1:])
 
     @property
     def _right(self) -> list[bool]:
@@ -72,16 +71,7 @@ def _no_formula(cell: Any) -> Any:
 
 def _numeric(cells: Sequence[str]) -> bool:
     filled = [cell for cell in cells if cell not in ("", "-")]
-    return bool(filled) and all(cell.lstrip("+-( ").replace(",", "")[:1].isdigit() for cell in filled)
-
-
-_TEX = str.maketrans({
-    **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$",
-})  # fmt: skip
-
-
-def _tex(cell: str) -> str:
-    return cell.translate(_TEX)
+    return bool(filled) and all(cell.lstrip("+-(* ").replace(",", "")[:1].isdigit() for cell in filled)
 
 
 def figure_of(mean: float, deviation: float = math.nan, digits: int = 2) -> str:
@@ -353,7 +343,7 @@ def comparison_line(comparison: Comparison) -> str:
 
 def comparison_latex(comparison: Comparison) -> str:
     """Return the same in LaTeX: the table, the cells with their differences and ranks, and the correlations."""
-    lines = "".join(f"\\par {_tex(line)}.\n" for line in correlation_lines(comparison))
+    lines = "".join(f"\\par {escape_tex(line)}.\n" for line in correlation_lines(comparison))
     return "\n".join([*(table.latex for table in comparison_tables(comparison)), lines])
 
 

@@ -47,6 +47,7 @@ def facts(run: Run, workspace: Workspace) -> dict[str, Any]:
         "model": run.node.model.name,
         "engine": run.engine.name,
         "seed": run.seed,
+        "federation_seed": run.seed_of_federation,
         "num_nodes": run.num_nodes,
         "num_rounds": run.num_rounds,
         **({"resumed_from": run.resume} if run.resume else {}),

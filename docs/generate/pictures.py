@@ -66,7 +66,7 @@ def draw_presence(name: str, *overrides: str) -> None:
 
     ready = checked(compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides]))
     partition = load_federation(ready.node).partition
-    pattern = make_participation(ready.participation, partition.class_proportions, NODES, ready.seed)
+    pattern = make_participation(ready.participation, partition.class_proportions, NODES, ready.seed_of_federation)
     cells = np.zeros((NODES, ROUNDS))
     for r in range(1, ROUNDS + 1):
         here = pattern.participants(r)

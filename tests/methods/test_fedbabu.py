@@ -28,9 +28,13 @@ def test_it_is_fedrep_without_its_head_phase():
     assert same(ours[1], fedrep[1])
 
 
+LOCAL = ("lr", "lr_decay", "optimizer")
+
+
 def scalar_client(**changes):
     """Return clients of the golden problem, whose single number is the head."""
     local = {"iterations": 2, "epochs": None, "batch_size": 1, "lr": 0.1, "momentum": 0.0}
+    local |= {key: changes.pop(key) for key in LOCAL if key in changes}
     settings = config_of("num_nodes=3") | {"strategy": strategy_settings("fedbabu", local=local, **changes)}
     model = Scalar(2.0)
     model.encoder = torch.nn.Flatten()
@@ -41,10 +45,17 @@ def scalar_client(**changes):
 @pytest.mark.parametrize("tune", ["head", "all"])
 def test_tuning_by_hand(tune):
     """Two epochs of one step of 0.1 towards a = 0, 6, 3: w := a + (2 - a) 0.9^2."""
-    found = scalar_client(tune=tune, tune_epochs=2).judge([{}] * 3, 5, final=True)
+    found = scalar_client(tune=tune, tune_epochs=2, tune_lr=0.1, tune_momentum=0.0).judge([{}] * 3, 5, final=True)
     assert [float(each.model["classifier.w"]) for each in found] == pytest.approx([1.62, 2.76, 2.19], rel=1e-12)
     for found in (scalar_client(tune_epochs=0).judge([{}] * 3, 5, final=True), scalar_client().judge([{}] * 3, 5)):
         assert [float(each.model["classifier.w"]) for each in found] == [2.0] * 3
+
+
+@pytest.mark.parametrize("local", [{}, {"lr": 0.5, "lr_decay": 0.5, "optimizer": "adam"}])
+def test_tuning_has_its_own_rate_by_hand(local):
+    """Two steps of 0.001 with momentum 0.9, whatever the training does: w := a + (2 - a) (0.999 - 0.001 (0.9 + 0.999))."""
+    found = scalar_client(tune_epochs=2, **local).judge([{}] * 3, 5, final=True)
+    assert [float(each.model["classifier.w"]) for each in found] == pytest.approx([1.994202, 2.011596, 2.002899], rel=1e-12)
 
 
 @pytest.mark.parametrize(("tune", "still"), [("all", set()), ("head", {"encoder", "projector"})])

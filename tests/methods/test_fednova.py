@@ -32,6 +32,12 @@ def test_by_hand():
     assert step_of([0.0, 0.0], (1, 3), local={"iterations": 0, "epochs": None}) == (0, 0)
 
 
+def test_a_pull_changes_the_lengths_and_not_the_factor_by_hand():
+    # At rate 0.5 and weight 1 three steps go 1 + 0.5 + 0.25 = 1.75. The factor is of the steps, (1 + 3) / 2 = 2.
+    step, factor = step_of([1.0, 3.5], (1, 3), weights="uniform", local=ONES | {"lr": 0.5, "proximal_weight": 1.0})
+    assert (step, factor) == (pytest.approx(2 * (1 / 1 + 3.5 / 1.75) / 2, rel=1e-6), 2)
+
+
 def test_the_length_of_a_path_by_hand():
     assert path_length(work_of(iterations=7), 1, 40) == 7
     assert path_length(work_of(iterations=0), 1, 40) == 0
@@ -56,7 +62,7 @@ def test_the_length_of_a_path_is_how_far_torchs_sgd_goes_on_a_constant_gradient(
 @pytest.mark.parametrize(
     ("name", "local", "expected"),
     [
-        ("fedprox", {"iterations": 6, "epochs": None, "lr": 0.1}, [(1 - 0.95**6) / 0.05] * 2),  # pulled by its own weight, 0.5
+        ("fedprox", {"iterations": 6, "epochs": None, "lr": 0.1}, [6, 6]),  # with a pull the factor is of steps, not of lengths
         (
             "pfedme",
             {"iterations": None, "epochs": 1, "batch_size": 20, "proximal_weight": 1.0},
