@@ -48,7 +48,7 @@ KEY_VALUES = ("published.plot.x", "published.plot.line", "published.plot.panel")
 RENAMED_CELLS: dict[str, str] = {}
 
 # New dotted keys that neither side's comparison looks at, with all keys below them.
-BOOKKEEPING = ("output_dir", "changed", "objective")
+BOOKKEEPING = ("output_dir", "changed", "objective", "model.buffers", "strategy.local.last_batch")
 
 PARTS = ("jobs", "help", "runs", "golden")
 MIN_DIGITS = 6  # significant digits of a golden value

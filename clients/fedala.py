@@ -109,7 +109,7 @@ class FedALAClient(Client):
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """A node is judged by the model it last trained; by the blend that it would start from too."""
-        return {"model": stack.remembered("own"), "blend": stack.global_model | self._blend(stack)}
+        return {"model": stack.remembered("own"), "blend": stack.params | self._blend(stack)}
 
     def work_of(self, examples: int) -> int:
         """Return the steps of one pass over the share, and of training."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-from contrafed.config.method import build_strategy, check_strategy
+from contrafed.config.method import build_strategy, check_batches, check_strategy
 from contrafed.config.run_config import Run
 from contrafed.core import codec
 from contrafed.core.errors import RunStopped, UserError
@@ -27,7 +27,7 @@ from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
 from contrafed.runs.evaluation import evaluate, initial_file, initial_model, test_examples
-from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_scale, said_of_small
+from contrafed.runs.notices import said_of_attack, said_of_attackers, said_of_delta, said_of_norms, said_of_scale, said_of_small
 from contrafed.runs.output import LOGS, Progress, RoundLog, RunRecorder, shown, versions
 from contrafed.runs.output.provenance import commit, hardware
 from contrafed.runs.trackers import Followed
@@ -60,6 +60,7 @@ class Session:
         grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
         grid.limit_replies(AROUND)  # of who they are
         self.members = grid.members(run.node, self.workspace.federation, self.places)
+        check_batches(run, self.workspace.model, self.members.sizes)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.model = initial_model(self.workspace.initial, initial_file(run))
         self.strategy = make_strategy(run, self.workspace, self.members, self.rounds)
@@ -91,7 +92,13 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            for line in (said_of_small(self.workspace), said_of_attackers(run), self._unscored(), said_of_delta(run)):
+            for line in (
+                said_of_small(self.workspace),
+                said_of_norms(self.workspace),
+                said_of_attackers(run),
+                self._unscored(),
+                said_of_delta(run),
+            ):
                 if line and self.resumed is None:
                     progress.note(line)
             if self.tracker.line:
@@ -234,6 +241,7 @@ class Session:
         """Return what nodes are told of where to save and load their personal models, "" for not at all."""
         run, load = self.run, ""
         personal = run.judge == "post_train" or self.workspace.client_class.is_personal(self.workspace.config)
+        personal = personal or self.workspace.model.buffers_are == "local"
         if run.evaluate_only and personal:
             load = self.grid.load_place(Path(run.evaluate_only), self.workspace)
         return {"save": self.grid.save_place(self.folder) if run.save_personal else "", "load": load}

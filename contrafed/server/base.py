@@ -25,6 +25,7 @@ from contrafed.core.tensors import Tensors, move, named, settle, size_of
 from contrafed.data.participation import Participation
 from contrafed.server import checks
 from contrafed.server.aggregation import Aggregation
+from contrafed.server.buffers import leave_out
 from contrafed.server.replies import Replies, Reply, diverged, largest, read_reply
 from contrafed.server.round_log import Population, Round
 from contrafed.server.scores import Score, named_scores, read_score, summaries
@@ -53,6 +54,7 @@ class FederatedStrategy(Strategy):
     averages: ClassVar[bool] = False
     fixed_weights: ClassVar[tuple[str, ...]] = ()  # values of ``weights`` with which no weight depends on who else takes part
     idle: ClassVar[bool] = False  # whether a round without a reply is the rule's business too
+    buffers: frozenset[str] = frozenset()  # names of the model's buffers, which no strategy sees
     has_global_model: ClassVar[bool] = True  # whether the server's model is one, where all of it travels
 
     def __init__(
@@ -84,12 +86,14 @@ class FederatedStrategy(Strategy):
         """
         self.config, self.node_config, self.client_class = config, node_config, client_class
         self.down, self.up = client_class.messages(model, node_config)
-        # The model's tensors that travel, by name.
-        self.travelling = [name.removeprefix("model/") for name in self.down if name.startswith("model/")]
+        self.buffers = getattr(model, "buffer_names", frozenset())
+        # The model's parameters that travel, by name.
+        self.travelling = [n.removeprefix("model/") for n in self.down if n.startswith("model/") and n[6:] not in self.buffers]
         # Whether nodes are judged by models of their own, and whether there is a global model that can be.
         self.post_train = post_train
-        self.personal = post_train or client_class.is_personal(node_config)
-        self.whole = self.has_global_model and all(f"model/{name}" in self.down for name, _ in model.named_parameters())
+        self.personal = post_train or client_class.is_personal(node_config) or getattr(model, "buffers_are", "") == "local"
+        names = {name for name, _ in model.named_parameters()} | self.buffers
+        self.whole = self.has_global_model and all(f"model/{name}" in self.down for name in names)
         self.population, self.participation = population, participation
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
@@ -190,7 +194,7 @@ class FederatedStrategy(Strategy):
         common = {**config, "server-round": server_round, "settings": self.settings}
         scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}  # nodes of one cost share one
         asked = {node: scalars[cost] for node, cost in costs.items()}
-        return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast(self.model), asked)
+        return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast, asked)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Check every reply, then apply the method's rule to the good ones."""
@@ -232,8 +236,8 @@ class FederatedStrategy(Strategy):
         scalars.update({key: config[key] for key in ("metrics",) if key in config})
         model = codec.from_record(arrays)
         asked = {int(node): scalars for node in nodes}
-        shared = self.broadcast(model) if self.post_train else self.broadcast_for_evaluation(model)
-        return self._write(MessageType.EVALUATE, server_round, model, shared, asked)
+        broadcast = self.broadcast if self.post_train else self.broadcast_for_evaluation
+        return self._write(MessageType.EVALUATE, server_round, model, broadcast, asked)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the nodes' scores: by examples, plainly, their standard deviation, and the worst tenth.
@@ -320,10 +324,16 @@ class FederatedStrategy(Strategy):
     # ------------------------------------------------------------------------------------------------ messages and answers
 
     def _write(
-        self, kind: str, server_round: int, model: Tensors, shared: Tensors, configs: Mapping[int, ConfigRecord]
+        self,
+        kind: str,
+        server_round: int,
+        model: Tensors,
+        broadcast: Callable[[Tensors], Tensors],
+        configs: Mapping[int, ConfigRecord],
     ) -> list[Message]:
-        """Return a message for every node of ``configs``: the ``shared`` tensors, one record for all, or with its own in it."""
+        """Return a message for every node of ``configs``: what is broadcast, one record for all, or with its own in it."""
         self._sent, self._received = [], {}
+        shared, model = checks.broadcast(self, broadcast, model), leave_out(model, self.buffers)
         common = checks.sent_fault(self, shared)  # once: to most rules all nodes are alike
         record = codec.to_record({} if common else shared)
         for node, config in configs.items():

@@ -63,7 +63,7 @@ class Workspace:
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
         # Of models in evaluation mode torch fuses transformer layers, which then have no gradient in a stack.
         torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]
-        self.initial: dict[str, Tensor] = dict(self.model.named_parameters())
+        self.initial: dict[str, Tensor] = self.model.tensors()
         # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
         # Without a copy where the images are so in memory already.
         try:
