@@ -175,15 +175,9 @@ class SplitModel(nn.Module):
     def _buffer_list(self) -> list[str]:
         return list_buffers(self)
 
-    @cached_property
-    def buffer_names(self) -> frozenset[str]:
-        """The names of the buffers among the tensors."""
-        return frozenset(self._buffer_list)
-
-    @cached_property
-    def normalisation_names(self) -> frozenset[str]:
-        """The names of the tensors of normalisation layers."""
-        return frozenset(list_normalisation(self))
+    # The names of the buffers among the tensors, and of the tensors of normalisation layers.
+    buffer_names = cached_property(lambda self: frozenset(self._buffer_list))
+    normalisation_names = cached_property(lambda self: frozenset(list_normalisation(self)))
 
     @cached_property
     def _layers_with_buffers(self) -> list[tuple[str, nn.Module]]:

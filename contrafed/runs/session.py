@@ -92,13 +92,8 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            for line in (
-                said_of_small(self.workspace),
-                said_of_norms(self.workspace),
-                said_of_attackers(run),
-                self._unscored(),
-                said_of_delta(run),
-            ):
+            lines = (said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run))
+            for line in (*lines, self._unscored(), said_of_delta(run)):
                 if line and self.resumed is None:
                     progress.note(line)
             if self.tracker.line:
