@@ -101,8 +101,8 @@ def said(found):
             "model",
             r"nn.ReLU\(\), nn.MaxPool",
             "nn.BatchNorm2d(config.channels, track_running_stats=False), nn.MaxPool",
-            "model=small: encoder.tails.0.0 (BatchNorm2d) has no running statistics, so that answers depend on which images are "
-            "evaluated together. Fix: track_running_stats=True",
+            "model=small: encoder.tails.0.0 (BatchNorm2d) has no running statistics, so that answers depend on which images "
+            "are evaluated together. Fix: track_running_stats=True",
         ),
         (
             "model",
