@@ -48,7 +48,10 @@ KEY_VALUES = ("published.plot.x", "published.plot.line", "published.plot.panel")
 RENAMED_CELLS: dict[str, str] = {}
 
 # New dotted keys that the comparison ignores, with all keys below them: bookkeeping, and keys that came later.
-BOOKKEEPING = ("output_dir", "changed", "objective", "federation_seed", "engine.max_norm_ratio", "partition.max_examples")
+BOOKKEEPING = (
+    *("output_dir", "changed", "objective", "federation_seed", "engine.max_norm_ratio", "partition.max_examples"),
+    *("model.buffers", "strategy.local.last_batch"),
+)
 # A method -> keys that it got later, which are not compared.
 LATER = {"fedbabu": ("strategy.tune_lr", "strategy.tune_momentum")}
 

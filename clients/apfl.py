@@ -60,7 +60,7 @@ class APFLClient(Client):
         alpha = moving.clone()
         if self.config.adaptive and now.number == 0:
             own, rate = group(now.stack.params, "own"), self.config.local.rate(now.stack.server_round)
-            slope = self.gradients(super().loss, mixture(alpha, own, now.stack.params), now.batch, {})
+            slope = self.gradients(super().loss, self._mix(alpha, own, now.stack.params), now.batch, {})
             along = [((own[name] - now.stack.params[name]) * g).reshape(len(g), -1).sum(1) for name, g in slope.items()]
             moving.sub_(rate * torch.stack(along).sum(0)).clamp_(0, 1)
         return {"alpha": alpha}
@@ -72,13 +72,17 @@ class APFLClient(Client):
         """
         w = {name: value for name, value in params.items() if "/" not in name}
         task = self.task_loss(self.forward(w, batch), batch)
-        vbar = mixture(constants["alpha"], group(params, "own"), {name: value.detach() for name, value in w.items()})
+        vbar = self._mix(constants["alpha"], group(params, "own"), {name: value.detach() for name, value in w.items()})
         personal = self.task_loss(self.forward(vbar, batch), batch)
         return {"loss": task + personal, "task": task, "personal": personal}
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """Return the mixture of v and the received model, by which a client is evaluated."""
-        return {"model": mixture(stack.memory["alpha"], stack.remembered("own"), stack.params)}
+        return {"model": self._mix(stack.memory["alpha"], stack.remembered("own"), stack.params)}
+
+    def _mix(self, alpha: Tensor, own: Tensors, shared: Tensors) -> Tensors:
+        """Return vbar. Its buffers are v's, which no gradient moves: they are the statistics of vbar itself."""
+        return own | mixture(alpha, self.parameters_of(own), shared)
 
 
 def mixture(alpha: Tensor, own: Tensors, shared: Tensors) -> Tensors:

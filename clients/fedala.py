@@ -114,7 +114,7 @@ class FedALAClient(Client):
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """Return the last trained model, which a client is evaluated by, and the blend that it would start from."""
-        return {"model": stack.remembered("own"), "blend": stack.global_model | self._blend(stack)}
+        return {"model": stack.remembered("own"), "blend": stack.params | self._blend(stack)}
 
     def work_of(self, examples: int) -> int:
         """Return the number of steps of one pass over the share, and of training."""

@@ -39,12 +39,14 @@ class FedDynClient(Client):
     )
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """Return g_k = 0."""
-        return {f"gradient/{name}": torch.zeros_like(value) for name, value in group(received, "model").items()}
+        """g_k = 0."""
+        return {
+            f"gradient/{name}": torch.zeros_like(value) for name, value in self.parameters_of(group(received, "model")).items()
+        }
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train with both terms, update g_k, and upload w_k."""
-        received, own = stack.global_model, stack.remembered("gradient")
+        """Train with both terms, then renew g_k; send w_k."""
+        received, own = self.parameters_of(stack.global_model), stack.remembered("gradient")
         self.train(stack, constants=named("global", received) | named("gradient", own))
         moved = {name: stack.params[name] - value for name, value in received.items()}
         alpha = self.config.proximal_weight

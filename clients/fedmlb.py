@@ -67,7 +67,7 @@ class FedMLBClient(Client):
         """
         dropout = batch.dropout if self.model.dropout else None
         with self.precision():
-            with self.model.holding(params) as model:
+            with self.model.training_on(batch.mask), self.model.holding(params) as model:
                 outputs = model.encoder.outputs(batch.x)
                 main = model.resume(outputs[-1], len(outputs), dropout)
             with self.model.holding(received) as model:

@@ -42,7 +42,7 @@ class FedProxClient(Client):
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train with the received model."""
-        self.train(stack, constants=stack.global_model)
+        self.train(stack, constants=self.parameters_of(stack.global_model))
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:

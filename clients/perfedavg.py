@@ -60,19 +60,23 @@ class PerFedAvgClient(Client):
         """Return a loss whose gradient is the step's direction, and report f(w - a grad f(w; B); B')."""
         a, delta = self.config.inner_lr, self.config.difference
         support, query, *third = dealt(batch, BATCHES[self.config.gradient])
-        slope = grad(self._task)(params, support)
+        weights = self.parameters_of(params)
+        buffers = {name: value for name, value in params.items() if name not in weights}
+        slope = grad(self._task)(weights, buffers, support)
         if self.config.gradient != "exact":
             slope = {name: value.detach() for name, value in slope.items()}
-        ahead = {name: value - a * slope[name] for name, value in params.items()}
-        task = total = self._task(ahead, query)
+        ahead = {name: value - a * slope[name] for name, value in weights.items()}
+        task = total = self._task(ahead, buffers, query)
         for other in third:
-            outer = {name: value.detach() for name, value in grad(self._task)(ahead, query).items()}
-            either = [self._task({n: w + side * delta * outer[n] for n, w in params.items()}, other) for side in (1, -1)]
+            outer = {name: value.detach() for name, value in grad(self._task)(ahead, buffers, query).items()}
+            either = [
+                self._task({n: w + side * delta * outer[n] for n, w in weights.items()}, buffers, other) for side in (1, -1)
+            ]
             total = total - a / (2 * delta) * (either[0] - either[1])
         return {"loss": total, "task": task}
 
-    def _task(self, params: Tensors, batch: Batch) -> Tensor:
-        return self.task_loss(self.forward(params, batch), batch)
+    def _task(self, weights: Tensors, buffers: Tensors, batch: Batch) -> Tensor:
+        return self.task_loss(self.forward(weights | buffers, batch), batch)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """Return W after one step on the client's own data, by which it is evaluated."""

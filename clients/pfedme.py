@@ -77,7 +77,7 @@ class PFedMeClient(Client):
         """Return f(theta) + lambda/2 |theta - w|^2."""
         theta = group(params, "own")
         task = self.task_loss(self.forward(theta, batch), batch)
-        distance = squared_distance(theta, {name: params[name] for name in theta})
+        distance = squared_distance(theta, {name: params[name] for name in self.parameters_of(theta)})
         return {"loss": task + self.config.pull_weight / 2 * distance, "task": task}
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:

@@ -40,12 +40,15 @@ class ScaffoldClient(Client):
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
         """Return W and c down, and the changes of the model and of c_k up."""
         down, up = super().messages(model, config)
-        control = {name.replace("model/", "control/", 1): shape for name, shape in down.items()}
+        weights = {f"model/{name}" for name in model.tensors().keys() - model.buffer_names}  # c corrects gradients
+        control = {name.replace("model/", "control/", 1): shape for name, shape in down.items() if name in weights}
         return down | control, up | control
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """Return c_k = 0."""
-        return {f"control/{name}": torch.zeros_like(value) for name, value in group(received, "model").items()}
+        """c_k = 0."""
+        return {
+            f"control/{name}": torch.zeros_like(value) for name, value in self.parameters_of(group(received, "model")).items()
+        }
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train with the correction c - c_k, update c_k, and upload both changes."""

@@ -100,10 +100,9 @@ def said(found):
         (
             "model",
             r"nn.ReLU\(\), nn.MaxPool",
-            "nn.BatchNorm2d(config.channels), nn.MaxPool",
-            "model=small: parts.small.build must return a contrafed.core.split_model.SplitModel without buffers, "
-            "got encoder.tails.0.0.running_mean; "
-            "normalise with contrafed.core.split_model.group_norm, and make constants in forward",
+            "nn.BatchNorm2d(config.channels, track_running_stats=False), nn.MaxPool",
+            "model=small: encoder.tails.0.0 (BatchNorm2d) has no running statistics, so that answers depend on which images "
+            "are evaluated together. Fix: track_running_stats=True",
         ),
         (
             "model",

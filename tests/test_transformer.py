@@ -107,7 +107,6 @@ def test_a_stack_trains_as_its_nodes_alone():
             lambda: nn.MultiheadAttention(8, 2, dropout=0.1),
             "without layers of dropout, got encoder.stages.0.1; give SplitModel",
         ),
-        (lambda: Table(), "without buffers, got encoder.stages.0.1.table; normalise .*, and make constants in forward"),
     ],
 )
 def test_what_a_model_may_not_hold(layer, message):

@@ -15,6 +15,7 @@ import torch
 
 from contrafed.config.run_config import Run
 from contrafed.core import registry
+from contrafed.core.buffers import has_batch_norm
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
 from contrafed.core.privacy import central, none
@@ -23,11 +24,12 @@ from contrafed.core.tensors import Tensors
 from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.server.aggregation import make_aggregation
 from contrafed.server.base import FederatedStrategy, Population, strategy_class_of
-from contrafed.server.checks import judged_fault, sent_fault, state_fault
+from contrafed.server.buffers import leave_out
+from contrafed.server.checks import broadcast, judged_fault, sent_fault, state_fault
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.privacy import protected
 from contrafed.training.base import Client
-from contrafed.training.loop import part_of
+from contrafed.training.loop import is_in, is_pattern
 from contrafed.training.workspace import client_class_of
 
 # Images of a common size, and their classes.
@@ -43,11 +45,48 @@ def check_model(run: Run, model: SplitModel) -> None:
         messages: Any = client.messages(model, strategy.config)
         if fault := _declared_fault(messages, client, model, strategy.config):
             raise UserError(f"{what} {fault}")
+    _check_patterns(run, client, model)
     down, up = messages
+    names = [name.partition("/")[2] for name in up]
+    if run.privacy.name != "none" and (bare := [name for name in names if name in model.buffer_names]):
+        raise UserError(
+            f"model.buffers: privacy={run.privacy.name} adds no noise to {bare[0]}. Fix: model.buffers=local or frozen"
+        )
     if not isinstance(run.privacy.config, none.Config):
         protected(list(up), list(down), strategy.name)
     if run.attack.name != "none" and not run.attack.config.flips_labels and not up:
         raise UserError(f"attack={run.attack.name}: strategy={strategy.name} sends nothing that attackers could change")
+
+
+def check_batches(run: Run, model: SplitModel, sizes: np.ndarray) -> None:
+    """Raise ``UserError`` where BatchNorm would train on a batch of one example; ``sizes`` (K,) are training examples."""
+    if not has_batch_norm(model) or model.buffers_are == "frozen":
+        return
+    config = run.node.strategy.config
+    works = (config.local, client_class_of(run.node.strategy).solver(config))
+    sizes = sizes[: run.num_trained]
+    unfit = {size for size in np.unique(sizes).tolist() if size and any(work.smallest_batch(size) == 1 for work in works)}
+    if not unfit:
+        return
+    clients = [client for client, size in enumerate(sizes.tolist()) if size in unfit]
+    first = int(sizes[clients[0]])
+    if first == 1:
+        key, fix = "partition.min_node_size", "partition.min_node_size=2"
+    elif min(work.batch_of(first) for work in works) == 1:
+        key, fix = "strategy.local.batch_size", "strategy.local.batch_size=2 or more"
+    else:
+        key, fix = "strategy.local.last_batch", "strategy.local.last_batch=drop or merge"
+    which = f"{len(clients)} of {len(sizes)} nodes have a batch of one example, such as node {clients[0]} with {first} examples"
+    raise UserError(f"{key}: {which}, and BatchNorm of model={run.node.model.name} needs two. Fix: {fix}")
+
+
+def _check_patterns(run: Run, client: type[Client], model: SplitModel) -> None:
+    """Raise ``UserError`` where a pattern of ``shared_parts`` fits no tensor of the model."""
+    for part in filter(is_pattern, client.shared_parts(run.node.strategy.config)):
+        pattern = part.removeprefix("!")
+        if pattern != "norm" and not any(is_in(name, (pattern,)) for name in model.tensors()):
+            what = f"strategy={run.node.strategy.name}: shared_parts has {part!r}, which no tensor of the model fits"
+            raise UserError(f"{what}. Fix: a pattern of names such as {next(iter(model.tensors()))}")
 
 
 def build_strategy(
@@ -116,7 +155,8 @@ def check_strategy(run: Run, strategy: FederatedStrategy, initial: Tensors) -> N
     author = type(strategy)
     strategy.mark_begun()
     with _blame(f"{_name(run)}.broadcast", author):
-        shared = strategy.broadcast(initial)
+        shared = broadcast(strategy, strategy.broadcast, initial)
+    initial = leave_out(initial, strategy.buffers)
     with _blame(f"{_name(run)}.download", author):
         own = strategy.download(initial, 0, False)
     if fault := sent_fault(strategy, shared, {} if own is None else own):
@@ -138,7 +178,7 @@ def try_method(run: Run) -> None:
     population = Population(np.broadcast_to(1, run.num_nodes), np.broadcast_to(0, run.num_nodes))
     proportions = np.broadcast_to(1 / CLASSES, (run.num_trained, CLASSES))
     strategy = build_strategy(run, model, population, lambda: proportions, settings="", num_rounds=1)
-    check_strategy(run, strategy, {name: torch.zeros(()).expand(value.shape) for name, value in model.named_parameters()})
+    check_strategy(run, strategy, {name: torch.zeros(()).expand(value.shape) for name, value in model.tensors().items()})
 
 
 def _name(run: Run) -> str:
@@ -157,9 +197,9 @@ def _declared_fault(messages: Any, client: type[Client], model: SplitModel, conf
     for name, shape in (item for shapes in messages for item in shapes.items()):
         if not isinstance(shape, tuple) or not all(isinstance(side, int | np.integer) and side >= 0 for side in shape):
             return f"must return shapes, tuples of whole numbers such as (10, 64), got {shape!r} for {name}"
-    shared = client.shared_parts(config)
-    for name, value in model.named_parameters():
-        if part_of(name) in shared and messages[0].get(f"model/{name}") != tuple(value.shape):
+    shared, tensors = client.list_shared(model, config), model.tensors()
+    for name, value in tensors.items():
+        if name in shared and messages[0].get(f"model/{name}") != tuple(value.shape):
             return f"must have a node receive model/{name}, of shape {tuple(value.shape)}: its part is in `shared`"
     return ""
 

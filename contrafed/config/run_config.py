@@ -146,6 +146,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     check_attack(chosen["attack"], node, top.num_trained)
     check_log(top.log, node.strategy, server, participation, chosen["privacy"])
     personal = top.judge == "post_train" or client_class_of(node.strategy).is_personal(node.strategy.config)
+    personal = personal or node.model.values.get("buffers") == "local"
     if top.save_personal and not personal:
         raise UserError(f"save_personal: strategy={node.strategy.name} has no personal models, only the global one")
     node = replace(node, flipped=wrong_labels(chosen["attack"], top))
@@ -193,9 +194,12 @@ def check_log(names: Sequence[str], node: Choice, server: Choice, participation:
     """Raise ``UserError`` for an entry of ``log`` that the chosen method or participation does not have."""
     from contrafed.data.participation import Heterogeneous
     from contrafed.server.base import FederatedStrategy, strategy_class_of
+    from contrafed.training.loop import is_pattern
     from contrafed.training.workspace import client_class_of
 
     shared, rule = client_class_of(node).shared_parts(node.config), strategy_class_of(server)
+    if any(is_pattern(part) for part in shared):  # some tensors of each part stay on the clients
+        shared = ("some",)
     missing = {
         "deviation": "" if shared else "its nodes send no part of the model",
         "features": "" if {"encoder", "projector"} <= set(shared) else "its nodes keep their encoder or projector",

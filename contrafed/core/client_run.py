@@ -8,12 +8,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.core.privacy import laplace, local
-from contrafed.core.schema import build
+from contrafed.core.schema import build, convert
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,10 @@ class Choice:
     values: Mapping[str, Any]  # the composed values behind ``config``, with ``name`` and ``module``
 
 
-# Packages of the code behind each group's choices. For ``strategy`` it is the client.
+# What becomes of a model's buffers: they are averaged as parameters are, stay on their client, or stay as they begin.
+Buffers = Literal["average", "local", "frozen"]
+
+# Where the code behind a group's choices is; of ``strategy`` the node half.
 PACKAGES = {
     "strategy": "contrafed.clients",
     "dataset": "contrafed.partitions.datasets",
@@ -82,7 +85,11 @@ def choose(group: str, values: Mapping[str, Any], module: ModuleType | None = No
     if group == "strategy":
         known = registry.COMMON_KEYS | set(module.Config.__dataclass_fields__)
         values = {key: value for key, value in values.items() if key in known}
-    config = build(module.Config, values, group, ignore=registry.COMMON_KEYS)
+    ignored = registry.COMMON_KEYS
+    if group == "model" and "buffers" not in module.Config.__dataclass_fields__:
+        convert(Buffers, values.get("buffers", "average"), "model.buffers")
+        ignored |= {"buffers"}
+    config = build(module.Config, values, group, ignore=ignored)
     return Choice(str(values.get("name")), module, config, dict(values))
 
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contrafed.core import registry
-from contrafed.core.client_run import Choice
+from contrafed.core.buffers import find_changed_constant, in_training, list_buffers, list_normalisation, prepare_buffers
+from contrafed.core.client_run import Buffers, Choice
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import torch_generator
 
@@ -82,11 +83,14 @@ def _pooled_level(x: Tensor) -> Tensor:
 
 
 class SplitModel(nn.Module):
-    """A network whose tensors are named ``encoder.*``, ``projector.*`` and ``classifier.*``. It has no buffers.
+    """A network whose parameters and buffers are named ``encoder.*``, ``projector.*`` and ``classifier.*``.
 
     It can be used with other parameters than its own (``holding``) and under ``vmap``. So it has no in-place operation, no
     random draw and no branch on data.
     """
+
+    buffers_are: Buffers = "average"  # model.buffers
+    trained_parts: frozenset[str] = frozenset()  # whose buffers a phase's forward passes update
 
     def __init__(
         self,
@@ -174,9 +178,36 @@ class SplitModel(nn.Module):
 
     @cached_property
     def _homes(self) -> dict[str, tuple[dict[str, Any], str]]:
-        """By parameter: the table of its module, and its key there."""
-        parts = [(name, *name.rpartition(".")[::2]) for name, _ in self.named_parameters()]
-        return {name: (self.get_submodule(path)._parameters, leaf) for name, path, leaf in parts}
+        """Where a parameter or a buffer is kept: its module's table, and its key there."""
+        parts = [(name, *name.rpartition(".")[::2]) for name in self.tensors()]
+        modules = {name: self.get_submodule(path) for name, path, _ in parts}
+        tables = {name: home._buffers if name in self.buffer_names else home._parameters for name, home in modules.items()}
+        return {name: (tables[name], leaf) for name, _, leaf in parts}  # type: ignore[misc]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all that can be another's under the same name: the parameters, and behind them the buffers."""
+        buffers = dict(self.named_buffers())
+        return {**dict(self.named_parameters()), **{name: buffers[name] for name in self._buffer_list}}
+
+    @cached_property
+    def _buffer_list(self) -> list[str]:
+        return list_buffers(self)
+
+    # The names of the buffers among the tensors, and of the tensors of normalisation layers.
+    buffer_names = cached_property(lambda self: frozenset(self._buffer_list))
+    normalisation_names = cached_property(lambda self: frozenset(list_normalisation(self)))
+
+    @cached_property
+    def _layers_with_buffers(self) -> list[tuple[str, nn.Module]]:
+        """Each layer that has a buffer, with its part of the model."""
+        paths = dict.fromkeys(name.rpartition(".")[0] for name in self._buffer_list)
+        return [(path.partition(".")[0], self.get_submodule(path)) for path in paths]
+
+    def training_on(self, mask: Tensor) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which buffers of ``trained_parts`` learn from a batch; ``mask`` (b,) is 1 for an example."""
+        if not self._buffer_list or self.buffers_are == "frozen":
+            return contextlib.nullcontext()
+        return in_training([layer for part, layer in self._layers_with_buffers if part in self.trained_parts], mask)
 
 
 def projector_of(width: int, projection: Sequence[int]) -> tuple[nn.Module, int]:
@@ -191,9 +222,12 @@ def projector_of(width: int, projection: Sequence[int]) -> tuple[nn.Module, int]
 
 
 def features_of(encoder: nn.Module, in_channels: int, image_size: tuple[int, int]) -> int:
-    """Return how many features an encoder computes of an image, by running it on one."""
+    """Return how many features an encoder makes of an image, by running one in evaluation mode, which changes no buffer."""
+    training = encoder.training
     with torch.no_grad():
-        return int(encoder(torch.zeros(1, in_channels, *image_size)).shape[1])
+        found = int(encoder.eval()(torch.zeros(1, in_channels, *image_size)).shape[1])
+    encoder.train(training)
+    return found
 
 
 def build_model(
@@ -269,10 +303,14 @@ def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
             f"{said} whose layers know their sizes, got {unsized[0]} without; "
             "contrafed.core.split_model.features_of counts them"
         )
-    buffers = [name for name, _ in model.named_buffers()]
-    if buffers:
-        remedy = "normalise with contrafed.core.split_model.group_norm, and make constants in forward"
-        raise UserError(f"{said} without buffers, got {buffers[0]}; {remedy}")
+    if outside := [name for name, _ in model.named_buffers() if name.partition(".")[0] not in parts]:
+        raise UserError(f"{said} without buffers beside {', '.join(parts)}, got {outside[0]}")
+    if fault := prepare_buffers(model):
+        raise UserError(f"model={choice.name}: {fault}")
+    model.train(model.training and not model.buffer_names)
+    model.buffers_are = choice.values.get("buffers", "average")
+    if model.buffers_are != "average" and not model.buffer_names:
+        raise UserError(f"model.buffers={model.buffers_are}: model={choice.name} has no buffers. Fix: leave it out")
     layers = model.named_modules()
     drawing = [name for name, layer in layers if layer is not model and _drops(layer)]
     if drawing:  # methods draw a round's masks themselves
@@ -296,9 +334,14 @@ def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:
         with torch.no_grad():
             encoded = model.encoder(images)
             z = model.projector(encoded)
-    except Exception as error:  # layers that do not fit each other, or an error in the user's code
+            changed = find_changed_constant(model, images) if model.buffer_names else ""
+    except Exception as error:  # whatever layers that do not fit each other, or a user's own, bring about
         shape = "x".join(map(str, images.shape[1:]))
         raise UserError(f"model={choice.name} cannot take images of {shape}: {_fault(error, choice)}") from error
+    if changed:
+        raise UserError(
+            f"model={choice.name}: its forward pass changes {changed}. Fix: keep there numbers that are floats, or one counter"
+        )
     if z.shape != (count, width):
         wanted = f"whose classifier gets ({count}, {width}) of {count} images, got {tuple(z.shape)}"
         raise UserError(f"{_said(choice)} {wanted}" + ("; nn.Flatten() makes a row of each image" if z.dim() != 2 else ""))

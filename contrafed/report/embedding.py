@@ -24,6 +24,7 @@ from contrafed.data.federation import Federation
 from contrafed.engines.personal_models import check_saved, place_in
 from contrafed.runs.evaluation import MODEL_FILE, initial_model, representations
 from contrafed.runs.setup import checked
+from contrafed.training.loop import part_of
 from contrafed.training.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -124,9 +125,10 @@ def on_cpu(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stays(workspace: Workspace) -> str:
-    """Return which parts that compute representations are not shared, empty if all are."""
-    travels = workspace.client_class.shared_parts(workspace.config)
-    kept = [part for part in ("encoder", "projector") if part not in travels and [*getattr(workspace.model, part).parameters()]]
+    """Return which part of what makes representations does not travel, empty where all of it does."""
+    travels = workspace.client_class.list_shared(workspace.model, workspace.config)
+    stay = {part_of(name) for name in workspace.initial if name not in travels}
+    kept = [part for part in ("encoder", "projector") if part in stay]
     return " and ".join(kept)
 
 

@@ -29,6 +29,15 @@ def said_of_small(workspace: Workspace) -> str:
     return f"{small.nodes} nodes had drawn fewer than partition.min_node_size={partition.config.min_node_size} examples: {what}"
 
 
+def said_of_norms(workspace: Workspace) -> str:
+    """Return a line where a method treats normalisation layers apart and the model has none, empty otherwise."""
+    parts = workspace.client_class.shared_parts(workspace.config)
+    if not {"norm", "!norm"} & set(parts) or workspace.model.normalisation_names:
+        return ""
+    run = workspace.run
+    return f"strategy={run.strategy.name}: model={run.model.name} has no normalisation layer, so there is none that stays local"
+
+
 def said_of_attackers(run: Run) -> str:
     """Return a line about the number of attackers, empty without any."""
     config = run.attack.config

@@ -80,7 +80,7 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     if wanted.node.partition.name == "own":
         raise UserError("partition=own goes with flwr run: simulated nodes have no data of their own")
     quiet_libraries(wanted.verbose)  # sets what Flower and Ray read when they are imported
-    from contrafed.config.method import check_model
+    from contrafed.config.method import check_batches, check_model
     from contrafed.data.federation import load_federation
     from contrafed.engines.job import Job
     from contrafed.runs.evaluation import initial_file, initial_model
@@ -90,7 +90,8 @@ def run_resolved(wanted: Run, *, unique: bool = True, on_round: OnRound | None =
     federation = load_federation(wanted.node)
     model = make_model(wanted.node, federation)
     check_model(wanted, model)
-    initial_model(dict(model.named_parameters()), initial_file(wanted))
+    check_batches(wanted, model, federation.partition.sizes)
+    initial_model(model.tensors(), initial_file(wanted))
     ready = with_folder(wanted, federation.data.fingerprint, unique)
     assert ready.folder is not None
     with alone(ready.folder):

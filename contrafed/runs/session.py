@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-from contrafed.config.method import build_strategy, check_strategy
+from contrafed.config.method import build_strategy, check_batches, check_strategy
 from contrafed.config.run_config import Run
 from contrafed.core import codec
 from contrafed.core.errors import RunStopped, UserError
@@ -26,7 +26,7 @@ from contrafed.runs import checkpoint
 from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model, test_examples
-from contrafed.runs.notices import said_of_attackers, said_of_delta, said_of_scale, said_of_small, warn_of_large
+from contrafed.runs.notices import said_of_attackers, said_of_delta, said_of_norms, said_of_scale, said_of_small, warn_of_large
 from contrafed.runs.output import Progress, RoundLog, shown
 from contrafed.runs.recording import facts, open_recorder
 from contrafed.runs.trackers import Followed
@@ -63,6 +63,7 @@ class Session:
         grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
         grid.limit_replies(AROUND)  # of the answers to queries
         self.members = grid.members(run.node, self.workspace.federation, self.places)
+        check_batches(run, self.workspace.model, self.members.sizes)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
         self.model = initial_model(self.workspace.initial, initial_file(run))
         # What is wrong with the global model now, empty for nothing.
@@ -98,7 +99,8 @@ class Session:
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
             large = warn_of_large(self.members.sizes, self.members.own_data)
-            for line in (said_of_small(self.workspace), said_of_attackers(run), self._unscored(), said_of_delta(run), large):
+            lines = (said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run))
+            for line in (*lines, self._unscored(), said_of_delta(run), large):
                 if line and self.resumed is None:
                     progress.note(line)
             if self.tracker.line:
@@ -261,6 +263,7 @@ class Session:
         """Return the places of personal models that clients are told: where to save and to load them, "" for not at all."""
         run, load = self.run, ""
         personal = run.judge == "post_train" or self.workspace.client_class.is_personal(self.workspace.config)
+        personal = personal or self.workspace.model.buffers_are == "local"
         if run.evaluate_only and personal:
             load = self.grid.load_place(Path(run.evaluate_only), self.workspace)
         return {"save": self.grid.save_place(self.folder) if run.save_personal else "", "load": load}

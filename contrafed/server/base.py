@@ -25,6 +25,7 @@ from contrafed.core.tensors import Tensors, move, named, settle, size_of
 from contrafed.data.participation import Participation
 from contrafed.server import checks
 from contrafed.server.aggregation import Aggregation
+from contrafed.server.buffers import leave_out
 from contrafed.server.norm_limit import NormLimit
 from contrafed.server.replies import Replies, Reply, diverged, largest, read_reply
 from contrafed.server.round_log import Population, Round
@@ -54,6 +55,7 @@ class FederatedStrategy(Strategy):
     averages: ClassVar[bool] = False
     fixed_weights: ClassVar[tuple[str, ...]] = ()  # values of ``weights`` that make a weight independent of the cohort
     idle: ClassVar[bool] = False  # whether ``aggregate`` is also called without replies
+    buffers: frozenset[str] = frozenset()  # names of the model's buffers, which no strategy sees
     has_global_model: ClassVar[bool] = True  # whether the server has a global model, if all parts are shared
 
     def __init__(
@@ -90,12 +92,14 @@ class FederatedStrategy(Strategy):
         """
         self.config, self.node_config, self.client_class = config, node_config, client_class
         self.down, self.up = client_class.messages(model, node_config)
-        # Names of the model's shared tensors.
-        self.travelling = [name.removeprefix("model/") for name in self.down if name.startswith("model/")]
+        self.buffers = getattr(model, "buffer_names", frozenset())
+        # Names of the model's shared parameters.
+        self.travelling = [n.removeprefix("model/") for n in self.down if n.startswith("model/") and n[6:] not in self.buffers]
         # Whether clients are evaluated by personal models, and whether there is a global model to evaluate.
         self.post_train = post_train
-        self.personal = post_train or client_class.is_personal(node_config)
-        self.whole = self.has_global_model and all(f"model/{name}" in self.down for name, _ in model.named_parameters())
+        self.personal = post_train or client_class.is_personal(node_config) or getattr(model, "buffers_are", "") == "local"
+        names = {name for name, _ in model.named_parameters()} | self.buffers
+        self.whole = self.has_global_model and all(f"model/{name}" in self.down for name in names)
         self.population, self.participation = population, participation
         self.settings, self.num_rounds, self.seed = settings, num_rounds, seed
         self.max_norm, self.min_replies, self.privacy, self.aggregation = max_norm, min_replies, privacy, aggregation
@@ -198,7 +202,7 @@ class FederatedStrategy(Strategy):
         # clients of one cost share one
         scalars = {cost: ConfigRecord({**common, "cost": cost}) for cost in set(costs.values())}
         asked = {node: scalars[cost] for node, cost in costs.items()}
-        return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast(self.model), asked)
+        return self._write(MessageType.TRAIN, server_round, self.model, self.broadcast, asked)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Check every reply, then aggregate the valid ones."""
@@ -241,8 +245,8 @@ class FederatedStrategy(Strategy):
         scalars.update({key: config[key] for key in ("metrics",) if key in config})
         model = codec.from_record(arrays)
         asked = {int(node): scalars for node in nodes}
-        shared = self.broadcast(model) if self.post_train else self.broadcast_for_evaluation(model)
-        return self._write(MessageType.EVALUATE, server_round, model, shared, asked)
+        broadcast = self.broadcast if self.post_train else self.broadcast_for_evaluation
+        return self._write(MessageType.EVALUATE, server_round, model, broadcast, asked)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Summarise the clients' scores: mean by examples, plain mean, standard deviation over clients, and worst tenth.
@@ -327,12 +331,16 @@ class FederatedStrategy(Strategy):
     # ------------------------------------------------------------------------------------------------ messages and answers
 
     def _write(
-        self, kind: str, server_round: int, model: Tensors, shared: Tensors, configs: Mapping[int, ConfigRecord]
+        self,
+        kind: str,
+        server_round: int,
+        model: Tensors,
+        broadcast: Callable[[Tensors], Tensors],
+        configs: Mapping[int, ConfigRecord],
     ) -> list[Message]:
-        """Return a message for every client of ``configs``: the ``shared`` tensors, one record for all, or with a client's
-        own.
-        """
+        """Return a message for every client of ``configs``: the broadcast, one record for all, or with a client's own."""
         self._sent, self._received = [], {}
+        shared, model = checks.broadcast(self, broadcast, model), leave_out(model, self.buffers)
         common = checks.sent_fault(self, shared)  # once, because most strategies send the same to all clients
         record = codec.to_record({} if common else shared)
         for node, config in configs.items():

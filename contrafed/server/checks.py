@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from contrafed.core import registry
 from contrafed.core.errors import RunStopped, UserError, nearest
 from contrafed.core.tensors import TYPES, Tensors, format_of, storable
+from contrafed.server.buffers import average_buffers, leave_out, list_shared, split_replies
 from contrafed.server.privacy import aggregate_privately
 from contrafed.server.replies import AbsentError, Replies, norm
 
@@ -33,6 +34,14 @@ def selected(rule: Any, server_round: int) -> np.ndarray:
         got = str(wrong[-1])
     wanted = f"{type(rule).__name__}.select must return partition ids, whole numbers of 0..{count - 1}, each at most once"
     raise RunStopped(f"round {server_round}: {wanted}, got {got}")
+
+
+def broadcast(rule: Any, method: Callable[[Tensors], Tensors], model: Tensors) -> Tensors:
+    """Return what a rule's ``broadcast`` makes of the parameters, and the buffers that clients receive."""
+    shared = method(leave_out(model, rule.buffers))
+    if not rule.buffers or not isinstance(shared, dict):
+        return shared
+    return shared | {f"model/{name}": model[name] for name in list_shared(rule.buffers, rule.down)}
 
 
 def sent_fault(rule: Any, *parts: Any) -> str:
@@ -99,11 +108,12 @@ def judged_fault(rule: Any, model: Tensors, made: Any) -> str:
 
 
 def judged(rule: Any, model: Tensors) -> Tensors:
-    """Return the model that a strategy evaluates in place of ``model``. Raises ``RunStopped`` if it is not a model."""
-    made: Tensors = rule.judged(model)
-    if fault := judged_fault(rule, model, made):
+    """Return the model that a rule has scored in place of ``model``. Raises ``RunStopped`` where it is none."""
+    weights = leave_out(model, rule.buffers)
+    made: Tensors = rule.judged(weights)
+    if fault := judged_fault(rule, weights, made):
         raise stopped(rule, fault)
-    return made
+    return {name: made.get(name, value) for name, value in model.items()} if rule.buffers else made
 
 
 def state_fault(rule: Any) -> str:
@@ -122,7 +132,10 @@ def next_model(rule: Any, replies: Replies) -> Tensors:
     Raises:
         RunStopped: If it is not a model or not finite, or if the strategy's state or metrics cannot be saved or logged.
     """
-    name, model = type(rule).__name__, rule.model
+    name, whole = type(rule).__name__, rule.model
+    model = leave_out(whole, rule.buffers)
+    if rule.buffers:
+        replies, sent = split_replies(replies, rule.buffers)
     before = [(tensor, tensor._version) for reply in replies for tensor in reply.tensors.values()]
     try:
         made = (aggregate_privately if rule.privacy else type(rule).next_model)(rule, model, replies)
@@ -132,7 +145,9 @@ def next_model(rule: Any, replies: Replies) -> Tensors:
         raise stopped(rule, f"{name}.aggregate must not change replies in place: what nodes remember may be the same tensors")
     if fault := _model_fault(model, made):
         raise stopped(rule, f"{name}.aggregate must return tensors of the model by name: {fault}")
-    new = {key: made[key].to(old.dtype) if key in made else old for key, old in model.items()}
+    if rule.buffers:
+        made = made | average_buffers(rule, sent)
+    new = {key: made[key].to(old.dtype) if key in made else old for key, old in whole.items()}
     if not math.isfinite(norm(new.values())):
         worst = next(key for key, value in new.items() if not value.isfinite().all())
         raise stopped(rule, f"{name}.aggregate made a model that is not finite ({worst})", "diverged")

@@ -64,13 +64,14 @@ class Client(NumPyClient):
     A method sets ``Config`` in its module and overrides what it needs from the first section below.
     """
 
-    shared: ClassVar[tuple[str, ...]] = PARTS  # the parts of the model that are shared, while the others stay on the client
-    plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty if it need not
-    upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
-    own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
-    mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which local.mixed_precision has an effect
-    # For the documentation. A method that uses another method's client states these in its FederatedStrategy.
-    family: ClassVar[str] = ""  # family of methods, in the README's list
+    # The parts of the model that are shared, and patterns of tensors' names: "encoder.stages.0.*", "!norm" (``loop.is_in``).
+    shared: ClassVar[tuple[str, ...]] = PARTS
+    plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam; empty: it need not
+    upload: ClassVar[Literal["model", "delta"]] = "model"  # send the trained tensors, or their change
+    own_model: ClassVar[bool] = False  # whether a node is judged by a model of its own although all parts travel
+    mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # where local.mixed_precision has an effect
+    # For the documentation. A method whose client is another's says these in its FederatedStrategy.
+    family: ClassVar[str] = ""  # of methods, in the README's list
     paper: ClassVar[Paper | None] = None
     papers_of_variants: ClassVar[Mapping[str, Paper]] = {}  # papers of other methods that are this class with other settings
     # What the paper counts as traffic of a client in a round, down and up (``contrafed/training/traffic.py``).
@@ -84,6 +85,10 @@ class Client(NumPyClient):
         self.workspace, self.model = workspace, workspace.model
         self.config: Any = workspace.config
         self.parts = self.shared_parts(self.config)
+        self.shared_names = self.list_shared(self.model, self.config)
+        shared = {loop.part_of(name) for name in self.shared_names}
+        # What stays on the client of a part that is shared.
+        self.local_names = [n for n in workspace.initial if n not in self.shared_names and loop.part_of(n) in shared]
         self.nodes = list(nodes)
         self.memories: list[Tensors] = list(memories) if memories is not None else [{} for _ in nodes]
         self.server_round = 0
@@ -94,15 +99,23 @@ class Client(NumPyClient):
 
     @classmethod
     def shared_parts(cls, config: Any) -> tuple[str, ...]:
-        """Return the parts of the model that are shared, if that depends on the configuration."""
+        """Return ``shared``, where that is for the configuration to say."""
         return cls.shared
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """Return names and shapes of all tensors that a client receives and uploads. No other tensors are exchanged."""
+        """Return the names and shapes of every tensor a node receives and sends. Nothing else ever crosses."""
+        shared, tensors = cls.list_shared(model, config), model.tensors()
+        frozen = model.buffer_names if model.buffers_are == "frozen" else ()
+        down = {f"model/{n}": tuple(v.shape) for n, v in tensors.items() if n in shared}
+        return down, {f"{cls.upload}/{n}": tuple(v.shape) for n, v in tensors.items() if n in shared and n not in frozen}
+
+    @classmethod
+    def list_shared(cls, model: SplitModel, config: Any) -> set[str]:
+        """Return the names of the model's tensors that are shared: those in ``shared_parts``; no buffers that are local."""
         parts = cls.shared_parts(config)
-        travels = {n: tuple(p.shape) for n, p in model.named_parameters() if loop.part_of(n) in parts}
-        return {f"model/{n}": s for n, s in travels.items()}, {f"{cls.upload}/{n}": s for n, s in travels.items()}
+        local = model.buffer_names if model.buffers_are == "local" else ()
+        return {name for name in model.tensors() if name not in local and loop.is_in(name, parts, model.normalisation_names)}
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return a client's initial state, given what it ``received`` first. Personal parts are added."""
@@ -188,20 +201,30 @@ class Client(NumPyClient):
         return self.losses[-1]
 
     def sent(self, stack: Stack) -> Tensors:
-        """Return the shared parts for the upload: the trained tensors, or their change."""
-        trained = {n: v.detach() for n, v in stack.params.items() if self.travels(n)}
+        """Return the shared parts as they are sent: trained, or their change."""
+        frozen = self.model.buffer_names if self.model.buffers_are == "frozen" else ()
+        trained = {n: v.detach() for n, v in stack.params.items() if self.travels(n) and n not in frozen}
         if self.upload == "delta":
             trained = {n: v - stack.received[f"model/{n}"] for n, v in trained.items()}
         return {f"{self.upload}/{n}": v for n, v in trained.items()}
 
     def travels(self, name: str) -> bool:
-        """Return whether a tensor of the model is shared."""
-        return loop.part_of(name) in self.parts
+        """Whether a tensor of the model is shared."""
+        return name in self.shared_names
+
+    def parameters_of(self, model: Tensors) -> Tensors:
+        """Return the parameters among a model's tensors, without its buffers."""
+        buffers = self.model.buffer_names
+        return {n: v for n, v in model.items() if loop.bare_name(n) not in buffers} if buffers else model
+
+    def is_in(self, name: str, parts: tuple[str, ...]) -> bool:
+        """Whether a tensor of a model is in one of ``parts``, which may be patterns."""
+        return loop.is_in(name, parts, self.model.normalisation_names)
 
     def forward(self, params: Tensors, batch: Batch, with_levels: bool = False) -> Features:
-        """Run one client's model on its batch, with the step's dropout, for use inside a loss."""
+        """Run one node's model on its batch, with the step's dropout and buffers that learn; for use inside a loss."""
         dropout = batch.dropout if self.model.dropout else None
-        with self.precision(), self.model.holding(params) as model:
+        with self.precision(), self.model.training_on(batch.mask), self.model.holding(params) as model:
             return self.widened(model(batch.x, dropout, with_levels, encoded=batch.x.dim() == 2))
 
     def task_loss(self, features: Features, batch: Batch) -> Tensor:
@@ -227,10 +250,13 @@ class Client(NumPyClient):
     def gradients(self, loss: Loss, params: Tensors, batch: Batch, constants: Any) -> Tensors:
         """Return the gradient (B, ...) of every client's loss at ``params`` (B, ...)."""
 
-        def minimised(params: Tensors, batch: Batch, constants: Any) -> Tensor:
-            return loop.minimised(loss, loop.scalars(loss, loss(params, batch, constants)))
+        def minimised(params: Tensors, buffers: Tensors, batch: Batch, constants: Any) -> Tensor:
+            return loop.minimised(loss, loop.scalars(loss, loss(params | buffers, batch, constants)))
 
-        found: Tensors = each_node(grad(minimised), params, batch, constants)
+        parameters = self.parameters_of(params)
+        # Copies: a gradient beside the step's own leaves the buffers as they are.
+        buffers = {name: value.clone() for name, value in params.items() if name not in parameters}
+        found: Tensors = each_node(grad(minimised), parameters, buffers, batch, constants)
         return found
 
     def over_examples(
@@ -297,14 +323,14 @@ class Client(NumPyClient):
 
     @classmethod
     def is_personal(cls, config: Any) -> bool:
-        """Return whether clients are evaluated by personal models."""
-        return cls.own_model or bool(set(PARTS) - set(cls.shared_parts(config)))
+        """Whether a node is judged by a model of its own."""
+        parts = cls.shared_parts(config)
+        return cls.own_model or bool(set(PARTS) - set(parts)) or any(loop.is_pattern(part) for part in parts)
 
     @classmethod
     def remembers(cls, model: SplitModel, config: Any) -> bool:
-        """Return whether a client has a state that persists between rounds."""
-        parts = cls.shared_parts(config)
-        personal = any(loop.part_of(name) not in parts for name, _ in model.named_parameters())
+        """Whether a node keeps anything between rounds."""
+        personal = len(cls.list_shared(model, config)) < len(model.tensors())
         return personal or config.local.keep_optimizer or cls.fresh_memory is not Client.fresh_memory
 
     def update(self, received: Sequence[Tensors], server_round: int, deadline: float | None = None) -> list[Update]:
@@ -373,8 +399,8 @@ class Client(NumPyClient):
 
 
 def _check_own(stack: Stack, params: Tensors, parts: tuple[str, ...]) -> None:
-    """Raise ``TypeError`` if ``train`` would train none of its params, or would write to tensors that other clients receive."""
-    learning = [name for name in params if loop.part_of(name) in parts]
+    """Raise ``TypeError`` where ``train`` was given params of which it would train nothing, or what other nodes receive too."""
+    learning = [name for name in params if loop.is_in(name, parts)]
     if not learning and (others := sorted({loop.part_of(name) for name in params if "/" in name})):
         raise TypeError(f"train(params=...) holds '{others[0]}/...', which train(parts={parts!r}) does not name")
     given = {value.data_ptr() for value in stack.received.values()}

@@ -193,7 +193,13 @@ def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
 def _opened(
     client: Any, received: Sequence[Tensors], server_round: int, memories: Sequence[Tensors]
 ) -> tuple[list[Tensors], Stack]:
-    """Return each client's state, and the stack of received tensors and client state."""
+    """Return what each node remembers, or begins with, and the stack of what they received and remember.
+
+    What stays of a part that is shared, such as local buffers, is also in what they received: the model there is whole.
+    """
+    if local := client.local_names:
+        begin, known = client.workspace.initial, zip(received, memories, strict=True)
+        received = [r | {f"model/{n}": m.get(f"personal/{n}", begin[n]) for n in local} for r, m in known]
     rows = [_remembered(client, *pair) for pair in zip(memories, received, strict=True)]
     place = _placed(client)
     constants = {n: joined([tensors[n] for tensors in received], place) for n in received[0]}

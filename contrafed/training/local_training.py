@@ -14,15 +14,15 @@ from contrafed.core.schema import Range
 class LocalTraining:
     """Settings of a client's local training: how long, with which batches, with which optimiser.
 
-    Exactly one of ``epochs`` and ``iterations`` is set. Epochs are shuffled passes that keep their short last batch. Iterations
-    are minibatch steps through successive shuffled passes. Their batches have the full size, or all examples of a smaller
-    client.
+    Exactly one of ``epochs`` (shuffled passes) and ``iterations`` (minibatch steps through successive shuffled passes, every
+    batch of the full size, or of all examples of a smaller node) is set. ``last_batch``: what becomes of the short batch at the
+    end of each of ``epochs``. It is kept, dropped, or merged with the batch before it. A pass has one batch at least.
     """
 
     epochs: Annotated[int, Range(ge=0)] | None
     iterations: Annotated[int, Range(ge=0)] | None
-    # a fraction means a share of the client's examples
-    batch_size: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]
+    batch_size: Annotated[int, Range(ge=1)] | Annotated[float, Range(gt=0, lt=1)]  # a fraction: of the node's examples
+    last_batch: Literal["keep", "drop", "merge"]
     optimizer: Literal["sgd", "adam"]
     lr: Annotated[float, Range(gt=0)]
     lr_decay: Annotated[float, Range(gt=0, le=1)]
@@ -52,7 +52,15 @@ class LocalTraining:
     def steps_per_pass(self, examples: int) -> int:
         """Return how many batches a shuffled pass over ``examples`` examples gives, at least 1."""
         size = self.batch_of(examples)
-        return max(1, math.ceil(examples / size) if self.epochs is not None else examples // min(size, max(examples, 1)))
+        if self.epochs is not None and self.last_batch == "keep":
+            return max(1, math.ceil(examples / size))
+        return max(1, examples // min(size, max(examples, 1)))
+
+    def smallest_batch(self, examples: int) -> int:
+        """Return how many examples the smallest batch of a client with so many has."""
+        size = min(self.batch_of(examples), examples)
+        kept = self.epochs is not None and self.last_batch == "keep"
+        return (examples % size or size) if kept and size else size
 
     def steps(self, examples: int) -> int:
         """Return the number of optimiser steps of a client with ``examples`` examples, 0 for one without."""
@@ -68,7 +76,12 @@ class LocalTraining:
         size = self.batch_of(len(examples))
         if self.epochs is not None:
             orders = [rng.permutation(examples) for _ in range(self.epochs)]
-            return [order[i : i + size] for order in orders for i in range(0, len(order), size)]
+            if self.last_batch == "keep":
+                return [order[i : i + size] for order in orders for i in range(0, len(order), size)]
+            count = self.steps_per_pass(len(examples))
+            end = len(examples) if self.last_batch == "merge" or len(examples) < size else count * size
+            ends = [*(size * step for step in range(1, count)), end]
+            return [order[first:last] for order in orders for first, last in zip([0, *ends], ends, strict=False)]
         assert self.iterations is not None
         size = min(size, len(examples))
         passes = math.ceil(self.iterations / (len(examples) // size))

@@ -1,6 +1,7 @@
 """Train a stack: compute the gradients of all clients at once, clip them, and step, for the clients that have steps left."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -117,12 +118,13 @@ def train(client: Any, stack: Stack, phase: Phase) -> Losses:
 def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
     work, rows = phase.work, list[dict[str, Tensor]]()
     batches = Batches.drawn(client.workspace, work, stack, phase.purpose)
-    learning = [name for name in stack.params if part_of(name) in phase.parts]
+    learning = [name for name in client.parameters_of(stack.params) if client.is_in(name, phase.parts)]
     if not batches.index.numel() or not learning:
         return Losses(batches.steps, batches.counts, rows)
     # If no gradient passes the encoder and images repeat, the encoder's outputs replace them.
     encoder = {n: v.detach() for n, v in stack.params.items() if part_of(n) == "encoder"}
     fixed_encoder = encoder and not any("/" in name or name in encoder for name in learning)
+    client.model.trained_parts = parts_with_buffers(client, stack, learning)
     inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat else None
     tables = {name: batches.table(function, model) for name, (function, model) in phase.frozen.items()}
     kept = group(stack.memory, f"optimizer/{phase.purpose}") if work.keep_optimizer else {}
@@ -149,6 +151,20 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
         stack.memory |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.kept().items()}
     taken = [steps * phase.repeat for steps in batches.steps]
     return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows)
+
+
+def parts_with_buffers(client: Any, stack: Stack, learning: list[str]) -> frozenset[str]:
+    """Return the parts of models that train in a phase, both parameters and buffers; the others' buffers stay as they are."""
+    if not client.model.buffer_names:
+        return frozenset()
+    models = {name.removesuffix(bare_name(name)) for name in stack.params if bare_name(name) in client.model.buffer_names}
+    trained = [(name.removesuffix(bare_name(name)), bare_name(name)) for name in learning]
+    return frozenset(part_of(bare) for model, bare in trained if model in models)
+
+
+def bare_name(name: str) -> str:
+    """Return a tensor's name in its model: ``encoder.conv.weight`` of ``own/encoder.conv.weight``."""
+    return name.rpartition("/")[2]
 
 
 def _nodes_first(each_step: Callable[[Step], dict[str, Any]], step: Step) -> dict[str, Any]:
@@ -227,11 +243,36 @@ def part_of(name: str) -> str:
     return name.partition("/")[0] if "/" in name else name.partition(".")[0]
 
 
+def is_in(name: str, parts: Sequence[str], normalisation: Collection[str] = ()) -> bool:
+    """Return whether a tensor is in one of ``parts``: parts of the model, or patterns of its tensors' names.
+
+    A pattern has a ``*``, ``?`` or ``[``, as ``fnmatch`` reads them. ``norm`` means the tensors of normalisation layers. What
+    begins with ``!`` is left out, whatever else includes it: ``("encoder", "!norm")``.
+    """
+    inside = False
+    for part in parts:
+        pattern = part.removeprefix("!")
+        if pattern == "norm":
+            fits = bare_name(name) in normalisation
+        else:
+            fits = part_of(name) == pattern or (is_pattern(pattern) and fnmatchcase(name, pattern))
+        if fits and part.startswith("!"):
+            return False
+        inside = inside or fits
+    return inside
+
+
+def is_pattern(part: str) -> bool:
+    """Return whether an entry of ``shared_parts`` is a pattern, not a part of the model."""
+    return part.startswith("!") or part == "norm" or any(sign in part for sign in "*?[")
+
+
 def parts_fault(parts: Any, known: Iterable[str]) -> str:
-    """Return what is wrong with ``parts``, as the end of a sentence. The result is empty for a tuple of ``known`` parts."""
+    """Return what is wrong with ``parts``, as the end of a sentence; nothing for a tuple of ``known`` parts and patterns."""
     if not isinstance(parts, tuple):
         return f" must be a tuple of parts of the model, such as ('encoder',), got {parts!r}"
-    return next((f": {unknown('part of the model', part, known)}" for part in parts if part not in known), "")
+    wrong = [part for part in parts if not (isinstance(part, str) and is_pattern(part)) and part not in known]
+    return f": {unknown('part of the model', wrong[0], known)}" if wrong else ""
 
 
 def scalars(loss: Loss, losses: Any) -> dict[str, Tensor]:

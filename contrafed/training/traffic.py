@@ -39,7 +39,8 @@ def count_scalars(client_class: type[Client], model: SplitModel, config: Any) ->
     if (formula := get_formula(client_class)) is None:
         return None
     parts = {part: sum(p.numel() for p in getattr(model, part).parameters()) for part in PARTS}
-    phi = sum(parts[part] for part in client_class.shared_parts(config))
+    shared = client_class.list_shared(model, config)
+    phi = sum(value.numel() for name, value in model.named_parameters() if name in shared)
     sizes = {"theta": sum(parts.values()), "phi": phi, "pi": parts["classifier"], "v": 1}
     sizes |= dict.fromkeys(("omega", "h"), model.num_classes * model.embedding_size)
     down, up = (sum(sizes[symbol] for symbol in symbols.split()) for symbols in formula)

@@ -67,9 +67,9 @@ class Workspace:
         self.model = self.model.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
         # For models in evaluation mode torch fuses transformer layers, which then have no gradient in a stack.
         torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]
-        self.initial: dict[str, Tensor] = dict(self.model.named_parameters())
-        # Channels last: on a CPU convolutions and pools take half the time on such images, and the evaluation a third. There is
-        # no copy if the images are already in memory in this order.
+        self.initial: dict[str, Tensor] = self.model.tensors()
+        # Channels last: convolutions and pools on a CPU take half the time on such images, the evaluation a third.
+        # Without a copy where the images are so in memory already.
         try:
             self.x, self.y = data.x.to(self.device).permute(0, 2, 3, 1).contiguous(), data.y.to(self.device)
         except torch.OutOfMemoryError as error:

@@ -1,0 +1,41 @@
+"""Buffers of the global model. No strategy sees them: they are averaged here, whatever a strategy does with parameters."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from contrafed.core.tensors import Tensors
+from contrafed.server.replies import Replies, Reply
+
+
+def leave_out(model: Tensors, buffers: Collection[str]) -> Tensors:
+    """Return the parameters of a model; the model itself where it has no buffers."""
+    return {name: value for name, value in model.items() if name not in buffers} if buffers else model
+
+
+def split_replies(replies: Replies, buffers: Collection[str]) -> tuple[Replies, Replies]:
+    """Return the same replies with parameters and all else alone, and with buffers alone."""
+    pairs = [_split(reply, buffers) for reply in replies]
+    return tuple(Replies(side, replies.aggregation) for side in zip(*pairs, strict=True)) if pairs else (replies, replies)  # type: ignore[return-value]
+
+
+def _split(reply: Reply, buffers: Collection[str]) -> tuple[Reply, Reply]:
+    theirs = {name for name in reply.tensors if name.partition("/")[2] in buffers and name.startswith(("model/", "delta/"))}
+    rest = {name: value for name, value in reply.tensors.items() if name not in theirs}
+    return replace(reply, tensors=rest), replace(reply, tensors={name: reply.tensors[name] for name in theirs})
+
+
+def average_buffers(rule: Any, replies: Replies) -> Tensors:
+    """Return the mean of the buffers that clients sent, weighted as ``strategy.weights`` weighs; counters are whole numbers."""
+    if not len(replies) or not replies[0].tensors:
+        return {}
+    uniform = getattr(rule.config, "weights", "samples") == "uniform"
+    mean = replies.mean("model", np.ones(len(replies)) if uniform else replies.num_examples)
+    return {name: value if value.dim() else value.round() for name, value in mean.items()}
+
+
+def list_shared(buffers: Iterable[str], down: Collection[str]) -> list[str]:
+    """Return the buffers that clients receive."""
+    return [name for name in buffers if f"model/{name}" in down]

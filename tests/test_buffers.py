@@ -1,0 +1,215 @@
+"""Buffers next to parameters: BatchNorm in a stack of clients, what becomes of its statistics, and batches of one."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from rig import close, config_of, same, work_of
+from torch import nn
+from watched import settings_of, watch, write_problem
+
+from contrafed.core.buffers import MaskedBatchNorm, list_buffers, prepare_buffers
+from contrafed.core.client_run import choose
+from contrafed.core.errors import UserError
+from contrafed.core.split_model import build_model
+from contrafed.runs.run import run
+from contrafed.training.loop import is_in
+
+NETWORK = {"name": "cnn_bn", "channels": [3, 4], "kernel": 3, "hidden": [8], "momentum": 0.1}
+ROUNDS = ((0, 1, 3), (1, 3, 4, 5), (), (0, 1, 4, 6))  # without the client of one example
+SMALL = (
+    "model=cnn_bn", "model.channels=[3]", "model.kernel=3", "model.hidden=[8]", "engine=local", "tracker=none",
+    "num_nodes=4", "num_rounds=2", "eval_every=2", "participation=full", "partition.min_node_size=20",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory):
+    return write_problem(tmp_path_factory.mktemp("problem"))
+
+
+def chosen(method, problem, buffers="average", **local):
+    return settings_of(method, problem, last_batch="merge", **local) | {"model": NETWORK | {"buffers": buffers}}
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("affine", [True, False])
+def test_it_is_torchs_over_the_real_examples(momentum, affine):
+    theirs = nn.BatchNorm2d(3, momentum=momentum, affine=affine).double()
+    ours = copy.deepcopy(theirs)
+    assert prepare_buffers(holder := nn.Sequential(ours)) == ""
+    assert list_buffers(holder) == ["0.running_mean", "0.running_var", "0.num_batches_tracked"]
+    for step in range(3):
+        x = torch.randn(6, 3, 4, 4, dtype=torch.float64)
+        real = 6 - step
+        ours.mask = torch.tensor([1.0] * real + [0.0] * step, dtype=torch.float64)
+        assert torch.allclose(ours(x)[:real], theirs(x[:real]), rtol=0, atol=1e-12)
+    for name, value in theirs.named_buffers():
+        assert torch.allclose(dict(ours.named_buffers())[name].double(), value.double(), rtol=0, atol=1e-12)
+    ours.eval(), theirs.eval()
+    assert torch.allclose(ours(x), theirs(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("method", "buffers"),
+    [
+        ("fedavg", "average"),
+        ("fedavg", "frozen"),
+        ("moon", "local"),
+        ("apfl", "average"),
+        ("perfedavg", "average"),
+        ("fedbn", "local"),
+    ],
+)
+def test_a_stack_equals_its_clients_alone(problem, method, buffers):
+    alone, stacked = (watch(chosen(method, problem, buffers), ROUNDS, stack_size=size) for size in (1, 4))
+    for pair in zip(stacked.models, alone.models, strict=True):
+        close(*pair)
+    for one, other in zip(stacked.memories, alone.memories, strict=True):
+        assert one.keys() == other.keys()
+        for client in one:
+            close(one[client], other[client])
+
+
+def test_where_the_statistics_are(problem):
+    found = {buffers: watch(chosen("fedavg", problem, buffers), ROUNDS) for buffers in ("average", "local", "frozen")}
+    name = "encoder.stages.0.1.running_mean"
+    assert not same({name: found["average"].models[-1][name]}, {name: found["average"].models[0][name]})
+    for buffers in ("local", "frozen"):
+        assert torch.equal(found[buffers].models[-1][name], found[buffers].models[0][name])
+    assert not any(found["average"].memories[-1].values())
+    assert not any(found["frozen"].memories[-1].values())
+    means = [memory[f"personal/{name}"] for memory in found["local"].memories[-1].values() if memory]
+    assert len(means) > 1
+    assert not torch.equal(means[0], means[1])
+    for message, reply in found["local"].trained:
+        assert f"model/{name}" not in {*message.content["arrays"], *reply.content["arrays"]}
+
+
+def test_the_server_averages_them_whatever_the_strategy_does(problem):
+    """The mean of what the first round's clients sent, by examples; a counter stays a whole number."""
+    for method in ("fedavg", "fedadam", "scaffold"):
+        found = watch(chosen(method, problem), ROUNDS[:1], judge=False)
+        replies = [reply.content for _, reply in found.trained]
+        weights = np.array([reply["metrics"]["num-examples"] for reply in replies], dtype=float)
+        for name in ("running_var", "num_batches_tracked"):
+            name = f"encoder.stages.0.1.{name}"
+            kind = "delta" if method == "scaffold" else "model"
+            sent = np.stack([reply["arrays"][f"{kind}/{name}"].numpy() for reply in replies])
+            mean = np.tensordot(weights / weights.sum(), sent, 1) + (found.models[0][name].numpy() if kind == "delta" else 0)
+            expected = np.round(mean) if name.endswith("tracked") else mean
+            assert found.models[1][name].numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_run_leaves_a_model_that_torch_loads(tmp_path):
+    from safetensors.torch import load_file
+
+    summary = run(config_of(*SMALL, "strategy=fedavg", f"output_dir={tmp_path}/run"))
+    model = load_file(f"{summary['folder']}/model.safetensors")
+    layer = nn.BatchNorm2d(3)
+    layer.load_state_dict({name.rpartition(".")[2]: v for name, v in model.items() if name.startswith("encoder.stages.0.1.")})
+    assert layer.num_batches_tracked > 0
+    again = run(
+        config_of(*SMALL, "strategy=fedavg", f"init_from={summary['folder']}/model.safetensors", f"output_dir={tmp_path}/b")
+    )
+    assert again["status"] == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_engines_agree_bit_for_bit(method, tmp_path):
+    from safetensors.torch import load_file
+
+    models = []
+    for engine in (["engine=local"], ["engine=ray", "engine.workers=1"], ["engine=flower"]):
+        folder = tmp_path / engine[0].partition("=")[2]
+        wanted = [value for value in SMALL if not value.startswith("engine")]
+        run(config_of(*wanted, *engine, f"strategy={method}", "strategy.local.last_batch=merge", f"output_dir={folder}"))
+        models.append(load_file(folder / "model.safetensors"))
+    assert same(models[0], models[1])
+    assert same(models[0], models[2])
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+def sizes_of(examples, **changes):
+    return [len(batch) for batch in work_of(batch_size=4, **changes).batches(np.arange(examples), np.random.default_rng(0))]
+
+
+def test_the_last_batch_of_an_epoch():
+    assert sizes_of(9, epochs=2) == [4, 4, 1, 4, 4, 1]
+    assert sizes_of(9, epochs=2, last_batch="drop") == [4, 4, 4, 4]
+    assert sizes_of(9, epochs=2, last_batch="merge") == [4, 5, 4, 5]
+    for kind in ("keep", "drop", "merge"):
+        assert sizes_of(3, epochs=1, last_batch=kind) == [3]
+        for examples in (1, 3, 4, 5, 8, 11):
+            work, found = work_of(batch_size=4, epochs=1, last_batch=kind), sizes_of(examples, epochs=1, last_batch=kind)
+            assert work.steps(examples) == len(found)
+            assert work.smallest_batch(examples) == min(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (("strategy.local.batch_size=1",), "strategy.local.batch_size"),
+        (("strategy.local.iterations=null", "strategy.local.epochs=1"), "strategy.local.last_batch"),
+    ],
+)
+def test_a_batch_of_one_is_an_error_before_the_run(changes, key, tmp_path):
+    with pytest.raises(UserError, match=f"^{key}: "):
+        run(config_of(*SMALL, "strategy=fedavg", *changes, "partition=iid", "num_nodes=15", f"output_dir={tmp_path}/run"))
+    assert not (tmp_path / "run").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- what is refused
+
+
+class OwnForward(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm2d(2, track_running_stats=False), nn.InstanceNorm2d(2, track_running_stats=True), OwnForward(2)]
+)
+def test_layers_that_cannot_train_in_a_stack_are_refused(layer):
+    assert "Fix: " in prepare_buffers(nn.Sequential(layer))
+
+
+def test_tables_of_whole_numbers_are_constants():
+    layer = nn.Module()
+    layer.register_buffer("places", torch.arange(4))
+    layer.register_buffer("scale", torch.ones(2))
+    layer.register_buffer("count", torch.tensor(0))
+    assert prepare_buffers(layer) == ""
+    assert list_buffers(layer) == ["scale", "count"]
+    assert layer.count.is_floating_point()
+    assert not layer.places.is_floating_point()
+
+
+def test_settings_that_mean_nothing_are_refused():
+    with pytest.raises(UserError, match=r"^model\.buffers"):
+        choose("model", NETWORK | {"buffers": "none"})
+    mlp = choose("model", {"name": "mlp", "hidden": [4], "projection": [], "buffers": "local"})
+    with pytest.raises(UserError, match=r"^model\.buffers"):
+        build_model(mlp, 1, (8, 8), 3, 0)
+    with pytest.raises(UserError, match=r"^model\.buffers"):
+        run(config_of(*SMALL, "strategy=fedavg", "privacy=local"))
+
+
+def test_shared_parts_may_be_patterns():
+    norm = {"encoder.1.weight"}
+    assert is_in("encoder.0.weight", ("encoder", "!norm"), norm)
+    assert not is_in("encoder.1.weight", ("encoder", "!norm"), norm)
+    assert is_in("encoder.1.weight", ("norm",), norm)
+    assert is_in("encoder.0.weight", ("encoder.0.*",))
+    assert not is_in("encoder.0.weight", ("encoder", "!*.weight"))
+    assert not is_in("projector.0.weight", ("encoder",))
+
+
+def test_the_class_stays_a_batch_norm():
+    model = build_model(choose("model", NETWORK), 1, (8, 8), 3, 0)
+    assert isinstance(model.encoder.stages[0][1], MaskedBatchNorm)
+    assert {name.rpartition(".")[2] for name in model.buffer_names} == {"running_mean", "running_var", "num_batches_tracked"}
