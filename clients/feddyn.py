@@ -39,13 +39,13 @@ class FedDynClient(Client):
     )
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """g_k = 0."""
+        """Return g_k = 0."""
         return {
             f"gradient/{name}": torch.zeros_like(value) for name, value in self.parameters_of(group(received, "model")).items()
         }
 
     def local_work(self, stack: Stack) -> Tensors:
-        """Train with both terms, then renew g_k; send w_k."""
+        """Train with both terms, update g_k, and upload w_k."""
         received, own = self.parameters_of(stack.global_model), stack.remembered("gradient")
         self.train(stack, constants=named("global", received) | named("gradient", own))
         moved = {name: stack.params[name] - value for name, value in received.items()}

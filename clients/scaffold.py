@@ -45,7 +45,7 @@ class ScaffoldClient(Client):
         return down | control, up | control
 
     def fresh_memory(self, received: Tensors) -> Tensors:
-        """c_k = 0."""
+        """Return c_k = 0."""
         return {
             f"control/{name}": torch.zeros_like(value) for name, value in self.parameters_of(group(received, "model")).items()
         }

@@ -6,8 +6,9 @@ from typing import Annotated
 from torch import nn
 
 from contrafed.core.errors import UserError
+from contrafed.core.layers import fitting_padding, relu_pool
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, Stages, fitting_padding, hidden_layers, projector_of, relu_pool
+from contrafed.core.split_model import SplitModel, Stages, hidden_layers, projector_of
 
 
 @dataclass(frozen=True)

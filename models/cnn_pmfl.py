@@ -5,8 +5,9 @@ from typing import Annotated, cast
 
 from torch import Tensor, nn
 
+from contrafed.core.layers import relu_pool
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, Stages, features_of, relu_pool
+from contrafed.core.split_model import SplitModel, Stages, features_of
 
 
 @dataclass(frozen=True)

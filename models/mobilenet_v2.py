@@ -5,8 +5,9 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
+from contrafed.core.layers import group_norm
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, group_norm, pooled, projector_of
+from contrafed.core.split_model import SplitModel, pooled, projector_of
 
 # For each stage: expansion, output channels, blocks, stride of the first block.
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 1), (6, 320, 1, 1))

@@ -6,8 +6,9 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from contrafed.core.layers import group_norm
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, group_norm, pooled, projector_of
+from contrafed.core.split_model import SplitModel, pooled, projector_of
 
 # Length of the longest CPU vector, in numbers of 4 bytes.
 VECTOR = 16

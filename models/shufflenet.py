@@ -6,8 +6,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from contrafed.core.layers import group_norm
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, group_norm, pooled, projector_of
+from contrafed.core.split_model import SplitModel, pooled, projector_of
 
 GROUPED = 3  # groups of the 1x1 convolutions
 STEM, STAGES = 24, ((240, 4), (480, 8), (960, 4))  # channels of the stem, then channels and units of each stage

@@ -6,8 +6,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from contrafed.core.layers import HalvingPool, group_norm
 from contrafed.core.schema import Range
-from contrafed.core.split_model import HalvingPool, SplitModel, group_norm, pooled, projector_of
+from contrafed.core.split_model import SplitModel, pooled, projector_of
 
 # For each fire module: output channels, squeezed channels, whether its input is added, whether a pool follows.
 MODULES = (

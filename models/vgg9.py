@@ -5,8 +5,9 @@ from typing import Annotated
 
 from torch import nn
 
+from contrafed.core.layers import HalvingPool, group_norm
 from contrafed.core.schema import Range
-from contrafed.core.split_model import HalvingPool, SplitModel, Stages, group_norm, hidden_layers, projector_of
+from contrafed.core.split_model import SplitModel, Stages, hidden_layers, projector_of
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map
 from contrafed.core import registry
 from contrafed.core.client_run import Choice, choose
 from contrafed.core.errors import UserError
+from contrafed.core.layers import HalvingPool, group_norm
 from contrafed.core.randomness import torch_generator
-from contrafed.core.split_model import HalvingPool, SplitModel, Stages, build_model, group_norm
+from contrafed.core.split_model import SplitModel, Stages, build_model
 from contrafed.models.resnet18 import Strided
 from contrafed.models.shufflenet import Unit
 from contrafed.training.batches import Batches, draw_dropout

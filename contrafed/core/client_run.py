@@ -26,10 +26,10 @@ class Choice:
     values: Mapping[str, Any]  # the composed values behind ``config``, with ``name`` and ``module``
 
 
-# What becomes of a model's buffers: they are averaged as parameters are, stay on their client, or stay as they begin.
+# A model's buffers are averaged as parameters are, stay on their client, or keep their initial values.
 Buffers = Literal["average", "local", "frozen"]
 
-# Where the code behind a group's choices is; of ``strategy`` the node half.
+# Packages of the code behind each group's choices. For ``strategy`` it is the client.
 PACKAGES = {
     "strategy": "contrafed.clients",
     "dataset": "contrafed.partitions.datasets",

@@ -1,9 +1,4 @@
-"""Define the base class of all strategies: it selects clients, writes messages, and turns replies into the next model.
-
-A method subclasses ``FederatedStrategy`` and writes ``aggregate``: a few lines of tensor algebra over the replies. Everything
-else (participation, messages, bookkeeping, Flower's interface) is here. The checks of replies are in
-``contrafed/server/replies.py``.
-"""
+"""Define the base class of all strategies: it selects clients, writes messages, and turns replies into the next model."""
 
 import math
 import time
@@ -33,6 +28,8 @@ from contrafed.server.scores import Score, named_scores, read_score, summaries
 from contrafed.training.base import Client
 
 __all__ = ["FederatedStrategy", "Population", "Replies", "Reply", "Round", "Tensors", "strategy_class_of"]
+
+Broadcast = Callable[[Tensors], Tensors]  # of the global model
 
 
 class FederatedStrategy(Strategy):
@@ -331,12 +328,7 @@ class FederatedStrategy(Strategy):
     # ------------------------------------------------------------------------------------------------ messages and answers
 
     def _write(
-        self,
-        kind: str,
-        server_round: int,
-        model: Tensors,
-        broadcast: Callable[[Tensors], Tensors],
-        configs: Mapping[int, ConfigRecord],
+        self, kind: str, server_round: int, model: Tensors, broadcast: Broadcast, configs: Mapping[int, ConfigRecord]
     ) -> list[Message]:
         """Return a message for every client of ``configs``: the broadcast, one record for all, or with a client's own."""
         self._sent, self._received = [], {}

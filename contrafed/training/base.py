@@ -66,22 +66,19 @@ class Client(NumPyClient):
 
     # The parts of the model that are shared, and patterns of tensors' names: "encoder.stages.0.*", "!norm" (``loop.is_in``).
     shared: ClassVar[tuple[str, ...]] = PARTS
-    plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam; empty: it need not
-    upload: ClassVar[Literal["model", "delta"]] = "model"  # send the trained tensors, or their change
-    own_model: ClassVar[bool] = False  # whether a node is judged by a model of its own although all parts travel
-    mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # where local.mixed_precision has an effect
-    # For the documentation. A method whose client is another's says these in its FederatedStrategy.
-    family: ClassVar[str] = ""  # of methods, in the README's list
+    plain_sgd: ClassVar[str] = ""  # why local training must be plain SGD, without momentum or Adam, or empty
+    upload: ClassVar[Literal["model", "delta"]] = "model"  # upload the trained tensors, or their change
+    own_model: ClassVar[bool] = False  # whether a client is evaluated by a personal model although all parts are shared
+    mixed_on: ClassVar[tuple[str, ...]] = ("cuda",)  # devices on which local.mixed_precision has an effect
+    # For the documentation. A method that uses another method's client states these in its FederatedStrategy.
+    family: ClassVar[str] = ""  # family of methods, in the README's list
     paper: ClassVar[Paper | None] = None
     papers_of_variants: ClassVar[Mapping[str, Paper]] = {}  # papers of other methods that are this class with other settings
     # What the paper counts as traffic of a client in a round, down and up (``contrafed/training/traffic.py``).
     traffic: ClassVar[tuple[str, str] | None] = ("phi", "phi")
 
     def __init__(self, workspace: Workspace, nodes: Sequence[int], memories: Sequence[Tensors] | None = None) -> None:
-        """Represent ``nodes`` (partition ids).
-
-        ``memories`` holds each client's state, empty before its first round.
-        """
+        """Represent ``nodes`` (partition ids). ``memories`` holds each client's state, empty before its first round."""
         self.workspace, self.model = workspace, workspace.model
         self.config: Any = workspace.config
         self.parts = self.shared_parts(self.config)
@@ -99,12 +96,12 @@ class Client(NumPyClient):
 
     @classmethod
     def shared_parts(cls, config: Any) -> tuple[str, ...]:
-        """Return ``shared``, where that is for the configuration to say."""
+        """Return the parts of the model that are shared, if that depends on the configuration."""
         return cls.shared
 
     @classmethod
     def messages(cls, model: SplitModel, config: Any) -> tuple[Shapes, Shapes]:
-        """Return the names and shapes of every tensor a node receives and sends. Nothing else ever crosses."""
+        """Return names and shapes of all tensors that a client receives and uploads. No other tensors are exchanged."""
         shared, tensors = cls.list_shared(model, config), model.tensors()
         frozen = model.buffer_names if model.buffers_are == "frozen" else ()
         down = {f"model/{n}": tuple(v.shape) for n, v in tensors.items() if n in shared}
@@ -112,7 +109,7 @@ class Client(NumPyClient):
 
     @classmethod
     def list_shared(cls, model: SplitModel, config: Any) -> set[str]:
-        """Return the names of the model's tensors that are shared: those in ``shared_parts``; no buffers that are local."""
+        """Return the names of the shared tensors: those in ``shared_parts`` without local buffers."""
         parts = cls.shared_parts(config)
         local = model.buffer_names if model.buffers_are == "local" else ()
         return {name for name in model.tensors() if name not in local and loop.is_in(name, parts, model.normalisation_names)}
@@ -192,7 +189,7 @@ class Client(NumPyClient):
         work, loss = work or self.config.local, loss or self.loss
         phase = loop.Phase(work, parts, loss, constants or {}, models, each_step, repeat, purpose)
         if params is not None and isinstance(parts, tuple):
-            _check_own(stack, params, parts)
+            loop.check_params(stack, params, parts)
         mine = replace(stack, params=stack.params if params is None else params, examples=list(examples or stack.examples))
         try:
             self.losses.append(loop.train(self, mine, phase))
@@ -201,7 +198,7 @@ class Client(NumPyClient):
         return self.losses[-1]
 
     def sent(self, stack: Stack) -> Tensors:
-        """Return the shared parts as they are sent: trained, or their change."""
+        """Return the shared parts for the upload: the trained tensors, or their change."""
         frozen = self.model.buffer_names if self.model.buffers_are == "frozen" else ()
         trained = {n: v.detach() for n, v in stack.params.items() if self.travels(n) and n not in frozen}
         if self.upload == "delta":
@@ -209,7 +206,7 @@ class Client(NumPyClient):
         return {f"{self.upload}/{n}": v for n, v in trained.items()}
 
     def travels(self, name: str) -> bool:
-        """Whether a tensor of the model is shared."""
+        """Return whether a tensor of the model is shared."""
         return name in self.shared_names
 
     def parameters_of(self, model: Tensors) -> Tensors:
@@ -218,11 +215,11 @@ class Client(NumPyClient):
         return {n: v for n, v in model.items() if loop.bare_name(n) not in buffers} if buffers else model
 
     def is_in(self, name: str, parts: tuple[str, ...]) -> bool:
-        """Whether a tensor of a model is in one of ``parts``, which may be patterns."""
+        """Return whether a tensor of a model is in one of ``parts``, which may be patterns."""
         return loop.is_in(name, parts, self.model.normalisation_names)
 
     def forward(self, params: Tensors, batch: Batch, with_levels: bool = False) -> Features:
-        """Run one node's model on its batch, with the step's dropout and buffers that learn; for use inside a loss."""
+        """Run one client's model on its batch in a loss, with the step's dropout and buffers in training."""
         dropout = batch.dropout if self.model.dropout else None
         with self.precision(), self.model.training_on(batch.mask), self.model.holding(params) as model:
             return self.widened(model(batch.x, dropout, with_levels, encoded=batch.x.dim() == 2))
@@ -254,7 +251,7 @@ class Client(NumPyClient):
             return loop.minimised(loss, loop.scalars(loss, loss(params | buffers, batch, constants)))
 
         parameters = self.parameters_of(params)
-        # Copies: a gradient beside the step's own leaves the buffers as they are.
+        # Copies, because only the gradient of the step itself updates buffers.
         buffers = {name: value.clone() for name, value in params.items() if name not in parameters}
         found: Tensors = each_node(grad(minimised), parameters, buffers, batch, constants)
         return found
@@ -323,13 +320,13 @@ class Client(NumPyClient):
 
     @classmethod
     def is_personal(cls, config: Any) -> bool:
-        """Whether a node is judged by a model of its own."""
+        """Return whether clients are evaluated by personal models."""
         parts = cls.shared_parts(config)
         return cls.own_model or bool(set(PARTS) - set(parts)) or any(loop.is_pattern(part) for part in parts)
 
     @classmethod
     def remembers(cls, model: SplitModel, config: Any) -> bool:
-        """Whether a node keeps anything between rounds."""
+        """Return whether a client has a state that persists between rounds."""
         personal = len(cls.list_shared(model, config)) < len(model.tensors())
         return personal or config.local.keep_optimizer or cls.fresh_memory is not Client.fresh_memory
 
@@ -396,13 +393,3 @@ class Client(NumPyClient):
         server_round, final = int(config.get("server-round", self.server_round)), bool(config.get("final"))
         (judged,) = self.judge([received], server_round, split=split, final=final, post_train=bool(config.get("post-train")))
         return judged.metrics["loss"], judged.num_examples, {n: v for n, v in judged.metrics.items() if n != "loss"}
-
-
-def _check_own(stack: Stack, params: Tensors, parts: tuple[str, ...]) -> None:
-    """Raise ``TypeError`` where ``train`` was given params of which it would train nothing, or what other nodes receive too."""
-    learning = [name for name in params if loop.is_in(name, parts)]
-    if not learning and (others := sorted({loop.part_of(name) for name in params if "/" in name})):
-        raise TypeError(f"train(params=...) holds '{others[0]}/...', which train(parts={parts!r}) does not name")
-    given = {value.data_ptr() for value in stack.received.values()}
-    if shared := [name for name in learning if params[name].data_ptr() in given]:
-        raise TypeError(f"train(params=...): {shared[0]} is what the node received, which other nodes receive too; clone it")

@@ -154,7 +154,7 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
 
 
 def parts_with_buffers(client: Any, stack: Stack, learning: list[str]) -> frozenset[str]:
-    """Return the parts of models that train in a phase, both parameters and buffers; the others' buffers stay as they are."""
+    """Return the parts that train in a phase and have buffers. Buffers of other parts do not change."""
     if not client.model.buffer_names:
         return frozenset()
     models = {name.removesuffix(bare_name(name)) for name in stack.params if bare_name(name) in client.model.buffer_names}
@@ -247,7 +247,7 @@ def is_in(name: str, parts: Sequence[str], normalisation: Collection[str] = ()) 
     """Return whether a tensor is in one of ``parts``: parts of the model, or patterns of its tensors' names.
 
     A pattern has a ``*``, ``?`` or ``[``, as ``fnmatch`` reads them. ``norm`` means the tensors of normalisation layers. What
-    begins with ``!`` is left out, whatever else includes it: ``("encoder", "!norm")``.
+    begins with ``!`` is left out, even if another entry includes it: ``("encoder", "!norm")``.
     """
     inside = False
     for part in parts:
@@ -300,3 +300,13 @@ def clip(grads: list[Tensor], limit: float) -> None:
     factor = (limit / (square.sqrt() + 1e-6)).clamp_max(1)
     for grad in grads:
         grad.mul_(per_node(factor, grad))
+
+
+def check_params(stack: Stack, params: Tensors, parts: tuple[str, ...]) -> None:
+    """Raise ``TypeError`` if ``train`` would train none of its params, or would write to tensors that other clients receive."""
+    learning = [name for name in params if is_in(name, parts)]
+    if not learning and (others := sorted({part_of(name) for name in params if "/" in name})):
+        raise TypeError(f"train(params=...) holds '{others[0]}/...', which train(parts={parts!r}) does not name")
+    given = {value.data_ptr() for value in stack.received.values()}
+    if shared := [name for name in learning if params[name].data_ptr() in given]:
+        raise TypeError(f"train(params=...): {shared[0]} is what the node received, which other nodes receive too; clone it")
