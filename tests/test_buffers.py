@@ -154,7 +154,10 @@ def test_the_last_batch_of_an_epoch():
     ("changes", "key"),
     [
         (("strategy.local.batch_size=1",), "strategy.local.batch_size"),
-        (("strategy.local.iterations=null", "strategy.local.epochs=1"), "strategy.local.last_batch"),
+        (
+            ("strategy.local.iterations=null", "strategy.local.epochs=1", "strategy.local.batch_size=8"),
+            "strategy.local.last_batch",
+        ),
     ],
 )
 def test_a_batch_of_one_is_an_error_before_the_run(changes, key, tmp_path):

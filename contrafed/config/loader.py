@@ -41,12 +41,12 @@ class CompositionError(UserError, CompactHydraException):
 _read_header = ConfigSource._get_header_dict
 
 
-def _read_marked_header(text: str) -> dict[str, str]:
+def _read_marked_header(text: str) -> dict[str, str | None]:
     """Return a YAML's header, such as ``package``. Hydra would not see it behind a byte order mark."""
     return _read_header(text.removeprefix("\ufeff"))
 
 
-ConfigSource._get_header_dict = staticmethod(_read_marked_header)  # type: ignore[method-assign]
+ConfigSource._get_header_dict = staticmethod(_read_marked_header)  # type: ignore[method-assign, assignment]
 
 
 class ConfigLoader(ConfigLoaderImpl):

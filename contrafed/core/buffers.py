@@ -50,7 +50,7 @@ class MaskedBatchNorm(_BatchNorm):
         var = ((x - mean.reshape(shape)).square() * real).sum(dims) / count
         with torch.no_grad():
             self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-            rate = 1 / self.num_batches_tracked.to(x.dtype) if self.momentum is None else self.momentum  # type: ignore[operator]
+            rate = 1 / self.num_batches_tracked.to(x.dtype) if self.momentum is None else self.momentum  # type: ignore[operator, union-attr]
             unbiased = var.detach() * (count / (count - 1).clamp_min(1))
             self.running_mean.mul_(1 - rate).add_(rate * mean.detach())  # type: ignore[union-attr]
             self.running_var.mul_(1 - rate).add_(rate * unbiased)  # type: ignore[union-attr]

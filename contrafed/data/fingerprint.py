@@ -2,26 +2,32 @@
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from contrafed.core.client_run import Choice
-
-if TYPE_CHECKING:
-    from contrafed.data.images import ImageData
 
 MAX_PIXEL_BYTES = 1 << 26  # of larger data sets evenly chosen images count
 LENGTH = 16  # hexadecimal digits of a fingerprint
 
 
-def fingerprint_images(data: "ImageData") -> str:
-    """Return a checksum of the images' shape, all labels, the test split, the owners and the pixels of a sample."""
-    found = hashlib.sha256(repr((tuple(data.x.shape), data.num_classes)).encode())
-    for part in (data.y.numpy(), data.test.numpy(), *([] if data.owner is None else [data.owner])):
+def fingerprint_images(x: Tensor, y: Tensor, test: Tensor, owner: np.ndarray | None, num_classes: int) -> str:
+    """Return a checksum of the images' shape, all labels, the test split, the owners and the pixels of a sample.
+
+    Args:
+        x: Images (N, C, H, W).
+        y: Labels (N,).
+        test: Whether an example belongs to the test part (N,).
+        owner: The client that each example comes from (N,), None if unknown.
+        num_classes: C.
+    """
+    found = hashlib.sha256(repr((tuple(x.shape), num_classes)).encode())
+    for part in (y.numpy(), test.numpy(), *([] if owner is None else [owner])):
         found.update(part.tobytes())
-    step = max(1, -(-data.x.nbytes // MAX_PIXEL_BYTES))
-    found.update(data.x[::step].contiguous(memory_format=torch.contiguous_format).numpy().data)
+    step = max(1, -(-x.nbytes // MAX_PIXEL_BYTES))
+    found.update(x[::step].contiguous(memory_format=torch.contiguous_format).numpy().data)
     return found.hexdigest()[:LENGTH]
 
 

@@ -189,7 +189,7 @@ def load_images(dataset: Choice) -> ImageData:
     if dataset.config.normalize == "half":
         halves = (0.5,) * len(data.mean)
         data = replace(data, mean=halves, std=halves)
-    return replace(data, fingerprint=fingerprint_images(data))
+    return replace(data, fingerprint=fingerprint_images(data.x, data.y, data.test, data.owner, data.num_classes))
 
 
 def thinned(data: ImageData, fraction: float) -> ImageData:

@@ -98,9 +98,8 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            large = warn_of_large(self.members.sizes, self.members.own_data)
-            lines = (said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run))
-            for line in (*lines, self._unscored(), said_of_delta(run), large):
+            lines = (said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run), self._unscored())
+            for line in (*lines, said_of_delta(run), warn_of_large(self.members.sizes, self.members.own_data)):
                 if line and self.resumed is None:
                     progress.note(line)
             if self.tracker.line:

@@ -59,8 +59,11 @@ class LocalTraining:
     def smallest_batch(self, examples: int) -> int:
         """Return how many examples the smallest batch of a client with so many has."""
         size = min(self.batch_of(examples), examples)
-        kept = self.epochs is not None and self.last_batch == "keep"
-        return (examples % size or size) if kept and size else size
+        if self.epochs is None or not size or self.last_batch == "drop":
+            return size
+        if self.last_batch == "keep":
+            return examples % size or size
+        return examples if examples < 2 * size else size
 
     def steps(self, examples: int) -> int:
         """Return the number of optimiser steps of a client with ``examples`` examples, 0 for one without."""
