@@ -24,15 +24,15 @@ from typing import NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = (
+TINY_RUN = (
     "strategy=pmfl", "num_nodes=25", "participation=uniform", "participation.select=10", "model=mlp", "model.hidden=[8]",
     "model.projection=[6]", "strategy.local.iterations=1", "strategy.local.batch_size=8", "partition.test_fraction=0.2",
     "eval_every=50", "checkpoint_every=100",
 )  # fmt: skip
 # Share of the rounds that fill caches and are excluded.
-WARMING = 0.1
+WARM_UP_SHARE = 0.1
 # Exit status after Ctrl-C.
-INTERRUPTED = 130
+INTERRUPTED_STATUS = 130
 
 
 class Sample(NamedTuple):
@@ -79,7 +79,7 @@ def watch(
     """Run for ``rounds`` rounds or ``limit`` seconds, and return samples by process, number of reads of metrics, and
     seconds.
     """
-    overrides = [*TINY, f"engine={engine}", f"num_rounds={rounds}", f"output_dir={folder}"]
+    overrides = [*TINY_RUN, f"engine={engine}", f"num_rounds={rounds}", f"output_dir={folder}"]
     command = [sys.executable, str(ROOT / "main.py"), *overrides, *(["engine.workers=2"] if engine == "ray" else [])]
     samples: dict[tuple[int, str], list[Sample]] = defaultdict(list)
     began, reads = time.monotonic(), 0
@@ -96,7 +96,7 @@ def watch(
                 with suppress(OSError, StopIteration):
                     found = look(process, now)
                     samples[process, name].append(found)
-    assert run.returncode in (0, INTERRUPTED), folder.with_suffix(".log").read_text()
+    assert run.returncode in (0, INTERRUPTED_STATUS), folder.with_suffix(".log").read_text()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["failures"] == 0, summary
     return samples, reads, time.monotonic() - began
@@ -129,7 +129,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     for (process, name), found in sorted(samples.items()):
         # The last rounds are excluded, because a finished run draws its figures.
-        settled = [sample for sample in found if WARMING * last <= sample.server_round < last]
+        settled = [sample for sample in found if WARM_UP_SHARE * last <= sample.server_round < last]
         if len(settled) < 3:
             continue
         (rate, error), first, end = slope(settled, "megabytes"), settled[0], settled[-1]

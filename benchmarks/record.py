@@ -63,7 +63,7 @@ ABSENT = "(absent)"
 
 METHODS = ("fedavg", "pmfl", "moon", "fedcrl", "scaffold")
 ENGINES = {"local": ["engine=local"], "ray": ["engine=ray", "engine.workers=2"]}
-SHORT = (
+SHORT_RUN = (
     "num_nodes=8", "num_rounds=4", "eval_every=2", "eval_nodes=true", "model=mlp", "tracker=none", "partition.min_node_size=16",
     "partition.test_fraction=0.2", "participation=bernoulli", "participation.beta=null", "participation.mean_probability=0.5",
 )  # fmt: skip
@@ -126,7 +126,7 @@ def write_about(checkout: Path, out: Path, is_renamed: bool) -> None:
 
 def run_shortly(checkout: Path, engine: str, is_renamed: bool) -> dict[str, bytes]:
     """Return metrics.csv, which holds no time, of a short run of each method. All are one sweep, which starts faster."""
-    overrides = [override.partition("=") for override in (f"strategy={','.join(METHODS)}", *ENGINES[engine], *SHORT)]
+    overrides = [override.partition("=") for override in (f"strategy={','.join(METHODS)}", *ENGINES[engine], *SHORT_RUN)]
     lines = [f"{rename_key(key) if is_renamed else key}={value}" for key, _, value in overrides]
     for attempts_left in range(MAX_ATTEMPTS - 1, -1, -1):
         with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 # name: (overrides, clients per round, steps, batch size). There are 250 clients with 160 images of 32x32x3, and MpFedcon's CNN
 # without projector.
-COMMON = (
+COMMON_OVERRIDES = (
     "model=cnn5", "model.projection=[]", "num_nodes=250", "partition=iid", "eval_every=1000000",
     "participation=uniform", "strategy.local.lr=0.01",
 )  # fmt: skip
@@ -65,7 +65,7 @@ def engine(name: str, setting: str, folder: Path) -> dict[str, float]:
     overrides, *_ = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
     where = (f"dataset.path={folder / 'images.npz'}", f"output_dir={folder / 'run'}", f"num_rounds={rounds}")
-    summary = run(compose("dataset=npz", *COMMON, *overrides, *where, f"engine={name}"))
+    summary = run(compose("dataset=npz", *COMMON_OVERRIDES, *overrides, *where, f"engine={name}"))
     rows = (Path(summary["folder"]) / "times.csv").read_text().splitlines()[2 + warm_up :]
     return {"seconds": statistics.median(float(row.split(",")[1]) for row in rows)}
 
@@ -86,7 +86,7 @@ def loop(setting: str, nodes: int) -> float:
     torch.set_num_threads(1)
     _, _, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
-    settings = choose("model", OmegaConf.to_container(compose(*COMMON).model))
+    settings = choose("model", OmegaConf.to_container(compose(*COMMON_OVERRIDES).model))
     model = build_model(settings, 3, (32, 32), 10, 0)
     frozen = [copy.deepcopy(model) for _ in range(steps)] if setting == "pmfl" else []
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -144,7 +144,7 @@ def pfl(setting: str, folder: Path) -> dict[str, float]:
 
     _, nodes, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
-    inner = build_model(choose("model", OmegaConf.to_container(compose(*COMMON).model)), 3, (32, 32), 10, 0)
+    inner = build_model(choose("model", OmegaConf.to_container(compose(*COMMON_OVERRIDES).model)), 3, (32, 32), 10, 0)
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -202,7 +202,7 @@ def plain(setting: str, folder: Path) -> dict[str, float]:
 
     _, nodes, steps, size = SETTINGS[setting]
     rounds, warm_up = ROUNDS[setting]
-    settings = choose("model", OmegaConf.to_container(compose(*COMMON).model))
+    settings = choose("model", OmegaConf.to_container(compose(*COMMON_OVERRIDES).model))
     file = folder / "images.npz"
     client, server, begun = ClientApp(), ServerApp(), []
 

@@ -56,7 +56,7 @@ class Unfolded(nn.Conv2d):
         return out.unflatten(2, (height, width))
 
 
-def unfolded(model: nn.Module) -> nn.Module:
+def unfold_convolutions(model: nn.Module) -> nn.Module:
     """Return a copy of a model whose convolutions are ``Unfolded``."""
     model = copy.deepcopy(model)
     for module in model.modules():
@@ -70,7 +70,7 @@ class Work:
 
     def __init__(self, way: str, model: Any, nodes: int, batch: int, ahead: int, mixed: bool, device: str) -> None:
         self.device, self.mixed, self.alone = device, mixed, way == "one by one"
-        self.model = (unfolded(model) if way.startswith("im2col") else copy.deepcopy(model)).to(device)
+        self.model = (unfold_convolutions(model) if way.startswith("im2col") else copy.deepcopy(model)).to(device)
         generator = torch.Generator().manual_seed(0)
 
         def copies() -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ class Work:
             self.represent = torch.compile(self.represent)  # type: ignore[method-assign]
             self.embed = self.represent
         elif way.endswith("graph"):
-            self.step, self.embed = captured(self.train), captured(self.represent)
+            self.step, self.embed = capture_graph(self.train), capture_graph(self.represent)
 
     def one(self, params: dict[str, Tensor], x: Tensor) -> Any:
         """Run one client's model."""
@@ -128,7 +128,7 @@ class Work:
             return self.over(self.frozen, self.each)[1]
 
 
-def captured(function: Callable[[], Any]) -> Callable[[], Any]:
+def capture_graph(function: Callable[[], Any]) -> Callable[[], Any]:
     """Return a function that replays a function's kernels. Its result is the same memory each time."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -180,7 +180,10 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
         works[way] = work
     functions: dict[str, Callable[[], None]] = {}
     for way, work in works.items():
-        functions |= {f"{way}, step": settled(work.step, device), f"{way}, pass": settled(work.embed, device)}
+        functions |= {
+            f"{way}, step": synchronize_after(work.step, device),
+            f"{way}, pass": synchronize_after(work.embed, device),
+        }
     found = {name: 1000 * seconds for name, seconds in in_turns(functions, repeats).items()}
     base = "grouped" if "grouped" in works else next(iter(works), "")
     print(f"\n{title}\n\n| way | step, ms | beside grouped | frozen pass, ms | beside grouped | gradients, z differ by |")
@@ -194,7 +197,7 @@ def compare(title: str, ways: list[str], repeats: int, device: str) -> None:
         print(f"| {way} | - | - | - | - | {why} |")
 
 
-def settled(function: Callable[[], Any], device: str) -> Callable[[], None]:
+def synchronize_after(function: Callable[[], Any], device: str) -> Callable[[], None]:
     """Return a function that calls a function and waits until the accelerator is done."""
 
     def call() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import PARTS, Batch, Client, LocalTraining, Stack, Step, Tensors, per_node
 
 
@@ -45,13 +45,13 @@ class APFLClient(Client):
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return the initial model as v, and the initial alpha."""
         alpha = torch.tensor(self.config.alpha, dtype=self.workspace.dtype, device=self.workspace.device)
-        return named("own", self.workspace.initial) | {"alpha": alpha}
+        return add_prefix("own", self.workspace.initial) | {"alpha": alpha}
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train w and v in the same steps, upload w and keep v."""
-        both = stack.params | named("own", stack.remembered("own"))
+        both = stack.params | add_prefix("own", stack.remembered("own"))
         self.train(stack, params=both, parts=(*PARTS, "own"), each_step=self._share)
-        stack.memory |= named("own", group(both, "own"))
+        stack.memory |= add_prefix("own", select_prefix(both, "own"))
         return self.sent(stack)
 
     def _share(self, now: Step) -> Tensors:
@@ -59,7 +59,7 @@ class APFLClient(Client):
         moving = now.stack.memory["alpha"]
         alpha = moving.clone()
         if self.config.adaptive and now.number == 0:
-            own, rate = group(now.stack.params, "own"), self.config.local.rate(now.stack.server_round)
+            own, rate = select_prefix(now.stack.params, "own"), self.config.local.rate(now.stack.server_round)
             slope = self.gradients(super().loss, self._mix(alpha, own, now.stack.params), now.batch, {})
             along = [((own[name] - now.stack.params[name]) * g).reshape(len(g), -1).sum(1) for name, g in slope.items()]
             moving.sub_(rate * torch.stack(along).sum(0)).clamp_(0, 1)
@@ -72,7 +72,7 @@ class APFLClient(Client):
         """
         w = {name: value for name, value in params.items() if "/" not in name}
         task = self.task_loss(self.forward(w, batch), batch)
-        vbar = self._mix(constants["alpha"], group(params, "own"), {name: value.detach() for name, value in w.items()})
+        vbar = self._mix(constants["alpha"], select_prefix(params, "own"), {name: value.detach() for name, value in w.items()})
         personal = self.task_loss(self.forward(vbar, batch), batch)
         return {"loss": task + personal, "task": task, "personal": personal}
 

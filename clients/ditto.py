@@ -5,7 +5,7 @@ from typing import Annotated
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.tensors import named
+from contrafed.core.tensors import add_prefix
 from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
 
@@ -40,14 +40,14 @@ class DittoClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return the initial model as v."""
-        return named("own", self.workspace.initial)
+        return add_prefix("own", self.workspace.initial)
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train w and then v, upload w and keep v."""
         self.train(stack)
         own, work = stack.remembered("own"), replace(self.config.local, proximal_weight=self.config.pull_weight)
         self.train(stack, params=own, work=work, purpose="personal batches")
-        stack.memory |= named("own", own)
+        stack.memory |= add_prefix("own", own)
         return self.sent(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:

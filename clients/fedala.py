@@ -11,7 +11,7 @@ from contrafed.core.paper import Paper
 from contrafed.core.randomness import generator
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
 
 
@@ -54,23 +54,26 @@ class FedALAClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return w_k = W and A = 1."""
-        model = group(received, "model")
+        model = select_prefix(received, "model")
         ones = {name: torch.ones_like(model[name]) for name in top_layers(self.model, self.config.layers)}
         rounds = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
-        return named("own", model) | named("blend", ones) | {"rounds": rounds}
+        return add_prefix("own", model) | add_prefix("blend", ones) | {"rounds": rounds}
 
     def local_work(self, stack: Stack) -> Tensors:
         """Learn A, blend, train, and keep the trained model."""
         self._learn(stack)
         stack.params |= self._blend(stack)
         self.train(stack)
-        stack.memory |= named("own", stack.params) | {"rounds": stack.memory["rounds"] + 1}
+        stack.memory |= add_prefix("own", stack.params) | {"rounds": stack.memory["rounds"] + 1}
         return self.sent(stack)
 
     def _learn(self, stack: Stack) -> None:
         """Learn A. A client without a trained model, or whose A has settled, gets no examples."""
-        config, blend = self.config, named("blend", stack.remembered("blend"))
-        work, constants = config.local.plain(config.blend_lr, epochs=1), stack.params | named("own", stack.remembered("own"))
+        config, blend = self.config, add_prefix("blend", stack.remembered("blend"))
+        work, constants = (
+            config.local.plain(config.blend_lr, epochs=1),
+            stack.params | add_prefix("own", stack.remembered("own")),
+        )
         some, rounds, last = self._some(stack), stack.memory["rounds"], list[Tensor]()
         going = rounds > 0
         while going.any() and len(last) < config.max_passes:
@@ -104,12 +107,12 @@ class FedALAClient(Client):
 
     def _blend(self, stack: Stack) -> Tensors:
         """Return the blended layers (B, ...)."""
-        return blended(stack.remembered("own"), stack.global_model, stack.remembered("blend"))
+        return blend_models(stack.remembered("own"), stack.global_model, stack.remembered("blend"))
 
     def _blended_loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Return the task's loss of the model that starts the round, as a function of A."""
         received = {name: value for name, value in constants.items() if "/" not in name}
-        top = blended(group(constants, "own"), received, group(params, "blend"))
+        top = blend_models(select_prefix(constants, "own"), received, select_prefix(params, "blend"))
         return super().loss(received | top, batch, {})
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
@@ -129,7 +132,7 @@ def _clip(now: Step) -> dict[str, Any]:
     return {}
 
 
-def blended(own: Tensors, received: Tensors, share: Tensors) -> Tensors:
+def blend_models(own: Tensors, received: Tensors, share: Tensors) -> Tensors:
     """Return w + (W - w) A of the tensors that have an A."""
     return {name: torch.lerp(own[name], received[name], a) for name, a in share.items()}
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.tensors import named
+from contrafed.core.tensors import add_prefix
 from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
 
@@ -39,14 +39,14 @@ class FedAMPClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return the initial model as w."""
-        return named("own", self.workspace.initial)
+        return add_prefix("own", self.workspace.initial)
 
     def local_work(self, stack: Stack) -> Tensors:
         """Continue from the own model, pulled towards the received one."""
         pull = self.config.pull_weight / self.config.cloud_lr
         stack.params = stack.remembered("own")
         self.train(stack, work=replace(self.config.local, proximal_weight=pull))
-        stack.memory |= named("own", stack.params)
+        stack.memory |= add_prefix("own", stack.params)
         return self.sent(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:

@@ -51,7 +51,7 @@ class FitNetClient(Client):
         """Return the cross-entropy plus the weighted distance to the hints."""
         features = self.forward(params, batch, with_levels=True)
         task, which = self.task_loss(features, batch), self.config.levels
-        pairs = zip(features.compared(which), constants["hints"].compared(which), strict=True)
+        pairs = zip(features.select_levels(which), constants["hints"].select_levels(which), strict=True)
         each = [masked_mean((own - hint).square().mean(1), batch.mask) for own, hint in pairs]
         hint = torch.stack(each).mean()
         return {"loss": task + self.config.hint_weight * hint, "task": task, "hint": hint}

@@ -7,7 +7,7 @@ from contrafed.clients.fedper import HEADS
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import PARTS, Client, LocalTraining, Stack, Tensors
-from contrafed.training.tuning import tuned
+from contrafed.training.tuning import fine_tune
 
 
 @dataclass(frozen=True)
@@ -45,4 +45,4 @@ class FedAvgFTClient(Client):
         config = self.config
         work = config.local.plain(config.tune_lr, epochs=config.tune_epochs)
         work = replace(work, batch_size=config.tune_batch_size, momentum=config.tune_momentum)
-        return tuned(self, stack, work, HEADS[config.head] if config.tune == "head" else PARTS)
+        return fine_tune(self, stack, work, HEADS[config.head] if config.tune == "head" else PARTS)

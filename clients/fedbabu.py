@@ -7,7 +7,7 @@ from contrafed.clients.fedper import HEADS, FedPerClient
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.training.base import PARTS, LocalTraining, Stack, Tensors
-from contrafed.training.tuning import tuned
+from contrafed.training.tuning import fine_tune
 
 
 @dataclass(frozen=True)
@@ -51,4 +51,4 @@ class FedBABUClient(FedPerClient):
             config.local, epochs=config.tune_epochs, iterations=None, proximal_weight=0.0, optimizer="sgd", lr=config.tune_lr,
             momentum=config.tune_momentum, lr_decay=1.0, epoch_lr_decay=1.0,
         )  # fmt: skip
-        return tuned(self, stack, work, PARTS if config.tune == "all" else HEADS[config.head])
+        return fine_tune(self, stack, work, PARTS if config.tune == "all" else HEADS[config.head])

@@ -10,7 +10,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import PARTS, Batch, Client, LocalTraining, Losses, Shapes, Stack, Tensors, per_node
 from contrafed.training.losses import masked_mean, prototype_contrast
 from contrafed.training.prototypes import prototype_table, with_prototypes
@@ -86,9 +86,9 @@ class FedCRLClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return a client state without an own body or a contrastive loss."""
-        shared = group(received, "model")
+        shared = select_prefix(received, "model")
         zero = torch.zeros((), dtype=self.workspace.dtype, device=self.workspace.device)
-        return named("own", shared) | {"contrast": zero, "contrasted": zero, "rounds": zero}
+        return add_prefix("own", shared) | {"contrast": zero, "contrasted": zero, "rounds": zero}
 
     def local_work(self, stack: Stack) -> Tensors:
         """Blend, train with the global prototypes, keep body and loss, and upload body and prototypes (Equations 3, 7-14)."""
@@ -103,7 +103,7 @@ class FedCRLClient(Client):
     def _blend(self, stack: Stack) -> None:
         """Blend the own body with the received one (Equations 7-9). The first time, take the received one."""
         tau = torch.where(stack.memory["rounds"] > 0, self._tau(stack), 0.0)
-        for name, own in group(stack.memory, "own").items():
+        for name, own in select_prefix(stack.memory, "own").items():
             weight = per_node(tau, own)
             stack.params[name].copy_(weight * own + (1 - weight) * stack.received[f"model/{name}"])
 
@@ -164,8 +164,8 @@ class FedCRLClient(Client):
         memory["contrast"] = torch.where(share > 0, contrast / torch.where(share > 0, share, 1.0), 0.0)
         memory["contrasted"] = (share > 0).to(contrast)
         memory["rounds"] = memory["rounds"] + 1
-        memory |= named("own", {n: v for n, v in stack.params.items() if self.travels(n)})
+        memory |= add_prefix("own", {n: v for n, v in stack.params.items() if self.travels(n)})
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """Return the own body and head as last trained, by which a client is evaluated (`post_train`)."""
-        return {"model": stack.params | group(stack.memory, "own")}
+        return {"model": stack.params | select_prefix(stack.memory, "own")}

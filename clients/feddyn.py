@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import squared_distance
 
@@ -41,21 +41,22 @@ class FedDynClient(Client):
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return g_k = 0."""
         return {
-            f"gradient/{name}": torch.zeros_like(value) for name, value in self.parameters_of(group(received, "model")).items()
+            f"gradient/{name}": torch.zeros_like(value)
+            for name, value in self.parameters_of(select_prefix(received, "model")).items()
         }
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train with both terms, update g_k, and upload w_k."""
         received, own = self.parameters_of(stack.global_model), stack.remembered("gradient")
-        self.train(stack, constants=named("global", received) | named("gradient", own))
+        self.train(stack, constants=add_prefix("global", received) | add_prefix("gradient", own))
         moved = {name: stack.params[name] - value for name, value in received.items()}
         alpha = self.config.proximal_weight
-        stack.memory |= named("gradient", {name: own[name] - alpha * value for name, value in moved.items()})
+        stack.memory |= add_prefix("gradient", {name: own[name] - alpha * value for name, value in moved.items()})
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy plus the linear and the quadratic term."""
         task = self.task_loss(self.forward(params, batch), batch)
-        linear = torch.stack([(params[n] * g).sum() for n, g in group(constants, "gradient").items()]).sum()
-        pull = self.config.proximal_weight / 2 * squared_distance(params, group(constants, "global"))
+        linear = torch.stack([(params[n] * g).sum() for n, g in select_prefix(constants, "gradient").items()]).sum()
+        pull = self.config.proximal_weight / 2 * squared_distance(params, select_prefix(constants, "global"))
         return {"loss": task - linear + pull, "task": task}

@@ -4,7 +4,7 @@ from typing import Any
 
 from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Client, Config, Shapes, Stack, Tensors
 from contrafed.training.prototypes import with_prototypes
 
@@ -39,14 +39,14 @@ class FedGHClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return the received head as the client's last trained head."""
-        return named("trained", group(received, "model"))
+        return add_prefix("trained", select_prefix(received, "model"))
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train body and head, keep the head, and upload the prototypes."""
         self.train(stack)
-        stack.memory |= named("trained", {n: v for n, v in stack.params.items() if self.travels(n)})
+        stack.memory |= add_prefix("trained", {n: v for n, v in stack.params.items() if self.travels(n)})
         return self.prototypes(stack)
 
     def judged(self, stack: Stack) -> dict[str, Tensors]:
         """Return the personal body under the received head, and under the head as last trained."""
-        return {"model": stack.params, "trained": stack.params | group(stack.memory, "trained")}
+        return {"model": stack.params, "trained": stack.params | select_prefix(stack.memory, "trained")}

@@ -72,4 +72,4 @@ class FedMLBClient(Client):
                 main = model.resume(outputs[-1], len(outputs), dropout)
             with self.model.holding(received) as model:
                 hybrids = [model.resume(a, level) for level, a in enumerate(outputs, start=1)]
-        return self.widened(main), [self.widened(path) for path in hybrids]
+        return self.widen_features(main), [self.widen_features(path) for path in hybrids]

@@ -10,7 +10,7 @@ from torch import Tensor
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
 from contrafed.core.split_model import SplitModel
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, LocalTraining, Shapes, Stack, Tensors, per_node
 from contrafed.training.losses import masked_mean
 from contrafed.training.prototypes import prototype_table, with_prototypes
@@ -66,7 +66,7 @@ class FedPACClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return the received body as the client's last trained body."""
-        return named("trained", group(received, "model"))
+        return add_prefix("trained", select_prefix(received, "model"))
 
     def local_work(self, stack: Stack) -> Tensors:
         """Take the mixed head, compute statistics, train head and body, keep the body, and upload (Algorithm 1)."""
@@ -77,14 +77,14 @@ class FedPACClient(Client):
         self.train(stack, work=self._head_work, parts=("classifier",), loss=partial(Client.loss, self), purpose="head batches")
         self.train(stack, parts=self.shared, constants=prototype_table(stack) | {"own": means})
         body = {n: v for n, v in stack.params.items() if self.travels(n)}
-        stack.memory |= named("trained", body)
-        head = named("head", {n: v for n, v in stack.params.items() if n not in body})
+        stack.memory |= add_prefix("trained", body)
+        head = add_prefix("head", {n: v for n, v in stack.params.items() if n not in body})
         return self.sent(stack) | head | statistics | self.prototypes(stack)
 
     def _mixed_head(self, stack: Stack) -> Tensors:
         """Return the head that the server mixed, or the client's own if it mixed none."""
         valid = stack.received["head/valid"] > 0
-        head = {n: v for n, v in group(stack.received, "head").items() if n != "valid"}
+        head = {n: v for n, v in select_prefix(stack.received, "head").items() if n != "valid"}
         return {n: torch.where(per_node(valid, v), v, stack.params[n]) for n, v in head.items()}
 
     def _statistics(self, stack: Stack) -> tuple[Tensor, Tensors]:
@@ -109,7 +109,10 @@ class FedPACClient(Client):
 
         After local training the first is the trained model too.
         """
-        return {"model": stack.params | self._mixed_head(stack), "trained": stack.params | group(stack.memory, "trained")}
+        return {
+            "model": stack.params | self._mixed_head(stack),
+            "trained": stack.params | select_prefix(stack.memory, "trained"),
+        }
 
     @property
     def _head_work(self) -> LocalTraining:

@@ -74,13 +74,15 @@ class FedRCLClient(Client):
         """Return the cross-entropy plus the weighted contrast and penalty."""
         features = self.forward(params, batch, with_levels=self.config.contrast_weight > 0)
         task = self.task_loss(features, batch)
-        levels = features.compared(self.config.levels)
+        levels = features.select_levels(self.config.levels)
         if not levels:
             return {"loss": task, "task": task, "contrast": torch.zeros_like(task), "penalty": torch.zeros_like(task)}
         pairs = _hard if self.config.pairs == "hard" else _all
         y, mask, config = batch.y, batch.mask, self.config
         if "view" in constants:
-            other = self.forward(params, batch._replace(x=constants["view"]), with_levels=True).compared(self.config.levels)
+            other = self.forward(params, batch._replace(x=constants["view"]), with_levels=True).select_levels(
+                self.config.levels
+            )
             levels = tuple(torch.cat(both) for both in zip(levels, other, strict=True))
             if config.positives == "self":
                 y, config = torch.arange(len(y), device=y.device), replace(config, positives="label")

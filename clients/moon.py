@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Tensors
 from contrafed.training.losses import cosine, masked_mean
 
@@ -41,12 +41,12 @@ class MoonClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return the received model as the previous local model."""
-        return named("previous", group(received, "model"))
+        return add_prefix("previous", select_prefix(received, "model"))
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train with the global and the previous local model, then keep the trained one."""
-        self.train(stack, frozen={"global": stack.global_model, "previous": group(stack.memory, "previous")})
-        stack.memory |= named("previous", stack.params)
+        self.train(stack, frozen={"global": stack.global_model, "previous": select_prefix(stack.memory, "previous")})
+        stack.memory |= add_prefix("previous", stack.params)
         return self.sent(stack)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from contrafed.core.errors import UserError
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
 from contrafed.training.losses import squared_distance
 
@@ -52,14 +52,14 @@ class PFedMeClient(Client):
 
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return theta = W."""
-        return named("own", group(received, "model"))
+        return add_prefix("own", select_prefix(received, "model"))
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train theta and let w follow, upload w and keep theta."""
-        both = stack.params | named("own", {name: w.clone() for name, w in stack.params.items()})
+        both = stack.params | add_prefix("own", {name: w.clone() for name, w in stack.params.items()})
         self.train(stack, params=both, parts=("own",), each_step=self._after_each_batch, repeat=self.config.inner_steps)
         self._follow(both)
-        stack.memory |= named("own", group(both, "own"))
+        stack.memory |= add_prefix("own", select_prefix(both, "own"))
         return self.sent(stack)
 
     def _after_each_batch(self, now: Step) -> Tensors:
@@ -70,12 +70,12 @@ class PFedMeClient(Client):
 
     def _follow(self, params: Tensors) -> None:
         """Step w -= eta lambda (w - theta)."""
-        for name, theta in group(params, "own").items():
+        for name, theta in select_prefix(params, "own").items():
             params[name].lerp_(theta, self.config.outer_lr * self.config.pull_weight)
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:
         """Return f(theta) + lambda/2 |theta - w|^2."""
-        theta = group(params, "own")
+        theta = select_prefix(params, "own")
         task = self.task_loss(self.forward(theta, batch), batch)
         distance = squared_distance(theta, {name: params[name] for name in self.parameters_of(theta)})
         return {"loss": task + self.config.pull_weight / 2 * distance, "task": task}

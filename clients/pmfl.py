@@ -10,14 +10,14 @@ from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, LocalTraining, Stack, Step, Tensors
 from contrafed.training.client_stack import each_image
 from contrafed.training.losses import EPSILON, contrast, cosines, masked_mean
 
 # If a single unit is active, representations are parallel and their cosine is 1 up to rounding.
 # This tolerance decides such ties equally on every device and in every stack.
-TIE = 1e-6
+TIE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class PMFLClient(Client):
         """Return an empty ring of N models, the number of pushed iterates, a previous local model, and the rounds."""
         if not self.config.contrast_weight:
             return {}
-        model, zero = group(received, "model"), torch.zeros((), dtype=torch.int64, device=self.workspace.device)
-        previous = named("previous", model) if self.keeps_previous else {}
+        model, zero = select_prefix(received, "model"), torch.zeros((), dtype=torch.int64, device=self.workspace.device)
+        previous = add_prefix("previous", model) if self.keeps_previous else {}
         return fresh_ring(model, self.config.buffer_size) | previous | {"pushed": zero, "rounds": zero}
 
     @property
@@ -97,18 +97,18 @@ class PMFLClient(Client):
         if self.config.buffer_scope == "within":
             stack.memory["pushed"].zero_()
         if self.config.buffer_size:
-            previous = {"previous": group(stack.memory, "previous")} if self.keeps_previous else {}
+            previous = {"previous": select_prefix(stack.memory, "previous")} if self.keeps_previous else {}
             frozen = {"received": stack.global_model} | previous
-            losses = self.train(stack, frozen=frozen, each_step=partial(self._compared, History(self)))
+            losses = self.train(stack, frozen=frozen, each_step=partial(self._build_pairs, History(self)))
         else:
             losses = self.train(stack)
         stack.memory["pushed"] += torch.tensor(losses.steps, device=self.workspace.device)
         stack.memory["rounds"] += 1
         if self.keeps_previous:
-            stack.memory |= named("previous", stack.params)
+            stack.memory |= add_prefix("previous", stack.params)
         return self.sent(stack)
 
-    def _compared(self, history: "History", now: Step) -> Tensors:
+    def _build_pairs(self, history: "History", now: Step) -> Tensors:
         """Push the step's first iterate, and return what its batch is compared with.
 
         Returns:
@@ -139,7 +139,7 @@ class PMFLClient(Client):
             return {"loss": task}
         similarity = cosines(features.z, constants["directions"])  # (b, 1 + n)
         mu = similarity[:, 0] if self.config.threshold == "current" else constants["mu"]
-        far = similarity < mu.unsqueeze(1) - TIE
+        far = similarity < mu.unsqueeze(1) - TIE_TOLERANCE
         far = far & (torch.arange(far.shape[1], device=far.device) > 0)  # Z is always a positive
         l_con = masked_mean(contrast(similarity / self.config.temperature, far, constants["missing"]), batch.mask)
         return {"loss": task + self.config.contrast_weight * l_con, "task": task, "contrast": l_con}
@@ -177,15 +177,15 @@ class History:
         """Add the iterate that a step starts from. A round's first step adds the model of ``buffer_start``."""
         slot = self._slot(now, now.number)
         previous = now.number == 0 and self.start == "previous"
-        pushed = group(now.stack.memory, "previous") if previous else now.stack.params
-        for name, ring in group(now.stack.memory, "buffer").items():
+        pushed = select_prefix(now.stack.memory, "previous") if previous else now.stack.params
+        for name, ring in select_prefix(now.stack.memory, "buffer").items():
             ring[slot] = pushed[name]
         if now.number:  # the first is a frozen model
             self._ask(now, now.stack.params, range(now.number + 1, now.number + 1 + self.size), newest=True)
 
     def _look_back(self, now: Step) -> None:
         """Compute each earlier iterate's representations for the steps until it is replaced."""
-        ring = group(now.stack.memory, "buffer")
+        ring = select_prefix(now.stack.memory, "buffer")
         for age in range(1, min(max(self.pushed), self.size) + 1):
             slot = self._slot(now, -age)
             self._ask(now, {n: v[slot] for n, v in ring.items()}, range(self.size - age + 1), newest=False)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from contrafed.core.paper import Paper
 from contrafed.core.split_model import SplitModel
-from contrafed.core.tensors import group, named
+from contrafed.core.tensors import add_prefix, select_prefix
 from contrafed.training.base import Batch, Client, Config, Shapes, Stack, Tensors, per_node
 
 __all__ = ["Config", "ScaffoldClient"]
@@ -47,12 +47,13 @@ class ScaffoldClient(Client):
     def fresh_memory(self, received: Tensors) -> Tensors:
         """Return c_k = 0."""
         return {
-            f"control/{name}": torch.zeros_like(value) for name, value in self.parameters_of(group(received, "model")).items()
+            f"control/{name}": torch.zeros_like(value)
+            for name, value in self.parameters_of(select_prefix(received, "model")).items()
         }
 
     def local_work(self, stack: Stack) -> Tensors:
         """Train with the correction c - c_k, update c_k, and upload both changes."""
-        own, c = stack.remembered("control"), group(stack.received, "control")
+        own, c = stack.remembered("control"), select_prefix(stack.received, "control")
         self.train(stack, constants={name: c[name] - value for name, value in own.items()})
         sent = self.sent(stack)
         rates = [self.config.local.total_rate(stack.server_round, size) for size in stack.sizes]
@@ -60,7 +61,7 @@ class ScaffoldClient(Client):
             total = per_node(value.new_tensor(rates), value)
             change = -value - sent[f"delta/{name}"] / total
             sent[f"control/{name}"] = torch.where(total > 0, change, 0.0)
-        stack.memory |= named("control", {name: own[name] + sent[f"control/{name}"] for name in own})
+        stack.memory |= add_prefix("control", {name: own[name] + sent[f"control/{name}"] for name in own})
         return sent
 
     def loss(self, params: Tensors, batch: Batch, constants: Tensors) -> dict[str, Tensor]:

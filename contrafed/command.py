@@ -34,10 +34,10 @@ from contrafed.core.registry import CONF
 from contrafed.core.stdio import outliving
 from contrafed.runs.launch import find_folder, note_missing, print_other_jobs, read_objective, remove_empty
 from contrafed.runs.output import print_summary, quiet_libraries, versions
-from contrafed.runs.output.folder import held
+from contrafed.runs.output.folder import hold_folder
 from contrafed.runs.setup import check_latest
 
-INTERRUPTED = 130  # exit status after Ctrl-C
+INTERRUPTED_STATUS = 130  # exit status after Ctrl-C
 
 
 def run_job(config: DictConfig) -> float | None:
@@ -61,7 +61,7 @@ def run_job(config: DictConfig) -> float | None:
         try:
             run = resolve(to_plain(config))
             check_latest(run, named)
-            with held(folder) as free:
+            with hold_folder(folder) as free:
                 if not free and named:
                     raise UserError(f"output_dir: another process writes in {folder}")
                 summary = run_resolved(run, unique=not named)
@@ -120,7 +120,7 @@ def main() -> int:
         return start_hydra(order_arguments(arguments, asked))
     except KeyboardInterrupt:
         print("interrupted: what was finished, if anything, is in the run's folder", file=sys.stderr)
-        return INTERRUPTED
+        return INTERRUPTED_STATUS
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except Exception as error:
@@ -168,7 +168,7 @@ def command() -> None:
     """Run ``main`` and end the process with its status: the console script ``contrafed``."""
     with outliving():
         status = main()
-    if status == INTERRUPTED:
+    if status == INTERRUPTED_STATUS:
         # A thread of Flower's runtime may wait for ever for a worker that Ctrl-C ended. Everything is written by now.
         os._exit(status)
     sys.exit(status)

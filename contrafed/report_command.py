@@ -18,7 +18,7 @@ from pathlib import Path
 from contrafed.core.arguments import Parser, program
 from contrafed.core.errors import UserError
 from contrafed.core.stdio import outliving
-from contrafed.runs.output.console import counted
+from contrafed.runs.output.console import format_count
 
 
 def parser() -> Parser:
@@ -74,14 +74,14 @@ def _report(asked: argparse.Namespace) -> None:
         a, b = (run for runs in pair for run in runs)
         if a.name == b.name:
             a, b = (replace(run, name=str(folder)) for run, folder in zip((a, b), asked.compare, strict=True))
-        print("\n".join(f"{table.title}\n\n{table.plain}" for table in tables.compared(a, b)), end="")
+        print("\n".join(f"{table.title}\n\n{table.plain}" for table in tables.compare_runs(a, b)), end="")
     elif asked.results:
         _results(asked)
     elif not asked.folders:
         parser().error("name a folder with runs")
     elif asked.list:
         damaged: list[str] = []
-        print(tables.listed(find(asked.folders, damaged)).plain, end="")
+        print(tables.list_runs(find(asked.folders, damaged)).plain, end="")
         _left_out(damaged)
     else:
         runs = _usable(asked.folders, asked)
@@ -93,7 +93,9 @@ def _report(asked: argparse.Namespace) -> None:
         for path in (folder / "runs.md", folder / "differences.md"):
             if path in files:
                 print(path.read_text(encoding="utf-8"))
-        print(f"{len(files)} files of {counted(len(runs), 'run')} are in {folder}: {', '.join(path.name for path in files)}")
+        print(
+            f"{len(files)} files of {format_count(len(runs), 'run')} are in {folder}: {', '.join(path.name for path in files)}"
+        )
 
 
 def _refuse_unused(asked: argparse.Namespace) -> None:
@@ -118,7 +120,7 @@ def _results(asked: argparse.Namespace) -> None:
     for folder in asked.folders:
         runs = _usable([folder], asked)
         kept = results.keep(runs, Path("results"), asked.name or pages.name_of(folder))
-        print(f"wrote {counted(len(runs), 'run')} of {folder} to {kept}")
+        print(f"wrote {format_count(len(runs), 'run')} of {folder} to {kept}")
     files = pages.results_page(Path())
     print(f"wrote {files[0]} and {len(files) - 1} figures")
 
@@ -130,7 +132,7 @@ def _left_out(lines: list[str]) -> None:
 
 def _usable(folders: list[Path], asked: argparse.Namespace) -> list:
     from contrafed.report.groups import usable
-    from contrafed.report.match_experiment import placed
+    from contrafed.report.match_experiment import match_runs
     from contrafed.report.runs import find
 
     damaged: list[str] = []
@@ -138,9 +140,9 @@ def _usable(folders: list[Path], asked: argparse.Namespace) -> list:
     runs, aside = usable(found, unfinished=asked.unfinished)
     _left_out(damaged + aside)
     if not runs:
-        more = "; --unfinished takes those that did not end" if not all(run.finished for run in found) else ""
-        raise UserError(f"none of {counted(len(found), 'run')} can be reported" + ("" if asked.unfinished else more))
-    return placed(runs, experiment, asked.config_dir) if (experiment := getattr(asked, "as")) else runs
+        more = "; --unfinished takes those that did not end" if not all(run.is_finished for run in found) else ""
+        raise UserError(f"none of {format_count(len(found), 'run')} can be reported" + ("" if asked.unfinished else more))
+    return match_runs(runs, experiment, asked.config_dir) if (experiment := getattr(asked, "as")) else runs
 
 
 def command() -> None:

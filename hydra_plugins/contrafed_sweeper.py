@@ -162,9 +162,9 @@ class ContrafedSweeper(Sweeper):
         """Store the result of a job."""
         from contrafed.core.errors import UserError
         from contrafed.runs import checkpoint
-        from contrafed.runs.output.folder import finished
+        from contrafed.runs.output.folder import read_finished_summary
 
-        if done.status != JobStatus.COMPLETED or (summary := finished(folder)) is None:
+        if done.status != JobStatus.COMPLETED or (summary := read_finished_summary(folder)) is None:
             self.failures.append((each.job, isinstance(done._return_value, UserError)))
             return
         self._add_finished(folder, summary, each.run)
@@ -202,10 +202,10 @@ class ContrafedSweeper(Sweeper):
     def _skip_finished(self, each: Left) -> bool:
         """Return whether a job has finished before. Its folder is then part of the report."""
         from contrafed.engines.personal_models import place_in
-        from contrafed.runs.output.folder import finished
+        from contrafed.runs.output.folder import read_finished_summary
 
         there = self._find_past(each)
-        if there is None or (summary := finished(there)) is None:
+        if there is None or (summary := read_finished_summary(there)) is None:
             return False
         self._check_data(each, there, summary)
         self._add_finished(there, summary, each.run)
@@ -233,7 +233,7 @@ class ContrafedSweeper(Sweeper):
 
     def _find_folder(self, each: Left) -> Path | None:
         """Return an existing or a new folder for a job, None if another process has run it or is running it."""
-        from contrafed.runs.output.folder import finished, taken
+        from contrafed.runs.output.folder import is_held_elsewhere, read_finished_summary
 
         there = self._find_past(each)
         if there is None and self._begins_elsewhere(each):
@@ -241,12 +241,12 @@ class ContrafedSweeper(Sweeper):
             while there is None and self._begins_elsewhere(each):
                 time.sleep(POLL_SECONDS)
                 there = self._find_past(each)
-        if there is not None and (summary := finished(there)) is not None:
+        if there is not None and (summary := read_finished_summary(there)) is not None:
             # Finished by another process in the meantime, or by an equal job of this sweep.
             print(f"the same run has finished in {there}", flush=True)
             self._add_finished(there, summary, each.run)
             return None
-        if there is not None and taken(there):
+        if there is not None and is_held_elsewhere(there):
             print("another process is at it", flush=True)
             self.elsewhere += 1
             return None
@@ -255,7 +255,7 @@ class ContrafedSweeper(Sweeper):
         folder = each.home / (str(each.job.number) if each.job.experiment is None else each.job.name)
         if self.named and each.job.experiment is None:
             return folder
-        return next(free for free in list_unclaimed(folder) if not free.exists() or not taken(free))
+        return next(free for free in list_unclaimed(folder) if not free.exists() or not is_held_elsewhere(free))
 
     def _add_finished(self, folder: Path, summary: dict[str, Any], run: "Run") -> None:
         self.folders.append(folder)
@@ -278,26 +278,26 @@ class ContrafedSweeper(Sweeper):
     def _find_past(self, each: Left) -> Path | None:
         """Return the folder of a job's earlier run, None if there is none."""
         from contrafed.runs.checkpoint import identity
-        from contrafed.runs.output.folder import finished
-        from contrafed.runs.setup import LATEST
+        from contrafed.runs.output.folder import read_finished_summary
+        from contrafed.runs.setup import LATEST_RUN
 
         wanted = identity(each.run.composed)
         if each.job.experiment is None:  # unfinished runs resume by themselves
-            done = find_runs(each.home, str(each.job.number)).get(wanted) if each.run.resume == LATEST else None
-            return done if done is not None and finished(done) is not None else None
+            done = find_runs(each.home, str(each.job.number)).get(wanted) if each.run.resume == LATEST_RUN else None
+            return done if done is not None and read_finished_summary(done) is not None else None
         found = self._there[each.home].get(wanted)
         # another process may have started it in the meantime
         return found or find_runs(each.home, f"{each.job.name}*").get(wanted)
 
     def _begins_elsewhere(self, each: Left) -> bool:
         """Return whether another process has a folder of this name without its configuration yet."""
-        from contrafed.runs.output.folder import CLAIM, taken
+        from contrafed.runs.output.folder import CLAIM, is_held_elsewhere
 
         for folder in each.home.glob(f"{each.job.name}*/") if each.job.experiment is not None else ():
             with contextlib.suppress(FileNotFoundError):
                 if (folder / CLAIM).stat().st_size:
                     continue
-            if folder.exists() and taken(folder):  # it may have been removed in the meantime
+            if folder.exists() and is_held_elsewhere(folder):  # it may have been removed in the meantime
                 return True
         return False
 
@@ -315,14 +315,14 @@ class ContrafedSweeper(Sweeper):
     def _write_report(self) -> None:
         """Write a table and a figure to the sweep's folder, of its finished runs and of those of other commands."""
         from contrafed.report.pages import leave
-        from contrafed.runs.output.folder import finished
+        from contrafed.runs.output.folder import read_finished_summary
 
         experiments = {each.job.experiment for each in self.jobs}
         for home in dict.fromkeys(folder.parent for folder in self.folders):
             own = [folder for folder in self.folders if folder.parent == home]
             # Jobs without an experiment are numbered.
             others = find_runs(home, "[0-9]*" if experiments == {None} else "*", experiments).values()
-            leave(home, list(dict.fromkeys([*own, *(path for path in others if finished(path) is not None)])))
+            leave(home, list(dict.fromkeys([*own, *(path for path in others if read_finished_summary(path) is not None)])))
 
 
 def _is_resumable(run: "Run") -> bool:
@@ -346,16 +346,16 @@ def load_data(runs: list["Run"]) -> None:
 
 def list_unclaimed(path: Path) -> Any:
     """Yield the folders of this name, and its numbered versions, that no run has claimed."""
-    from contrafed.runs.output.folder import CLAIM, numbered
+    from contrafed.runs.output.folder import CLAIM, number_names
 
-    return (folder for folder in map(path.with_name, numbered(path.name)) if not (folder / CLAIM).exists())
+    return (folder for folder in map(path.with_name, number_names(path.name)) if not (folder / CLAIM).exists())
 
 
 def count_rounds_left(run: "Run", there: Path | None) -> int:
     """Return the rounds after the last checkpoint of a job's earlier run."""
     from contrafed.runs import checkpoint
 
-    done = checkpoint.numbered(there / checkpoint.FOLDER) if there is not None else []
+    done = checkpoint.list_checkpoints(there / checkpoint.FOLDER) if there is not None else []
     return run.num_rounds - (int(done[-1].name) if done else 0)
 
 
@@ -367,7 +367,7 @@ def find_runs(home: Path, pattern: str = "*", of: Any = None) -> dict[str, Path]
     import yaml
 
     from contrafed.runs.checkpoint import identity
-    from contrafed.runs.output.folder import finished
+    from contrafed.runs.output.folder import read_finished_summary
 
     found: dict[str, Path] = {}
     for path in sorted(home.glob(f"{pattern}/config.yaml")):
@@ -377,6 +377,6 @@ def find_runs(home: Path, pattern: str = "*", of: Any = None) -> dict[str, Path]
             continue
         if isinstance(config, dict) and (of is None or config.get("experiment") in of):
             key = identity(config)
-            if key not in found or finished(found[key]) is None:
+            if key not in found or read_finished_summary(found[key]) is None:
                 found[key] = path.parent
     return found

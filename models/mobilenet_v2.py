@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from contrafed.core.layers import group_norm
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, pooled, projector_of
+from contrafed.core.split_model import SplitModel, add_pooling, projector_of
 
 # For each stage: expansion, output channels, blocks, stride of the first block.
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 1), (6, 320, 1, 1))
@@ -65,4 +65,4 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
         before = after
     stages.append(nn.Sequential(stages.pop(), *_layer(before, LAST, groups)))
     projector, width = projector_of(LAST, config.projection)
-    return SplitModel(pooled(stages, [nn.Identity() for _ in stages]), projector, nn.Linear(width, num_classes))
+    return SplitModel(add_pooling(stages, [nn.Identity() for _ in stages]), projector, nn.Linear(width, num_classes))

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from contrafed.core.layers import group_norm
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, pooled, projector_of
+from contrafed.core.split_model import SplitModel, add_pooling, projector_of
 
 # Length of the longest CPU vector, in numbers of 4 bytes.
-VECTOR = 16
+VECTOR_NUMBERS = 16
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Block(nn.Module):
         self.norm2 = group_norm(after, groups)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            layer = Strided if before < VECTOR else nn.Conv2d
+            layer = Strided if before < VECTOR_NUMBERS else nn.Conv2d
             self.shortcut = nn.Sequential(layer(before, after, 1, stride, bias=False), group_norm(after, groups))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,4 +67,4 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
         stages.append(nn.Sequential(Block(before, after, stride, groups), nn.ReLU(), Block(after, after, 1, groups)))
         before = after
     projector, width = projector_of(before, config.projection)
-    return SplitModel(pooled(stages, [nn.ReLU() for _ in stages]), projector, nn.Linear(width, num_classes))
+    return SplitModel(add_pooling(stages, [nn.ReLU() for _ in stages]), projector, nn.Linear(width, num_classes))

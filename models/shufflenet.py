@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from contrafed.core.layers import group_norm
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, pooled, projector_of
+from contrafed.core.split_model import SplitModel, add_pooling, projector_of
 
-GROUPED = 3  # groups of the 1x1 convolutions
+CONVOLUTION_GROUPS = 3  # groups of the 1x1 convolutions
 STEM, STAGES = 24, ((240, 4), (480, 8), (960, 4))  # channels of the stem, then channels and units of each stage
 
 
@@ -32,15 +32,17 @@ class Unit(nn.Module):
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
         middle, made = after // 4, after if stride == 1 else after - before
-        self.squeeze = nn.Sequential(nn.Conv2d(before, middle, 1, groups=GROUPED), group_norm(middle, groups), nn.ReLU())
+        self.squeeze = nn.Sequential(
+            nn.Conv2d(before, middle, 1, groups=CONVOLUTION_GROUPS), group_norm(middle, groups), nn.ReLU()
+        )
         self.depthwise = nn.Sequential(nn.Conv2d(middle, middle, 3, stride, 1, groups=middle), group_norm(middle, groups))
-        self.expand = nn.Sequential(nn.Conv2d(middle, made, 1, groups=GROUPED), group_norm(made, groups))
+        self.expand = nn.Sequential(nn.Conv2d(middle, made, 1, groups=CONVOLUTION_GROUPS), group_norm(made, groups))
         self.shrink = nn.Identity() if stride == 1 else nn.AvgPool2d(3, stride, 1)
         self.added = stride == 1
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (b, after, H', W') for x (b, before, H, W)."""
-        middle = self.squeeze(x).unflatten(1, (GROUPED, -1)).transpose(1, 2).flatten(1, 2)
+        middle = self.squeeze(x).unflatten(1, (CONVOLUTION_GROUPS, -1)).transpose(1, 2).flatten(1, 2)
         out, short = self.expand(self.depthwise(middle)), self.shrink(x)
         return torch.relu(short + out if self.added else torch.cat([short, out], 1))
 
@@ -55,4 +57,4 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
         stages.append(nn.Sequential(first, *(Unit(after, after, 1, groups) for _ in range(units - 1))))
         before = after
     projector, width = projector_of(before, config.projection)
-    return SplitModel(pooled(stages, [nn.Identity() for _ in stages]), projector, nn.Linear(width, num_classes))
+    return SplitModel(add_pooling(stages, [nn.Identity() for _ in stages]), projector, nn.Linear(width, num_classes))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from contrafed.core.layers import HalvingPool, group_norm
 from contrafed.core.schema import Range
-from contrafed.core.split_model import SplitModel, pooled, projector_of
+from contrafed.core.split_model import SplitModel, add_pooling, projector_of
 
 # For each fire module: output channels, squeezed channels, whether its input is added, whether a pool follows.
 MODULES = (
@@ -63,4 +63,4 @@ def build(config: Config, in_channels: int, image_size: tuple[int, int], num_cla
         stages.append(nn.Sequential(fire, HalvingPool()) if pool else fire)
         before = after
     projector, width = projector_of(before, config.projection)
-    return SplitModel(pooled(stages, [nn.Identity() for _ in stages]), projector, nn.Linear(width, num_classes))
+    return SplitModel(add_pooling(stages, [nn.Identity() for _ in stages]), projector, nn.Linear(width, num_classes))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.tensors import named
+from contrafed.core.tensors import add_prefix
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 
@@ -37,7 +37,7 @@ class FedAGM(FedAvg):
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return the look-ahead model."""
-        return named("model", {name: value.to(model[name].dtype) for name, value in self._ahead(model).items()})
+        return add_prefix("model", {name: value.to(model[name].dtype) for name, value in self._ahead(model).items()})
 
     def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
         """Return the model itself."""

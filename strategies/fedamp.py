@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from contrafed.core.schema import Range
-from contrafed.core.tensors import named
+from contrafed.core.tensors import add_prefix
 from contrafed.core.weighted_sum import combine, squared_distance
 from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
@@ -56,7 +56,7 @@ class FedAMP(FederatedStrategy):
         weights = self.weights(own, others)
         self.own_weights[node] = 1 - sum(weights)
         mixed = combine([own, *others], [self.own_weights[node], *weights])
-        return named("model", {name: value.to(own[name].dtype) for name, value in mixed.items()})
+        return add_prefix("model", {name: value.to(own[name].dtype) for name, value in mixed.items()})
 
     def weights(self, own: Tensors, others: Sequence[Tensors]) -> list[float]:
         """Return xi_kj for every other known model."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from contrafed.core.paper import Paper
 from contrafed.core.schema import Range
-from contrafed.core.tensors import named
+from contrafed.core.tensors import add_prefix
 from contrafed.core.weighted_sum import combine
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
@@ -56,7 +56,7 @@ class FedAWE(FedAvg):
         active = self.state["active"]
         if (judging and not self.post_train) or active[node] == active.max() or not self.population.sizes[node]:
             return None
-        return named("model", self.state["models"][int(active[node])])
+        return add_prefix("model", self.state["models"][int(active[node])])
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Return the mean of the participants' lengthened steps."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from contrafed.core.schema import Range
-from contrafed.core.tensors import named
+from contrafed.core.tensors import add_prefix
 from contrafed.core.weighted_sum import combine
 from contrafed.server.base import FederatedStrategy, Replies, Tensors
 from contrafed.server.prototypes import Prototypes
@@ -51,12 +51,12 @@ class FedPAC(FederatedStrategy):
     def download(self, model: Tensors, node: int, judging: bool) -> Tensors | None:
         """Return the client's mixed head, if there is one."""
         head = self.state["heads"].get(node)
-        return None if head is None else named("head", head) | {"head/valid": torch.ones(())}
+        return None if head is None else add_prefix("head", head) | {"head/valid": torch.ones(())}
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Average bodies and prototypes, and mix a head for every participant."""
         self.prototypes.merge(replies, "class_count")
-        heads, shares = replies.group("head"), self.mixtures(replies)
+        heads, shares = replies.get_tensors("head"), self.mixtures(replies)
         for node, share in zip(replies.nodes.tolist(), shares, strict=True):
             if share is None:
                 self.state["heads"].pop(node, None)  # the client's own head

@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_map_only
 
 from contrafed.core.randomness import torch_generator
 from contrafed.core.schema import Range
-from contrafed.core.tensors import group, on_host
+from contrafed.core.tensors import on_host, select_prefix
 from contrafed.server.base import Replies, Tensors
 from contrafed.strategies.fedavg import FedAvg, Weights
 from contrafed.strategies.ppo import Learning, draw, fresh_agent, learn, output, steps_of
 
-LEAST = 1e-5  # lower bound of a loss's decrease, in the reward
+MIN_LOSS_FALL = 1e-5  # lower bound of a loss's decrease, in the reward
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class FedPPO(FedAvg):
         if not allowed.any():
             return available
         state = torch.from_numpy(np.append(self.state["global_accuracy"], self.state["accuracy"])).float()
-        mask, logits = torch.from_numpy(allowed), output(on_host(group(self.state["agent"], "actor")), state)
+        mask, logits = torch.from_numpy(allowed), output(on_host(select_prefix(self.state["agent"], "actor")), state)
         chosen = draw(logits, mask, self.count, torch_generator(self.seed, "ppo", server_round))
         logs, _ = steps_of(logits, mask, chosen)
         # Not in the state, because a checkpoint is written after the round.
@@ -119,5 +119,5 @@ class FedPPO(FedAvg):
 
 def rewards_of(accuracy: np.ndarray, global_accuracy: float, before: np.ndarray, loss: np.ndarray) -> np.ndarray:
     """Return r_k = acc_k + acc_G d_k / sum_j d_j (m,), with d_k = max(before - loss, 1e-5)."""
-    fall = np.maximum(before - loss, LEAST)
+    fall = np.maximum(before - loss, MIN_LOSS_FALL)
     return np.asarray(accuracy + global_accuracy * fall / fall.sum())

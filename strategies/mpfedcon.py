@@ -51,10 +51,10 @@ class MpFedcon(FederatedStrategy):
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Average encoders (line 29) and centres (line 30)."""
-        self.centres.merge(self._known(replies), self.config.centre_weights)
+        self.centres.merge(self._collect_centres(replies), self.config.centre_weights)
         return replies.mean("model", replies.num_examples)
 
-    def _known(self, replies: Replies) -> Replies:
+    def _collect_centres(self, replies: Replies) -> Replies:
         """Return the replies whose centres are averaged: this round's, or each client's latest."""
         if self.config.centre_memory == "round":
             return replies

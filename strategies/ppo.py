@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from contrafed.core.randomness import torch_generator
-from contrafed.core.tensors import Tensors, group, named
+from contrafed.core.tensors import Tensors, add_prefix, select_prefix
 
-HIDDEN = 64  # units in each of two layers, with tanh
+HIDDEN_WIDTH = 64  # units in each of two layers, with tanh
 VALUE_WEIGHT = 0.5  # weight of the critic's squared error in the loss
 
 
@@ -34,7 +34,7 @@ def fresh_agent(num_nodes: int, seed: int) -> Tensors:
     generator = torch_generator(seed, "ppo init")
     agent: Tensors = {}
     for name, outputs in (("actor", num_nodes), ("critic", 1)):
-        widths = (num_nodes + 1, HIDDEN, HIDDEN, outputs)
+        widths = (num_nodes + 1, HIDDEN_WIDTH, HIDDEN_WIDTH, outputs)
         for layer, (inputs, out) in enumerate(pairwise(widths)):
             bound = inputs**-0.5
             agent[f"{name}/{layer}.weight"] = (2 * torch.rand(out, inputs, generator=generator) - 1) * bound
@@ -108,13 +108,15 @@ def learn(agent: Tensors, adam: Tensors, rollout: Sequence[dict[str, Any]], disc
     leaves = {name: value.clone().requires_grad_() for name, value in agent.items()}
     optimizer = torch.optim.Adam(leaves.values(), lr=how.rate)
     for name, leaf in leaves.items():
-        if kept := group(adam, name):
+        if kept := select_prefix(adam, name):
             optimizer.state[leaf] = dict(kept)
     for _ in range(how.epochs):
         losses = []
         for past, some in zip(rollout, returns, strict=True):
-            value = output(group(leaves, "critic"), past["state"]).expand(len(some))
-            logs, entropy = steps_of(output(group(leaves, "actor"), past["state"]), past["allowed"], past["chosen"].tolist())
+            value = output(select_prefix(leaves, "critic"), past["state"]).expand(len(some))
+            logs, entropy = steps_of(
+                output(select_prefix(leaves, "actor"), past["state"]), past["allowed"], past["chosen"].tolist()
+            )
             rows, advantage = past["rewarded"], some - value.detach()
             ratio = (logs[rows] - past["logs"][rows]).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - how.clip, 1 + how.clip) * advantage)
@@ -124,4 +126,4 @@ def learn(agent: Tensors, adam: Tensors, rollout: Sequence[dict[str, Any]], disc
         optimizer.step()
     agent |= {name: leaf.detach() for name, leaf in leaves.items()}
     for name, leaf in leaves.items():
-        adam |= named(name, dict(optimizer.state[leaf]))
+        adam |= add_prefix(name, dict(optimizer.state[leaf]))

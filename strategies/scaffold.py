@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from contrafed.core.schema import Range
-from contrafed.core.tensors import named
+from contrafed.core.tensors import add_prefix
 from contrafed.server.base import FederatedStrategy, Replies, Tensors
 
 
@@ -33,7 +33,7 @@ class Scaffold(FederatedStrategy):
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return W and c."""
-        return super().broadcast(model) | named("control", self.state["control"])
+        return super().broadcast(model) | add_prefix("control", self.state["control"])
 
     def aggregate(self, model: Tensors, replies: Replies) -> Tensors:
         """Step, and update c."""

@@ -5,7 +5,7 @@ from scipy.linalg import LinAlgError, cholesky, solve_triangular
 from scipy.optimize import nnls
 
 # Added to the diagonal, relative to its mean, because two equal clients make the matrix singular.
-RIDGE = 1e-9
+RELATIVE_RIDGE = 1e-9
 
 
 def simplex_minimum(matrix: np.ndarray) -> np.ndarray | None:
@@ -23,7 +23,7 @@ def simplex_minimum(matrix: np.ndarray) -> np.ndarray | None:
     if not np.isfinite(matrix).all():
         return None
     try:
-        root = cholesky(matrix + RIDGE * np.trace(matrix) / size * np.eye(size))
+        root = cholesky(matrix + RELATIVE_RIDGE * np.trace(matrix) / size * np.eye(size))
         found, _ = nnls(root, solve_triangular(root, np.ones(size), trans="T"))
     except (LinAlgError, RuntimeError):
         return None

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 crossings = []
 COPIES = (aten.copy_.default, aten._to_copy.default)
 JOINS = (aten.cat.default, aten.stack.default)
-INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+INDEXED_FUNCTIONS = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 
 
 class There(torch.Tensor):
@@ -47,15 +47,15 @@ class There(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        return _computed(function, args, kwargs or {})
+        return _compute(function, args, kwargs or {})
 
 
-def _computed(function, args, kwargs):
+def _compute(function, args, kwargs):
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     goes = any(isinstance(tensor, There) for tensor in tensors)
     if goes and function not in COPIES:
         # As on a GPU: a number may come from anywhere, and so may an index.
-        free = {id(leaf) for leaf in tree_leaves(args[1])} if function in INDEXED else set()
+        free = {id(leaf) for leaf in tree_leaves(args[1])} if function in INDEXED_FUNCTIONS else set()
         strays = [t for t in tensors if not isinstance(t, There) and (t.dim() or function in JOINS) and id(t) not in free]
         if strays:
             raise RuntimeError(f"{function}: {tuple(strays[0].shape)} is on the CPU, another tensor is not")
@@ -78,7 +78,7 @@ def _computed(function, args, kwargs):
 
 class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return _computed(function, args, kwargs or {})
+        return _compute(function, args, kwargs or {})
 
 
 class _Making(TorchFunctionMode):

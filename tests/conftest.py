@@ -52,7 +52,7 @@ def _no_figures(request, monkeypatch):
 
 
 @pytest.fixture
-def called(monkeypatch, capsys):
+def call_command(monkeypatch, capsys):
     """Run the command in this process, which saves five seconds of imports, with the results of a separate process."""
 
     def call(*arguments):
@@ -92,7 +92,7 @@ def quick_devices(monkeypatch):
     import contrafed.engines.device_grid
     from contrafed.training.workspace import uninstall
 
-    monkeypatch.setattr(contrafed.engines.device_grid, "POLL", 0.01)
-    monkeypatch.setattr(contrafed.engines.client_registry, "POLL", 0.01)
+    monkeypatch.setattr(contrafed.engines.device_grid, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(contrafed.engines.client_registry, "POLL_SECONDS", 0.01)
     yield
     uninstall()

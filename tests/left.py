@@ -8,10 +8,10 @@ from rig import Scalar, Schedule, close, config_of, digits_run, run_strategy, sc
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID
 
-FULL = [[0, 1, 2]] * 5
+FULL_COHORTS = [[0, 1, 2]] * 5
 PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
 ABSENCES = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5], [0, 2, 3, 7]]
-SHORT = {"epochs": 1, "iterations": None, "batch_size": 8, "lr": 0.05}  # unequal data: unequal numbers of steps
+SHORT_TRAINING = {"epochs": 1, "iterations": None, "batch_size": 8, "lr": 0.05}  # unequal data: unequal numbers of steps
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Left:
         """Return the scalar problem's W after each round."""
         return [float(model["classifier.w"]) for model in self.models[1:]]
 
-    def kept(self, name):
+    def list_state_numbers(self, name):
         """Return a number of each client's state in the scalar problem, by name."""
         return [float(self.memory[node][name]) for node in sorted(self.memory)]
 
@@ -37,7 +37,7 @@ class Left:
         prefix = f"{name}/"
         return {key.removeprefix(prefix): value for key, value in self.memory[node].items() if key.startswith(prefix)}
 
-    def judged(self, node, final=True):
+    def evaluate_client(self, node, final=True):
         """Return the model by which a client of the scalar problem is evaluated after the last round."""
         client = self.workspace.client_class(self.workspace, [node], [self.memory.get(node, {})])
         model, rule = self.models[-1], self.strategy
@@ -67,7 +67,7 @@ def scalar_node(name, target, start=0.0, **changes):
     return workspace.client_class(workspace, [0])
 
 
-def received(**groups):
+def build_broadcast(**groups):
     """Return what a client of the scalar problem receives, a number for each group."""
     return {f"{name}/classifier.w": torch.tensor([value], dtype=torch.float64) for name, value in groups.items()}
 
@@ -75,7 +75,7 @@ def received(**groups):
 def digits_left(name, rounds=ABSENCES, *, stack_size=1, **changes):
     """Run a method on digits in float64, as ``digits_run`` does."""
     grid = LocalGrid(8, stack_size)
-    changes["local"] = SHORT | changes.pop("local", {})
+    changes["local"] = SHORT_TRAINING | changes.pop("local", {})
     models, strategy = digits_run(name, len(rounds), schedule=rounds, grid=grid, **changes)
     return Left(models, memories(grid), strategy)
 

@@ -25,15 +25,15 @@ from contrafed.training.local_training import LocalTraining
 from contrafed.training.workspace import Workspace, install, uninstall
 
 METHODS = ("fedavg", "fedprox", "moon", "fedau", "pmfl", "fedrcl")
-PERSONAL = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")
+PERSONAL_METHODS = ("local", "fedper", "lgfedavg", "fedrep", "fedproto", "mpfedcon", "fedcrl", "fedcosr")
 
 
 @cache
-def _composed(*overrides):
+def _compose(*overrides):
     return OmegaConf.to_container(compose_job(list(overrides)), resolve=True)
 
 
-def checked(*overrides, folder=None):
+def check_overrides(*overrides, folder=None):
     """Return one job's run, checked as by the command line."""
     return resolve_and_try(check_yaml(list(overrides), folder))
 
@@ -45,7 +45,7 @@ def checked_jobs(*overrides, folder=None):
 
 def config_of(*overrides):
     """Return a copy of the composed configuration as plain containers. It is composed once, in a quarter of a second."""
-    return deepcopy(_composed(*overrides))
+    return deepcopy(_compose(*overrides))
 
 
 def resolve_and_try(config):
@@ -154,7 +154,7 @@ def sized_workspace(name, sizes, *, tests=None, **changes):
     return workspace
 
 
-def given(workspace):
+def build_received(workspace):
     """Return what a client receives: the initial model, and tables of numbers if the method has tables."""
     down, _ = workspace.client_class.messages(workspace.model, workspace.config)
     tables = {name: torch.linspace(0.1, 1, int(np.prod(shape))).reshape(shape).double() for name, shape in down.items()}

@@ -30,8 +30,8 @@ from contrafed.training.errors import LocalError
 from contrafed.training.workspace import uninstall
 
 # Small budgets, so that client states use all three tiers.
-ON = (f"engine.device={NAME}", "engine.memory_device_bytes=100000", "engine.memory_host_bytes=100000")
-STACKED = ("engine=local", "engine.stack_size=4", "num_rounds=3")
+ON_ACCELERATOR = (f"engine.device={NAME}", "engine.memory_device_bytes=100000", "engine.memory_host_bytes=100000")
+STACKED_RUN = ("engine=local", "engine.stack_size=4", "num_rounds=3")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def both(folder, *overrides):
     """Return the results of ``run_tiny`` on the CPU and on the simulated accelerator."""
     here = run_tiny(folder / "here", *overrides)
     with accelerator():
-        there = run_tiny(folder / "there", *overrides, *ON)
+        there = run_tiny(folder / "there", *overrides, *ON_ACCELERATOR)
     for summary in (here[0], there[0]):
         assert summary["failures"] == summary["replies_rejected"] == 0
     assert there[0]["device"] == NAME
@@ -104,7 +104,7 @@ def test_no_step_waits_for_the_accelerator(method):
     ],
 )
 def test_what_the_configuration_adds_stays_there_too(tmp_path, options):
-    here, there = both(tmp_path, *STACKED, *options)
+    here, there = both(tmp_path, *STACKED_RUN, *options)
     assert same(here[1], there[1])
     assert here[2:] == there[2:]
 
@@ -138,7 +138,7 @@ def test_a_stack_asks_each_frozen_model_once_a_round():
 
 @pytest.mark.parametrize("method", ["pmfl", "fedcrl", "fedagm"])
 def test_a_run_goes_on_there_as_if_it_had_never_stopped(tmp_path, method):
-    asked = (*STACKED, *ON, f"strategy={method}", "checkpoint_every=1", "checkpoint_keep=3")
+    asked = (*STACKED_RUN, *ON_ACCELERATOR, f"strategy={method}", "checkpoint_every=1", "checkpoint_keep=3")
     with accelerator():
         whole = run_tiny(tmp_path / "whole", *asked)
         goes_on = run_tiny(tmp_path / "on", *asked, f"resume={tmp_path / 'whole' / 'checkpoints' / '000001'}")
@@ -173,14 +173,14 @@ def test_devices_with_an_accelerator_answer_as_others_do(tmp_path, monkeypatch, 
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
     ],
 )
-@pytest.mark.parametrize(("place", "where"), [(local_round, "_opened"), (PMFLClient, "_compared"), (PMFLClient, "sent")])
+@pytest.mark.parametrize(("place", "where"), [(local_round, "_open_stack"), (PMFLClient, "_build_pairs"), (PMFLClient, "sent")])
 def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, where, error):
     """With memory for three clients, a stack of eight is halved twice, in the first round only, with equal results."""
     alone, _ = digits_run("pmfl", 3, nodes=8)
     tried, method = [], getattr(place, where)
 
     def small(client, *args):
-        if where != "_compared" or args[-1].number == 2:
+        if where != "_build_pairs" or args[-1].number == 2:
             tried.append(len(client.nodes))
             if len(client.nodes) > 3:
                 raise error
@@ -194,7 +194,7 @@ def test_a_stack_that_does_not_fit_is_halved_and_stays_so(monkeypatch, place, wh
 
 
 def test_a_stack_that_raises_is_halved_until_the_faulty_node_fails_alone(monkeypatch):
-    tried, compared = [], PMFLClient._compared
+    tried, compared = [], PMFLClient._build_pairs
 
     def broken(self, history, now):
         if now.number == 0:
@@ -203,7 +203,7 @@ def test_a_stack_that_raises_is_halved_until_the_faulty_node_fails_alone(monkeyp
             raise RuntimeError("broken sensor")
         return compared(self, history, now)
 
-    monkeypatch.setattr(PMFLClient, "_compared", broken)
+    monkeypatch.setattr(PMFLClient, "_build_pairs", broken)
     _, strategy = digits_run("pmfl", 1, nodes=8, stack_size=8, may_fail=True)
     (said,) = strategy.round.failures
     assert re.fullmatch(r"node 2, round 1, step 0: RuntimeError: broken sensor \(tests/test_accelerator\.py, line \d+\)", said)
@@ -213,9 +213,9 @@ def test_a_stack_that_raises_is_halved_until_the_faulty_node_fails_alone(monkeyp
 
 def test_what_nodes_remember_leaves_the_accelerator_stack_by_stack(monkeypatch):
     """It does not wait for the end of the round, when the stacks of a complete round would be in memory."""
-    log, update, put = [], PMFLClient.update, NodeMemory.put
+    log, update, put = [], PMFLClient.update, NodeMemory.store
     monkeypatch.setattr(PMFLClient, "update", lambda self, *args: (log.append(len(self.nodes)), update(self, *args))[1])
-    monkeypatch.setattr(NodeMemory, "put", lambda self, *args: (log.append("put"), put(self, *args))[1])
+    monkeypatch.setattr(NodeMemory, "store", lambda self, *args: (log.append("put"), put(self, *args))[1])
     digits_run("pmfl", 1, nodes=5, stack_size=2)
     assert log == [2, "put", "put", 2, "put", "put", 1, "put"]
 
@@ -243,7 +243,7 @@ def test_what_leaves_the_accelerator_crosses_once_for_each_type(tmp_path):
         there = {name: value.to(NAME) for name, value in values.items()}
         crossings.clear()
         memory = NodeMemory(0, 1000, str(tmp_path))
-        memory.put(7, there)
+        memory.store(7, there)
         assert len(crossings) == 2
         make, parts = codec.reduce_record(codec.to_record(there))
         assert len(crossings) == 4
@@ -267,14 +267,14 @@ def test_an_evaluation_takes_fewer_large_images_at_a_time():
 
 
 def test_a_node_that_does_not_fit_alone_fails_and_says_so(monkeypatch):
-    compared = PMFLClient._compared
+    compared = PMFLClient._build_pairs
 
     def small(self, history, now):
         if 2 in self.nodes and now.number == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return compared(self, history, now)
 
-    monkeypatch.setattr(PMFLClient, "_compared", small)
+    monkeypatch.setattr(PMFLClient, "_build_pairs", small)
     _, strategy = digits_run("pmfl", 2, nodes=4, stack_size=4, may_fail=True)
     assert strategy.round.failures == ["node 2, round 2, step 1: OutOfMemoryError: CUDA out of memory"]
     assert strategy.round.rejected == {"failed": 1}
@@ -315,16 +315,16 @@ def test_a_device_that_does_not_compute_is_refused_before_a_run(monkeypatch, err
         contrafed.training.workspace.default_device()
 
 
-LOST = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")
+LOST_GPU_ERROR = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")
 
 
 def test_a_gpu_that_is_lost_is_no_nodes_fault(monkeypatch):
     """Otherwise every later client would fail."""
 
     def broken(*_):
-        raise LOST
+        raise LOST_GPU_ERROR
 
-    monkeypatch.setattr(PMFLClient, "_compared", broken)
+    monkeypatch.setattr(PMFLClient, "_build_pairs", broken)
     with pytest.raises(LocalError, match="node 0, round 1, step 0: RuntimeError: CUDA error: device-side assert"):
         digits_run("pmfl", 1, nodes=1)
 
@@ -334,9 +334,9 @@ def test_a_gpu_that_is_lost_ends_the_run_in_one_line(tmp_path, monkeypatch, save
     """Also if the model is on it and cannot be saved."""
 
     def broken(*_):
-        raise LOST
+        raise LOST_GPU_ERROR
 
-    monkeypatch.setattr(PMFLClient, "_compared", broken)
+    monkeypatch.setattr(PMFLClient, "_build_pairs", broken)
     if not saved:
         monkeypatch.setattr(RunRecorder, "save_model", broken)
     with pytest.raises(RunStopped, match=r"^the GPU is lost .*device-side assert.*resume=latest") as stopped:
@@ -378,8 +378,8 @@ class OnAccelerator(contrafed.engines.ray_worker.Worker):
 def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, method):
     import ray
 
-    here = run_tiny(tmp_path / "here", *STACKED, f"strategy={method}")
-    on_ray = ("engine=ray", "engine.workers=1", *STACKED[1:])
+    here = run_tiny(tmp_path / "here", *STACKED_RUN, f"strategy={method}")
+    on_ray = ("engine=ray", "engine.workers=1", *STACKED_RUN[1:])
     monkeypatch.setattr(contrafed.engines.ray, "Worker", OnAccelerator)
     monkeypatch.setattr(contrafed.engines.ray, "default_device", lambda: NAME)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -396,5 +396,5 @@ def test_ray_workers_with_an_accelerator_equal_the_cpu(tmp_path, monkeypatch, me
 
 def test_a_rule_of_what_nodes_worked_from_has_it_where_the_replies_are(tmp_path):
     """A run's first model is on the CPU. Clients receive it, and then train on the accelerator."""
-    here, there = both(tmp_path, *STACKED, "strategy=fedawe")
+    here, there = both(tmp_path, *STACKED_RUN, "strategy=fedawe")
     assert same(here[1], there[1])

@@ -28,7 +28,7 @@ def make(name, **changes):
     return make_aggregation(choose("aggregation", config_of(f"aggregation={name}")["aggregation"] | changes))
 
 
-def combined(name, points, weights=None, **changes):
+def combine_points(name, points, weights=None, **changes):
     """Return the aggregate of updates of two tensors: the first number of each point, and the rest."""
     rows = [{"a": torch.tensor(point[:1]), "b": torch.tensor([point[1:]])} for point in points]
     weights = np.ones(len(points)) if weights is None else np.array(weights, dtype=np.float64)
@@ -65,7 +65,7 @@ def test_the_plain_mean_is_the_rules_own():
     ],
 )
 def test_by_hand(name, changes, points, weights, expected):
-    assert combined(name, points, weights, **changes) == pytest.approx(expected, abs=1e-6)
+    assert combine_points(name, points, weights, **changes) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -78,24 +78,24 @@ def test_a_share_of_replies_is_that_of_the_decimal_that_was_written(share, count
 def test_a_trimmed_mean_cuts_as_many_as_are_said():
     """63 of 180 at either end, although 0.35 * 180 is 62.99 in binary."""
     points = [[1e6 if k < 63 else 1.0, 0.0] for k in range(180)]
-    assert combined("trimmed_mean", points, trim=0.35) == pytest.approx([1, 0])
+    assert combine_points("trimmed_mean", points, trim=0.35) == pytest.approx([1, 0])
 
 
 @pytest.mark.parametrize("name", MEDIANS)
 def test_equal_replies_are_the_answer_and_a_lone_one_too(name):
     for count in (1, 2, 5):
-        assert combined(name, [[2.0, -1.0]] * count, range(1, count + 1)) == pytest.approx([2, -1])
+        assert combine_points(name, [[2.0, -1.0]] * count, range(1, count + 1)) == pytest.approx([2, -1])
 
 
 @pytest.mark.parametrize("name", [name for name in MEDIANS if name != "norm_clip"])
 def test_three_of_ten_far_away_move_it_little(name):
     honest = [[1.0 + 0.01 * k, -1.0] for k in range(7)]
-    found = combined(name, [*honest, *[[1e4, 1e4]] * 3])
+    found = combine_points(name, [*honest, *[[1e4, 1e4]] * 3])
     assert found == pytest.approx([1.03, -1], abs=1 if name == "geometric_median" else 0.04)
 
 
 def test_clipped_attackers_count_no_more_than_others():
-    found = combined("norm_clip", [[1.0, 0.0]] * 7 + [[-1e6, 0.0]] * 3)
+    found = combine_points("norm_clip", [[1.0, 0.0]] * 7 + [[-1e6, 0.0]] * 3)
     assert found == pytest.approx([0.4, 0])
 
 

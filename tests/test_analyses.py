@@ -9,7 +9,7 @@ import torch
 from reported import write_run
 from rig import config_of
 from safetensors.torch import save_file
-from tiny import TINY
+from tiny import TINY_RUN
 
 from contrafed import UserError, run
 from contrafed.config.run_config import resolve
@@ -57,7 +57,7 @@ def test_the_distance_of_models_is_a_mean_over_parameters(tmp_path):
 def test_a_run_is_looked_at_where_the_folders_that_it_wrote_in_are_not(tmp_path):
     (tmp_path / "file").touch()
     for place in (f"output_dir={tmp_path}/file/run", f"engine.memory_folder={tmp_path}/gone"):
-        config = config_of(*TINY, "engine=local", place)
+        config = config_of(*TINY_RUN, "engine=local", place)
         with pytest.raises(UserError):
             resolve(config)
         assert resolve(embedding.on_cpu(config)).num_nodes == config["num_nodes"]
@@ -75,7 +75,7 @@ def test_the_distance_of_runs_is_a_mean_over_nodes(tmp_path):
     for name, more in (("local", ("save_personal=true",)), ("fedavg", ())):
         run(
             config_of(
-                *TINY,
+                *TINY_RUN,
                 f"strategy={name}",
                 "engine=local",
                 "num_rounds=1",
@@ -167,12 +167,12 @@ def test_weights_of_nodes_that_are_away_by_hand():
 
 def test_points_for_an_embedding_are_stratified():
     labels = np.repeat([0, 1, 2], [500, 300, 200])[np.random.default_rng(0).permutation(1000)]
-    chosen = embedding.stratified(labels, 100)
+    chosen = embedding.sample_stratified(labels, 100)
     assert np.bincount(labels[chosen]).tolist() == [50, 30, 20]
     assert len(np.unique(chosen)) == 100
-    assert embedding.stratified(labels, 1000).tolist() == list(range(1000))
-    assert embedding.stratified(labels, 100).tolist() == chosen.tolist()
-    assert embedding.stratified(labels, 100, seed=1).tolist() != chosen.tolist()
+    assert embedding.sample_stratified(labels, 1000).tolist() == list(range(1000))
+    assert embedding.sample_stratified(labels, 100).tolist() == chosen.tolist()
+    assert embedding.sample_stratified(labels, 100, seed=1).tolist() != chosen.tolist()
 
 
 @pytest.mark.parametrize("classes", [10, 11])
@@ -184,17 +184,17 @@ def test_ten_classes_of_an_embedding_differ_in_colour_and_marker(classes):
 
 
 # Machado, Oliveira and Fernandes 2009: linear RGB as protanopes and deuteranopes see it.
-SEEN = {
+SEEN_METRICS = {
     "protanope": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "deuteranope": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
 }
 
 
-@pytest.mark.parametrize("eye", SEEN)
+@pytest.mark.parametrize("eye", SEEN_METRICS)
 def test_colours_of_classes_are_apart_for_the_colour_blind(eye):
     """In CIE L*a*b* a distance of 2.3 is just visible. matplotlib's tab10 has 4.6 and 7.2."""
     rgb = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in CLASSES])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ np.array(SEEN[eye]).T
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ np.array(SEEN_METRICS[eye]).T
     to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
     xyz = linear.clip(0, 1) @ to_xyz.T / to_xyz.sum(1)
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116).T
@@ -203,10 +203,10 @@ def test_colours_of_classes_are_apart_for_the_colour_blind(eye):
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory):
+def logged_runs(tmp_path_factory):
     """Run PMFL with all logs and varying participation, and the same run without logs."""
     folder = tmp_path_factory.mktemp("logged")
-    tiny = (*TINY, "strategy=pmfl", "engine=local", "participation=bernoulli", "participation.beta=null", "eval_nodes=true")
+    tiny = (*TINY_RUN, "strategy=pmfl", "engine=local", "participation=bernoulli", "participation.beta=null", "eval_nodes=true")
     tiny += ("participation.mean_probability=0.5", "num_rounds=4", "eval_every=2")
     summary = run(config_of(*tiny, "log=[deviation,weights,features,nodes_train,probability]", f"output_dir={folder / 'a'}"))
     run(config_of(*tiny, f"output_dir={folder / 'b'}"))
@@ -218,8 +218,8 @@ def rows(folder, name):
         return list(csv.reader(file))
 
 
-def test_what_is_logged_is_beside_what_is_always_there(logged):
-    _, folder, plain = logged
+def test_what_is_logged_is_beside_what_is_always_there(logged_runs):
+    _, folder, plain = logged_runs
     more = ("deviation", "deviation_mean", "features_", "weight_all", "train_loss", "train_accuracy", "probability")
     for name, column in (("metrics", 3), ("nodes", 2)):
         kept = [row for row in rows(folder, name) if not row[column].startswith(more)]
@@ -228,8 +228,8 @@ def test_what_is_logged_is_beside_what_is_always_there(logged):
     assert (folder / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
 
 
-def test_a_runs_deviation_and_features(logged):
-    _, folder, _ = logged
+def test_a_runs_deviation_and_features(logged_runs):
+    _, folder, _ = logged_runs
     found = {(int(r[0]), r[3]): float(r[4]) for r in rows(folder, "metrics") if r[2] == "fit"}
     here = {t: sum(r[0] == str(t) for r in rows(folder, "participants")) for t in range(1, 5)}
     for t, m in here.items():
@@ -240,8 +240,8 @@ def test_a_runs_deviation_and_features(logged):
     assert 0 <= found[4, "features_vci"] <= 1
 
 
-def test_a_runs_weights_are_those_its_participants_had(logged):
-    _, folder, _ = logged
+def test_a_runs_weights_are_those_its_participants_had(logged_runs):
+    _, folder, _ = logged_runs
     left = read(folder, "a")
     table = left.of_nodes(WEIGHT_METRIC).pivot(index="round", columns="node", values="value")
     found = table.to_numpy()
@@ -250,22 +250,22 @@ def test_a_runs_weights_are_those_its_participants_had(logged):
     assert [found[int(r[0]) - 1, int(r[1])] for r in used] == [float(r[3]) for r in used]
     assert len(used) < np.isfinite(found).sum()
     assert left.mean_over_nodes(WEIGHT_METRIC)[-1] == (4, pytest.approx(np.nanmean(found[-1])))
-    assert read(logged[2], "b").mean_over_nodes(WEIGHT_METRIC) == []
+    assert read(logged_runs[2], "b").mean_over_nodes(WEIGHT_METRIC) == []
 
 
-def test_a_runs_probabilities_are_those_of_its_participation(logged):
-    assert read(logged[1], "a").last_of_nodes("probability") == dict.fromkeys(range(6), 0.5)
+def test_a_runs_probabilities_are_those_of_its_participation(logged_runs):
+    assert read(logged_runs[1], "a").last_of_nodes("probability") == dict.fromkeys(range(6), 0.5)
     with pytest.raises(UserError, match=r"log=\[probability\] does not go with participation=full: it has no p_k"):
         resolve(config_of("log=[probability]", "participation=full"))
 
 
-def test_a_runs_training_scores_by_node_are_its_training_accuracy(logged, tmp_path):
-    summary, folder, _ = logged
+def test_a_runs_training_scores_by_node_are_its_training_accuracy(logged_runs, tmp_path):
+    summary, folder, _ = logged_runs
     scores = read(folder, "a").last_of_nodes("train_accuracy")
     sizes = np.array([len(part) for part in parts_of(folder)])
     scored = run(config_of("engine=local", f"evaluate_only={folder}", "eval_train=true", f"output_dir={tmp_path / 'e'}"))
     assert np.average([scores[node] for node in range(6)], weights=sizes) == pytest.approx(scored["train_accuracy_final"])
-    assert read(logged[2], "b").last_of_nodes("train_loss") == {}
+    assert read(logged_runs[2], "b").last_of_nodes("train_loss") == {}
 
 
 def test_nodes_values_of_a_run_that_is_still_written_or_is_none(tmp_path):
@@ -285,14 +285,14 @@ def parts_of(folder):
     return [partition.train(node) for node in range(partition.num_nodes)]
 
 
-def test_a_runs_traffic_is_its_formula(logged):
-    summary, folder, _ = logged
+def test_a_runs_traffic_is_its_formula(logged_runs):
+    summary, folder, _ = logged_runs
     found = read(folder, "a")
     assert {found.number(f"bytes_{way}_per_node") for way in ("down", "up")} == {4 * summary["parameters"]}
 
 
-def test_an_embedding_of_a_run(logged):
-    _, folder, _ = logged
+def test_an_embedding_of_a_run(logged_runs):
+    _, folder, _ = logged_runs
     assert embedding.main([str(folder), "--points", "60"]) == 0
     with np.load(folder / "embedding.npz") as found:
         assert found["x"].shape == (60, 2)
@@ -304,7 +304,7 @@ def test_an_embedding_of_a_run(logged):
 
 
 def test_an_embedding_of_personal_models(tmp_path, capsys):
-    tiny = (*TINY, "strategy=fedper", "engine=local", "num_rounds=1", "save_personal=true")
+    tiny = (*TINY_RUN, "strategy=fedper", "engine=local", "num_rounds=1", "save_personal=true")
     for name, more in (("own", ("partition.test_fraction=0.3",)), ("none", ("partition.test_fraction=0",))):
         run(config_of(*tiny, *more, f"output_dir={tmp_path / name}"))
     assert embedding.main([str(tmp_path / "own"), "--personal"]) == 0

@@ -18,7 +18,7 @@ def sources(*folders):
 
 FRAMEWORK = sources("contrafed")
 HOUSE = [*FRAMEWORK, *sources(*LEAVES), *sorted(ROOT.glob("*.py"))]
-ALL = sorted({*HOUSE, *sources("benchmarks", "conf", "docs", "tests", "hydra_plugins")})
+ALL_FILES = sorted({*HOUSE, *sources("benchmarks", "conf", "docs", "tests", "hydra_plugins")})
 
 
 def module_of(path):
@@ -33,7 +33,7 @@ def room_of(module):
     return parts[1] if parts[0] == "contrafed" and len(parts) > 1 and parts[1] in (*ROOMS, *LEAVES) else None
 
 
-def imported(path):
+def list_imports(path):
     """Return every import of a file with its line, also those in functions and for types."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -56,7 +56,7 @@ def test_no_import_runs_up():
     found = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in HOUSE
-        for name, line in imported(path)
+        for name, line in list_imports(path)
         if runs_up(room_of(module_of(path)), room_of(name))
     ]
     assert found == []
@@ -75,7 +75,7 @@ def test_what_runs_up_is_noticed():
 def test_no_imports_go_round():
     modules = {module_of(path): path for path in HOUSE}
     # ``from contrafed.core import codec`` needs the module contrafed.core.codec.
-    whole = [(module, name, name.rpartition(".")[0]) for module, path in modules.items() for name, _ in imported(path)]
+    whole = [(module, name, name.rpartition(".")[0]) for module, path in modules.items() for name, _ in list_imports(path)]
     needs: dict = {module: set() for module in modules}
     for module, name, parent in whole:
         needs[module] |= {name if name in modules else parent} & modules.keys() - {module}
@@ -85,7 +85,7 @@ def test_no_imports_go_round():
 
 
 def test_no_file_is_too_long():
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in ALL}
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in ALL_FILES}
     assert {name: length for name, length in lengths.items() if length > LINES_OF_A_FILE} == {}
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from rig import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings, workspace_of
 from safetensors.torch import load_file
-from tiny import TINY
-from wire import SMALL, Wire, plain, rows_of, run_devices
+from tiny import TINY_RUN
+from wire import SMALL_RUN, Wire, plain, rows_of, run_devices
 
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
@@ -86,9 +86,9 @@ def there(folder, name, present):
     return "participation=trace", f"participation.path={path}"
 
 
-def made(folder, *overrides):
+def run_arrival(folder, *overrides):
     """Make a tiny real run, and return its model, participants and metrics."""
-    summary = run(config_of(*TINY, "engine=local", *overrides, f"output_dir={folder}"))
+    summary = run(config_of(*TINY_RUN, "engine=local", *overrides, f"output_dir={folder}"))
     out = folder.__class__(summary["folder"])
     return load_file(out / "model.safetensors"), (out / "participants.csv").read_bytes(), (out / "metrics.csv").read_bytes()
 
@@ -96,13 +96,13 @@ def made(folder, *overrides):
 def test_a_run_with_nodes_that_come_and_go_is_the_recorded_one(tmp_path):
     own = ("participation=arrival", "participation.joins=[[3,[1]]]", "participation.leaves=[[2,[0]]]")
     present = {(k, r) for r in (1, 2, 3) for k in range(6)} - {(0, 2), (0, 3), (1, 1), (1, 2)}
-    arrived = made(tmp_path / "a", "strategy=pmfl", *own)
-    recorded = made(tmp_path / "b", "strategy=pmfl", *there(tmp_path, "trace", present))
+    arrived = run_arrival(tmp_path / "a", "strategy=pmfl", *own)
+    recorded = run_arrival(tmp_path / "b", "strategy=pmfl", *there(tmp_path, "trace", present))
     assert same(arrived[0], recorded[0])
     assert arrived[1:] == recorded[1:]
 
 
-LOSSY = ("participation=full", "participation.loss_rate=0.4")
+LOSSY_RUN = ("participation=full", "participation.loss_rate=0.4")
 
 
 def lost_of(rate, rounds, nodes=6, seed=0):
@@ -129,9 +129,9 @@ def test_lost_replies_are_a_function_of_seed_round_and_node_at_the_rate_asked_fo
 def test_a_lost_reply_of_a_method_without_memory_is_an_absence_that_is_counted(tmp_path):
     lost = lost_of(0.4, 3)
     assert {r for _, r in lost} == {1, 2, 3}
-    model, _, metrics = made(tmp_path / "a", "strategy=fedavg", *LOSSY)
+    model, _, metrics = run_arrival(tmp_path / "a", "strategy=fedavg", *LOSSY_RUN)
     present = {(k, r) for r in (1, 2, 3) for k in range(6)} - lost
-    assert same(model, made(tmp_path / "b", "strategy=fedavg", *there(tmp_path, "trace", present))[0])
+    assert same(model, run_arrival(tmp_path / "b", "strategy=fedavg", *there(tmp_path, "trace", present))[0])
     assert rows_of(metrics, "lost") == {r: sum(when == r for _, when in lost) for r in (1, 2, 3)}
     assert rows_of(metrics, "participants") == {1: 6, 2: 6, 3: 6}
     assert not any(rows_of(metrics, "failures").values())
@@ -140,15 +140,15 @@ def test_a_lost_reply_of_a_method_without_memory_is_an_absence_that_is_counted(t
 
 @pytest.mark.parametrize("name", ["pmfl", "scaffold", "fedppo", "fedcrl", "fedawe", "fedamp"])
 def test_when_every_reply_is_lost_the_model_stays_and_the_run_goes_on(tmp_path, name):
-    once = made(tmp_path / "a", f"strategy={name}", "participation=full", "participation.loss_rate=1.0")
-    nobody = made(tmp_path / "b", f"strategy={name}", *there(tmp_path, "nobody", {(0, 9)}))
+    once = run_arrival(tmp_path / "a", f"strategy={name}", "participation=full", "participation.loss_rate=1.0")
+    nobody = run_arrival(tmp_path / "b", f"strategy={name}", *there(tmp_path, "nobody", {(0, 9)}))
     assert same(once[0], nobody[0])
     assert rows_of(once[2], "lost") == rows_of(once[2], "participants")
 
 
 def test_memory_stays_with_a_node_whose_reply_is_lost(tmp_path):
     """PMFL's clients count their rounds of training. Client 1's reply of round 2 is lost, and it counts that round."""
-    config = config_of(*TINY, "strategy=pmfl")
+    config = config_of(*TINY_RUN, "strategy=pmfl")
     counted, rounds = [], [[0, 1, 2, 3, 4, 5]] * 3
     for schedule in (Schedule(rounds), Schedule(rounds, {(2, 1)}), Schedule([rounds[0], [0, 2, 3, 4, 5], rounds[0]])):
         grid, lost = LocalGrid(6, 1), []
@@ -188,7 +188,7 @@ def test_a_wrong_rate_is_one_line(value):
 def test_a_reply_from_a_device_is_lost_alike(tmp_path, quick_devices):
     overrides = ("strategy=fedavg", "participation.loss_rate=0.4")
     model, metrics, *_ = run_devices(tmp_path / "devices", Wire(*plain()), *overrides)
-    run(config_of(*SMALL, *overrides, f"output_dir={tmp_path}/local"))
+    run(config_of(*SMALL_RUN, *overrides, f"output_dir={tmp_path}/local"))
     assert same(model, load_file(tmp_path / "local" / "model.safetensors"))
     assert metrics == (tmp_path / "local" / "metrics.csv").read_bytes()
     assert sum(rows_of(metrics, "lost").values()) == len(lost_of(0.4, 3, 3)) > 0

@@ -8,7 +8,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from rig import Scalar, Schedule, config_of, run_strategy, same, scalar_workspace, strategy_settings
 from safetensors.torch import load_file
-from tiny import TINY
+from tiny import TINY_RUN
 from wire import rows_of
 
 from contrafed.client_app.app import app
@@ -18,12 +18,12 @@ from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
 from contrafed.data.federation import load_federation
 from contrafed.data.images import ImageData
-from contrafed.data.label_flip import flipped
+from contrafed.data.label_flip import flip_labels
 from contrafed.data.partition import Partition
-from contrafed.engines.attack import Attack, attacked, moments
+from contrafed.engines.attack import Attack, moments, wrap_in_attack
 from contrafed.engines.worker import identify
 from contrafed.runs.run import run
-from contrafed.runs.setup import deployed
+from contrafed.runs.setup import compose_deployed_run
 from contrafed.strategies.attacks.alie import z_max
 
 UPDATES = ("sign_flip", "scale", "noise", "alie", "ipm")
@@ -95,14 +95,14 @@ def test_an_attack_of_ones_own_that_would_attack_nobody(tmp_path, monkeypatch, b
 @pytest.mark.parametrize("name", ["label_flip", *UPDATES])
 def test_devices_are_never_told_to_attack(name, tmp_path):
     with pytest.raises(UserError, match=f"attack={name} goes with simulation"):
-        deployed(f"num_nodes=3 engine=local attack={name} output_dir={tmp_path}/run")
+        compose_deployed_run(f"num_nodes=3 engine=local attack={name} output_dir={tmp_path}/run")
     assert not (tmp_path / "run").exists()
 
 
 def test_without_an_attack_there_is_nothing_in_between():
     grid = object()
-    assert attacked(grid, chosen("label_flip"), 8, 0) is grid
-    assert attacked(grid, choose("attack", config_of()["attack"]), 8, 0) is grid
+    assert wrap_in_attack(grid, chosen("label_flip"), 8, 0) is grid
+    assert wrap_in_attack(grid, choose("attack", config_of()["attack"]), 8, 0) is grid
     assert resolve(config_of()).node.flipped == ()
 
 
@@ -129,7 +129,7 @@ def test_a_round_by_hand(name, changes, model):
     workspace = scalar_workspace(settings, Scalar(2.0))
 
     def wrap(grid):
-        grid = attacked(grid, chosen(name, nodes=[1], **changes), 3, 0)
+        grid = wrap_in_attack(grid, chosen(name, nodes=[1], **changes), 3, 0)
         grid.members(workspace.run, workspace.federation, {})
         return grid
 
@@ -191,8 +191,8 @@ def test_attackers_that_know_nobody_send_their_own_and_others_always_theirs(name
 # ------------------------------------------------------------------------------------------------------- what comes of them
 
 
-def made(folder, *overrides):
-    summary = run(config_of(*TINY, "engine=local", "participation=full", *overrides, f"output_dir={folder}"))
+def run_attack(folder, *overrides):
+    summary = run(config_of(*TINY_RUN, "engine=local", "participation=full", *overrides, f"output_dir={folder}"))
     return load_file(folder / "model.safetensors"), (folder / "metrics.csv").read_bytes(), summary
 
 
@@ -201,7 +201,7 @@ def test_prototypes_are_attacked_where_a_method_sends_them(tmp_path):
     found = {}
     for fraction in (0.0, 1.0):
         flip = ("attack=sign_flip", f"attack.fraction={fraction}", "num_rounds=1", "checkpoint_every=1")
-        made(tmp_path / str(fraction), "strategy=fedproto", *flip)
+        run_attack(tmp_path / str(fraction), "strategy=fedproto", *flip)
         found[fraction] = load_file(tmp_path / str(fraction) / "checkpoints" / "000001" / "server.safetensors")
     means = next(name for name in found[0.0] if name.endswith("means"))
     assert found[0.0][means].abs().sum() > 0
@@ -213,8 +213,8 @@ def test_a_method_that_sends_changes_is_attacked_alike(tmp_path, name):
     """SCAFFOLD uploads updates. Without control variates its first model is FedAvg's, with and without an attack."""
     both = (f"attack={name}", "attack.nodes=[1,2]", "num_rounds=1", "strategy.local.lr=0.02")
     recipe = ("strategy.local.iterations=5", "strategy.local.epochs=null", "strategy.local.batch_size=16")
-    sent, _, summary = made(tmp_path / "a", "strategy=scaffold", *both, *recipe)
-    plain, *_ = made(tmp_path / "b", "strategy=fedavg", "strategy.weights=uniform", *both, *recipe)
+    sent, _, summary = run_attack(tmp_path / "a", "strategy=scaffold", *both, *recipe)
+    plain, *_ = run_attack(tmp_path / "b", "strategy=fedavg", "strategy.weights=uniform", *both, *recipe)
     for key, value in plain.items():
         torch.testing.assert_close(sent[key], value, rtol=1e-5, atol=1e-6)
     assert (summary["attack"], summary["attackers"]) == (name, [1, 2])
@@ -224,7 +224,7 @@ def test_a_long_change_ruins_a_mean_and_not_a_median(tmp_path):
     attack = ("strategy=fedavg", "attack=scale", "attack.factor=100", "attack.nodes=[0]", "num_rounds=4")
     final = {}
     for name in ("mean", "median"):
-        _, metrics, summary = made(tmp_path / name, *attack, f"aggregation={name}")
+        _, metrics, summary = run_attack(tmp_path / name, *attack, f"aggregation={name}")
         final[name] = summary["accuracy_final"]
         assert summary.get("aggregation", "mean") == name
         assert not any(rows_of(metrics, "replies_rejected").values())
@@ -240,14 +240,14 @@ def test_the_bound_on_replies_meets_attackers_too(tmp_path):
         "attack.nodes=[0]",
         "num_rounds=2",
     )
-    _, metrics, _ = made(tmp_path / "run", *bound)
+    _, metrics, _ = run_attack(tmp_path / "run", *bound)
     assert rows_of(metrics, "replies_rejected") == {1: 1, 2: 1}
 
 
 def test_an_attacked_run_goes_on_bit_for_bit(tmp_path):
     how = ("strategy=pmfl", "attack=noise", "attack.nodes=[1,4]", "participation.loss_rate=0.2", "num_rounds=4")
-    whole, metrics, _ = made(tmp_path / "whole", *how, "checkpoint_every=2")
-    rest, again, _ = made(tmp_path / "rest", *how, f"resume={tmp_path}/whole/checkpoints/000002")
+    whole, metrics, _ = run_attack(tmp_path / "whole", *how, "checkpoint_every=2")
+    rest, again, _ = run_attack(tmp_path / "rest", *how, f"resume={tmp_path}/whole/checkpoints/000002")
     assert same(whole, rest)
     assert metrics == again
 
@@ -255,10 +255,10 @@ def test_an_attacked_run_goes_on_bit_for_bit(tmp_path):
 def test_nodes_that_are_asked_say_their_true_classes():
     """Flower's clients are asked for their classes, and the cohort must not depend on the attackers."""
     identify()
-    settings = resolve(config_of(*TINY, "attack=label_flip", "attack.nodes=[1]")).node.to_json()
+    settings = resolve(config_of(*TINY_RUN, "attack=label_flip", "attack.nodes=[1]")).node.to_json()
     query = Message(RecordDict({"config": ConfigRecord({"settings": settings})}), 10, MessageType.QUERY)
     answer = app(query, Context(1, 10, {"partition-id": 1}, RecordDict(), {})).content["metrics"]
-    true = load_federation(resolve(config_of(*TINY)).node).partition.class_counts()[1]
+    true = load_federation(resolve(config_of(*TINY_RUN)).node).partition.class_counts()[1]
     assert answer["class-counts"] == true.tolist() != true[::-1].tolist()
 
 
@@ -267,8 +267,8 @@ def test_nodes_that_are_asked_say_their_true_classes():
 @pytest.mark.parametrize("name", ["label_flip", "alie"])
 def test_engines_attack_alike(tmp_path, engine, name):
     how = ("strategy=fedavg", f"attack={name}", "attack.fraction=0.5", "participation.loss_rate=0.2")
-    local, metrics, _ = made(tmp_path / "local", *how)
-    summary = run(config_of(*TINY, f"engine={engine}", "participation=full", *how, f"output_dir={tmp_path}/other"))
+    local, metrics, _ = run_attack(tmp_path / "local", *how)
+    summary = run(config_of(*TINY_RUN, f"engine={engine}", "participation=full", *how, f"output_dir={tmp_path}/other"))
     assert same(local, load_file(tmp_path / "other" / "model.safetensors"))
     assert metrics == (tmp_path / "other" / "metrics.csv").read_bytes()
     assert len(summary["attackers"]) == 3
@@ -286,7 +286,7 @@ def test_wrong_labels_by_hand():
     test = torch.tensor([False, False, False, False, True])
     data = ImageData(x, y, test, (0.5,), (0.5,), 3, np.array([0, 0, 1, 1, 1]))
     true = Partition([np.array([0, 1]), np.array([1, 2])], [np.array([3]), np.array([3])], y.numpy(), 3)
-    more, partition = flipped(data, true, (1,))
+    more, partition = flip_labels(data, true, (1,))
     assert partition.train(0).tolist() == [0, 1]
     assert partition.train(1).tolist() == [5, 6]
     assert partition.true_train(1).tolist() == [1, 2]  # the labels for evaluation

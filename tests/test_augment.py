@@ -9,13 +9,13 @@ from rig import close, config_of, digits_run, workspace_of
 
 from contrafed.training.augment import (
     COLOURS,
-    augmented,
-    brightened,
+    augment_images,
+    brighten,
+    change_colours,
     draw_augmentation,
-    equalised,
-    recoloured,
-    sharpened,
-    shifted_hue,
+    equalise,
+    sharpen,
+    shift_hue,
 )
 
 
@@ -28,18 +28,18 @@ def change(angle=0.0, down=0.0, right=0.0, flip=0.0):
 
 
 def test_no_change_leaves_images():
-    assert torch.equal(augmented(image(), change()), image())
+    assert torch.equal(augment_images(image(), change()), image())
 
 
 def test_flip_and_crop_are_exact():
     x = image()
-    assert torch.equal(augmented(x, change(flip=1)), x.flip(2))
-    shifted = augmented(x, change(down=2, right=-1))
+    assert torch.equal(augment_images(x, change(flip=1)), x.flip(2))
+    shifted = augment_images(x, change(down=2, right=-1))
     assert torch.equal(shifted[:, :3, 1:], x[:, 2:, :-1])
     assert not shifted[:, 3:].any()
     assert not shifted[:, :, 0].any()
     # As torchvision orders them: crop first, then the mirror.
-    assert torch.equal(augmented(x, change(down=2, right=-1, flip=1)), shifted.flip(2))
+    assert torch.equal(augment_images(x, change(down=2, right=-1, flip=1)), shifted.flip(2))
 
 
 def test_rotation_matches_torchvision():
@@ -48,11 +48,11 @@ def test_rotation_matches_torchvision():
     from torchvision.transforms.v2.functional import rotate
 
     x = image(6, 6)
-    assert torch.equal(augmented(x, change(angle=math.pi / 2)), torch.rot90(x, 1, (1, 2)))
+    assert torch.equal(augment_images(x, change(angle=math.pi / 2)), torch.rot90(x, 1, (1, 2)))
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.random((1, 32, 32, 1)))
     for degrees in (-10, 3.3, 10):
-        ours = augmented(x, change(angle=math.radians(degrees)))[0, ..., 0]
+        ours = augment_images(x, change(angle=math.radians(degrees)))[0, ..., 0]
         theirs = rotate(x[0].permute(2, 0, 1), degrees, InterpolationMode.NEAREST)[0]
         assert (ours == theirs).double().mean() > 0.99
 
@@ -100,17 +100,17 @@ def test_colours_match_torchvision_on_uint8(channels):
     from torchvision.transforms.v2 import functional as tv
 
     x = pictures(channels=channels)
-    assert off(sharpened(laid(x)), tv.adjust_sharpness(x, 2)).max() == 0
-    assert off(equalised(laid(x)), tv.equalize(x)).max() == 0
+    assert off(sharpen(laid(x)), tv.adjust_sharpness(x, 2)).max() == 0
+    assert off(equalise(laid(x)), tv.equalize(x)).max() == 0
     for value in (0.953, 1.0, 1.0499):
         factor = torch.tensor(value)
-        assert off(brightened(laid(x), factor.view(1, 1, 1, 1)), tv.adjust_brightness(x, factor.item())).max() == 0
+        assert off(brighten(laid(x), factor.view(1, 1, 1, 1)), tv.adjust_brightness(x, factor.item())).max() == 0
     for value in (-0.05, -0.013, 0.031, 0.05):
-        hue = off(shifted_hue(laid(x), torch.full((6, 1, 1, 1), value)), tv.adjust_hue(x, value))
+        hue = off(shift_hue(laid(x), torch.full((6, 1, 1, 1), value)), tv.adjust_hue(x, value))
         assert hue.max() <= 1  # where rounding falls to either side of a whole number
         assert (hue > 0).float().mean() < 0.001
     posterised = torch.tensor([[0.0, 1.0, 0.0, 1.0, 1.0, 0.0]]).expand(6, -1)
-    assert off(recoloured(laid(x), posterised), tv.posterize(x, 2)).max() == 0
+    assert off(change_colours(laid(x), posterised), tv.posterize(x, 2)).max() == 0
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -123,9 +123,9 @@ def test_the_chain_of_cifar_100_matches_torchvisions(first):
         theirs = tv.adjust_brightness(theirs, brightness) if step == "brightness" else tv.adjust_hue(theirs, hue)
     theirs = tv.horizontal_flip(tv.crop(tv.equalize(tv.posterize(theirs, 2)), 3, -1, 32, 32))
     change = torch.tensor([[0.0, 3.0, -1.0, 1.0, 1.0, brightness, hue, float(first), 1.0, 1.0]]).expand(6, -1)
-    assert (off(augmented(laid(x), change), theirs) > 0).float().mean() < 0.002
+    assert (off(augment_images(laid(x), change), theirs) > 0).float().mean() < 0.002
     nothing = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0]]).expand(6, -1)
-    assert torch.equal(augmented(laid(x).double(), nothing), laid(x).double())
+    assert torch.equal(augment_images(laid(x).double(), nothing), laid(x).double())
 
 
 def test_colours_have_draws_of_their_own():

@@ -25,12 +25,12 @@ from contrafed.runs import checkpoint
 from contrafed.runs.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ("engine=local", "num_nodes=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "partition=iid")
-PROBED = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+QUICK_RUN = ("engine=local", "num_nodes=3", "num_rounds=1", "model=mlp", "model.hidden=[4]", "partition=iid")
+PROBE_SETTINGS = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 # Groups of keys in every configuration. The files of each choice hold the others.
-CHOSEN = [f"{group}={name}" for group in ("partition", "participation", "model", "engine", "privacy", "strategy") for name in
+CHOICES = [f"{group}={name}" for group in ("partition", "participation", "model", "engine", "privacy", "strategy") for name in
           registry.choices(group)]  # fmt: skip
-WRONG = st.one_of(
+WRONG_VALUES = st.one_of(
     st.sampled_from([None, True, "", "x", "nan", "1e-3", "~nobody/x", "a\0b", [], {}, [None], [[1]], {"a": 1}, ["a"]]),
     st.sampled_from([-1, 0, 1, 2**40, 2**63, 10**30, -(10**30), 1e-320, 1e308, math.inf, -math.inf, math.nan]),
     st.integers(-5, 5),
@@ -51,15 +51,15 @@ def one_line(call):
     return refused is not None
 
 
-def places(config, above=()):
+def list_key_paths(config, above=()):
     """Return every key of a configuration, and every group of keys."""
     for key, value in config.items():
         yield (*above, key)
         if isinstance(value, dict):
-            yield from places(value, (*above, key))
+            yield from list_key_paths(value, (*above, key))
 
 
-def changed(config, place, action, value):
+def change_config(config, place, action, value):
     """Return a copy with one value replaced, one key removed, or one added."""
     config = copy.deepcopy(config)
     group = config
@@ -74,30 +74,30 @@ def changed(config, place, action, value):
 
 def probe(data, bases):
     base = config_of(data.draw(st.sampled_from(bases)))
-    place = data.draw(st.sampled_from(sorted(places(base))))
+    place = data.draw(st.sampled_from(sorted(list_key_paths(base))))
     action = data.draw(st.sampled_from(("replace", "replace", "replace", "remove", "add")))
-    wrong = changed(base, place, action, data.draw(WRONG))
+    wrong = change_config(base, place, action, data.draw(WRONG_VALUES))
     refused = one_line(lambda: resolve_and_try(wrong))
     assert refused or action == "replace" or place[0] == "dataset", (place, action)
 
 
-@PROBED
+@PROBE_SETTINGS
 @given(st.data())
 def test_a_wrong_value_anywhere_is_one_line(data):
-    probe(data, CHOSEN[::3])
+    probe(data, CHOICES[::3])
 
 
 @pytest.mark.slow
-@settings(PROBED, max_examples=2000)
+@settings(PROBE_SETTINGS, max_examples=2000)
 @given(st.data())
 def test_thousands_of_wrong_values_in_every_choice(data):
-    probe(data, CHOSEN)
+    probe(data, CHOICES)
 
 
-@settings(PROBED, max_examples=15)
+@settings(PROBE_SETTINGS, max_examples=15)
 @given(st.data())
 def test_what_the_command_line_is_given_is_read_or_refused_in_a_line(data):
-    from rig import checked
+    from rig import check_overrides
 
     pieces = [
         "seed",
@@ -118,7 +118,7 @@ def test_what_the_command_line_is_given_is_read_or_refused_in_a_line(data):
         " ",
     ]
     overrides = data.draw(st.lists(st.lists(st.sampled_from(pieces), min_size=1, max_size=5).map("".join), max_size=2))
-    one_line(lambda: checked(*overrides))
+    one_line(lambda: check_overrides(*overrides))
 
 
 def arrays(**changes):
@@ -168,7 +168,7 @@ BAD_NPZ = {
 def refuses(tmp_path, *overrides):
     """Assert that a run with these overrides is refused in one line and leaves no file."""
     before = sorted(tmp_path.rglob("*"))
-    assert one_line(lambda: run(config_of(*QUICK, *overrides, f"output_dir={tmp_path}/run"))), overrides
+    assert one_line(lambda: run(config_of(*QUICK_RUN, *overrides, f"output_dir={tmp_path}/run"))), overrides
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -178,7 +178,7 @@ def test_a_damaged_npz_file_is_one_line_and_leaves_nothing(tmp_path, name):
     refuses(tmp_path, "dataset=npz", f"dataset.path={tmp_path}/bad.npz")
 
 
-@settings(PROBED, max_examples=60)
+@settings(PROBE_SETTINGS, max_examples=60)
 @given(st.integers(0, len(arrays()) - 1), st.binary(min_size=1, max_size=8), st.booleans())
 def test_an_npz_file_with_any_bytes_overwritten_is_read_or_refused(tmp_path_factory, place, bytes_, cut):
     from contrafed.core.client_run import choose
@@ -239,11 +239,11 @@ def done(tmp_path_factory):
     """Return the folder of a finished run with checkpoints and personal models."""
     folder = tmp_path_factory.mktemp("done") / "run"
     how = ("strategy=fedper", "checkpoint_every=1", "save_personal=true", "partition.test_fraction=0.2")
-    run(config_of(*QUICK, *how, "participation=full", f"output_dir={folder}"))
+    run(config_of(*QUICK_RUN, *how, "participation=full", f"output_dir={folder}"))
     return folder
 
 
-def damaged(good):
+def damage_file(good):
     """Safetensors files that are invalid or were changed."""
     header = int.from_bytes(good[:8], "little")
     yield from (
@@ -265,7 +265,7 @@ def test_damaged_models_are_one_line_and_leave_nothing(tmp_path, done):
     model = load_file(good)
     wrong = [{n: v.int() for n, v in model.items()}, {n: v * math.nan for n, v in model.items()}]
     wrong += [{n: v.flatten()[:1] for n, v in model.items()}, dict(list(model.items())[1:])]
-    for content in (*damaged(good.read_bytes()), *map(save, wrong)):
+    for content in (*damage_file(good.read_bytes()), *map(save, wrong)):
         (tmp_path / "model").write_bytes(content)
         refuses(tmp_path, f"init_from={tmp_path}/model")
     refuses(tmp_path, f"init_from={tmp_path}")
@@ -275,7 +275,7 @@ def test_a_damaged_personal_model_is_one_line(tmp_path, done):
     target = done / "personal" / "1.safetensors"
     good = target.read_bytes()
     try:
-        for content in damaged(good):
+        for content in damage_file(good):
             target.write_bytes(content)
             config = config_of(f"evaluate_only={done}", f"output_dir={tmp_path}/scored", "engine=local")
             assert one_line(lambda: run(config)), content[:20]  # noqa: B023
@@ -293,7 +293,7 @@ def test_a_damaged_checkpoint_is_no_checkpoint(done):
         same_size = [good[:8] + b"{" * 20 + good[28:], b"\xff" * len(good)]
         others = [json.dumps(content).encode() for content in (*odd, [], None)] if file.name == "state.json" else []
         try:
-            for content in (*damaged(good), *same_size, *others):
+            for content in (*damage_file(good), *same_size, *others):
                 file.write_bytes(content)
                 found = checkpoint.find(done)
                 # A round or a log's length of another kind is all that is left to be noticed later.
@@ -311,9 +311,9 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def test_ten_mistakes_on_the_command_line(tmp_path, called, monkeypatch):
+def test_ten_mistakes_on_the_command_line(tmp_path, call_command, monkeypatch):
     for number, mistake in enumerate(COMMANDS):
-        done = called(*mistake, f"output_dir={tmp_path}/{number}")
+        done = call_command(*mistake, f"output_dir={tmp_path}/{number}")
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), (mistake, done.stderr)
         assert done.stderr.startswith("error: ")
     assert list(tmp_path.iterdir()) == []

@@ -18,30 +18,30 @@ SMALL = ("strategy=fedavg", "engine=local", "num_nodes=3", "num_rounds=1", "mode
 
 
 @pytest.mark.parametrize("name", ["été", "runs/Ольга", "数据", "runs/数据", "a b=é", "Müller, copy"])
-def test_a_folder_may_have_any_name(called, name):
-    done = called(f"output_dir={name}", "--cfg", "job", *([] if "," not in name else ["-m"]))
+def test_a_folder_may_have_any_name(call_command, name):
+    done = call_command(f"output_dir={name}", "--cfg", "job", *([] if "," not in name else ["-m"]))
     if "," in name:  # a comma lists values
         assert (done.returncode, len(done.stderr.splitlines())) == (0, 0) or done.returncode == 2
     else:
         assert f"output_dir: {name}" in done.stdout.splitlines(), done
 
 
-def test_data_may_have_any_name(tmp_path, called):
+def test_data_may_have_any_name(tmp_path, call_command):
     (tmp_path / "été").mkdir()
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "été" / "Müller.npz", x=rng.integers(0, 256, (60, 8, 8), dtype=np.uint8), y=np.arange(60) % 3)
     line = (*SMALL, "dataset=npz", f"dataset.path={tmp_path}/été/Müller.npz", "partition=iid")
-    assert called(*line, f"output_dir={tmp_path}/数据").returncode == 0
+    assert call_command(*line, f"output_dir={tmp_path}/数据").returncode == 0
     assert json.loads((tmp_path / "数据" / "summary.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.parametrize("name", ["it's", "run[1]", "a{b}", 'say "x"', "back\\slash'", "$x'", "it's [a] {b}, c\\"])
-def test_quotes_and_brackets_are_answered_with_what_works(called, name):
-    refused = called(f"output_dir={name}", "--cfg", "job")
+def test_quotes_and_brackets_are_answered_with_what_works(call_command, name):
+    refused = call_command(f"output_dir={name}", "--cfg", "job")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert refused.stderr.startswith("error: output_dir: ")
     (typed,) = shlex.split(refused.stderr.rpartition(" shells ")[2])
-    shown = called(typed, "--cfg", "job", "--package", "output_dir")
+    shown = call_command(typed, "--cfg", "job", "--package", "output_dir")
     assert (shown.returncode, shown.stderr) == (0, "")
     from contrafed.config.compose import compose_job
 
@@ -49,11 +49,11 @@ def test_quotes_and_brackets_are_answered_with_what_works(called, name):
 
 
 @pytest.mark.parametrize(("content", "works"), [("\ufeff{}".encode(), True), ("{}é".encode("latin-1"), False)])
-def test_a_yaml_of_another_editor(tmp_path, called, content, works):
+def test_a_yaml_of_another_editor(tmp_path, call_command, content, works):
     (tmp_path / "experiment").mkdir()
     lines = b"# @package _global_\nnum_nodes: 17\n# "
     (tmp_path / "experiment" / "e.yaml").write_bytes(content.replace(b"{}", lines) + b"\n")
-    done = called(f"--config-dir={tmp_path}", "experiment=e", "--cfg", "job")
+    done = call_command(f"--config-dir={tmp_path}", "experiment=e", "--cfg", "job")
     if works:
         assert "num_nodes: 17" in done.stdout.splitlines()
     else:

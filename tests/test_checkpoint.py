@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.core.tensors import named
+from contrafed.core.tensors import add_prefix
 from contrafed.runs import checkpoint
 from contrafed.runs.output import RoundLog
 from contrafed.runs.run import run
@@ -27,13 +27,13 @@ from contrafed.strategies.fedavg import FedAvg
 from contrafed.training.base import Client
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = (
+SMALL_RUN = (
     "engine=local", "num_nodes=8", "num_rounds=7", "eval_every=2", "model=mlp", "model.hidden=[8]", "model.projection=[6]",
     "partition.test_fraction=0.2", "participation=markovian", "participation.mean_probability=0.5", "participation.p01=0.5",
 )  # fmt: skip
-LOGGED = "log=[deviation,weights,features,nodes_train]"
+LOG_OVERRIDE = "log=[deviation,weights,features,nodes_train]"
 # test_every.py resumes every unchanged method from its middle.
-EACH = [
+EACH_RUN = [
     ("pmfl", ()),
     ("fedrcl", ("strategy.server=fedagm", "strategy.local.epochs=1")),
     ("fedcrl", ("strategy.local.keep_optimizer=true",)),
@@ -61,14 +61,18 @@ def stop_in(server_round, monkeypatch):
 
 
 @pytest.fixture
-def stopped(tmp_path, monkeypatch):
+def stop_run(tmp_path, monkeypatch):
     """Make a run that stopped in round 6, with checkpoints of rounds 2 and 4."""
 
     def make(name="pmfl", *overrides, folder="run"):
         with monkeypatch.context() as patch:
             stop_in(6, patch)
             with pytest.raises(RuntimeError, match="stopped here"):
-                run(config_of(f"strategy={name}", *SMALL, *overrides, "checkpoint_every=2", f"output_dir={tmp_path}/{folder}"))
+                run(
+                    config_of(
+                        f"strategy={name}", *SMALL_RUN, *overrides, "checkpoint_every=2", f"output_dir={tmp_path}/{folder}"
+                    )
+                )
         return tmp_path / folder
 
     return make
@@ -78,16 +82,16 @@ def stopped(tmp_path, monkeypatch):
 def whole(tmp_path_factory):
     """Return the results of PMFL's uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run(config_of("strategy=pmfl", *SMALL, f"output_dir={folder}"))
+    run(config_of("strategy=pmfl", *SMALL_RUN, f"output_dir={folder}"))
     return outcome(folder)
 
 
 @pytest.mark.figures
-@pytest.mark.parametrize(("name", "overrides"), EACH)
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped, name, overrides):
-    config = (f"strategy={name}", *SMALL, *overrides)
+@pytest.mark.parametrize(("name", "overrides"), EACH_RUN)
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stop_run, name, overrides):
+    config = (f"strategy={name}", *SMALL_RUN, *overrides)
     run(config_of(*config, f"output_dir={tmp_path}/whole"))
-    folder = stopped(name, *overrides)
+    folder = stop_run(name, *overrides)
     summary = run(config_of(*config, "resume=latest", f"output_dir={folder}"))
     assert yaml.safe_load((folder / "config.yaml").read_text())["resume"] is None  # by which the whole run is repeated
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
@@ -97,7 +101,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped, name, overrides):
 
 
 @pytest.mark.figures
-def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stopped, monkeypatch):
+def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
     """Earlier participants are read from the log, because another selection would change the state."""
 
     def select(self, server_round):
@@ -111,45 +115,45 @@ def test_a_rule_that_chooses_by_its_state_goes_on_bit_for_bit(tmp_path, stopped,
 
     asked = []
     monkeypatch.setattr(FedAvg, "select", select)
-    run(config_of("strategy=fedavg", *SMALL, f"output_dir={tmp_path}/whole"))
+    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/whole"))
     assert asked == list(range(1, 8))  # once a round
-    folder = stopped("fedavg")
+    folder = stop_run("fedavg")
     asked.clear()
-    run(config_of("strategy=fedavg", *SMALL, "resume=latest", f"output_dir={folder}"))
+    run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     assert asked == [5, 6, 7]
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     for name in ("participants.csv", "participation.png"):
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_table_by_node_goes_on_bit_for_bit(tmp_path, stopped, monkeypatch):
+def test_a_table_by_node_goes_on_bit_for_bit(tmp_path, stop_run, monkeypatch):
     """Every client continues from its last upload, which the server stores under its partition id."""
 
     def aggregate(self, model, replies):
-        self.state.setdefault("own", {}).update({reply.node: reply.group("model") for reply in replies})
+        self.state.setdefault("own", {}).update({reply.node: reply.get_tensors("model") for reply in replies})
         return replies.mean("model", replies.num_examples) if len(replies) else model
 
     def download(self, model, node, judging):
         own = self.state.get("own", {}).get(node)
-        return None if judging or own is None else named("model", own)
+        return None if judging or own is None else add_prefix("model", own)
 
     monkeypatch.setattr(FedAvg, "aggregate", aggregate)
     monkeypatch.setattr(FedAvg, "download", download)
-    run(config_of("strategy=fedavg", *SMALL, f"output_dir={tmp_path}/whole"))
-    folder = stopped("fedavg")
-    run(config_of("strategy=fedavg", *SMALL, "resume=latest", f"output_dir={folder}"))
+    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/whole"))
+    folder = stop_run("fedavg")
+    run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     monkeypatch.undo()
-    run(config_of("strategy=fedavg", *SMALL, f"output_dir={tmp_path}/plain"))
+    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/plain"))
     assert not equal(outcome(tmp_path / "plain"), outcome(tmp_path / "whole"))
 
 
-def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stopped, whole):
-    folder = stopped()
+def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stop_run, whole):
+    folder = stop_run()
     before = outcome(folder)
     run(
         config_of(
-            "strategy=pmfl", *SMALL, f"resume={folder}/checkpoints/000002", "checkpoint_every=2", f"output_dir={tmp_path}/b"
+            "strategy=pmfl", *SMALL_RUN, f"resume={folder}/checkpoints/000002", "checkpoint_every=2", f"output_dir={tmp_path}/b"
         )
     )
     assert equal(outcome(tmp_path / "b"), whole)
@@ -157,18 +161,22 @@ def test_it_goes_on_from_a_path_elsewhere_and_on_another_engine(tmp_path, stoppe
     shutil.rmtree(folder)  # the resumed folder does not need the first one
     overrides = ("engine=ray", "engine.workers=2")
     overrides += (f"resume={tmp_path}/b/checkpoints/000004", "checkpoint_every=1", f"output_dir={tmp_path}/c")
-    run(config_of("strategy=pmfl", *SMALL, *overrides))
+    run(config_of("strategy=pmfl", *SMALL_RUN, *overrides))
     assert equal(outcome(tmp_path / "c"), whole)
-    run(config_of("strategy=pmfl", *SMALL, f"resume={tmp_path}/c/checkpoints/000006", f"output_dir={tmp_path}/d"))
+    run(config_of("strategy=pmfl", *SMALL_RUN, f"resume={tmp_path}/c/checkpoints/000006", f"output_dir={tmp_path}/d"))
     assert equal(outcome(tmp_path / "d"), whole)
 
 
 @pytest.mark.slow
-def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stopped):
-    asked = (LOGGED, "eval_nodes=true")
-    run(config_of("strategy=pmfl", *SMALL, *asked, f"output_dir={tmp_path}/whole"))
-    folder = stopped("pmfl", *asked)
-    run(config_of("strategy=pmfl", *SMALL, *asked, "engine=ray", "engine.workers=2", "resume=latest", f"output_dir={folder}"))
+def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stop_run):
+    asked = (LOG_OVERRIDE, "eval_nodes=true")
+    run(config_of("strategy=pmfl", *SMALL_RUN, *asked, f"output_dir={tmp_path}/whole"))
+    folder = stop_run("pmfl", *asked)
+    run(
+        config_of(
+            "strategy=pmfl", *SMALL_RUN, *asked, "engine=ray", "engine.workers=2", "resume=latest", f"output_dir={folder}"
+        )
+    )
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     logged = (folder / "metrics.csv").read_text() + (folder / "nodes.csv").read_text()
     for name in ("deviation_mean", "features_vci", "weight_all", "train_loss"):
@@ -178,7 +186,7 @@ def test_what_is_logged_when_asked_goes_on_too_and_in_ray(tmp_path, stopped):
 def test_only_the_last_few_are_kept_and_files_of_unchanged_nodes_are_shared(tmp_path):
     config = (
         "strategy=moon",
-        *SMALL,
+        *SMALL_RUN,
         "checkpoint_every=1",
         "checkpoint_keep=3",
         "participation=uniform",
@@ -215,50 +223,52 @@ def test_what_was_read_stays_when_its_file_is_written_over(tmp_path):
     assert [p.name for p in (tmp_path / "checkpoints" / "nodes").iterdir()] == ["0-3.safetensors"]
 
 
-def test_another_configuration_is_refused_by_its_keys(stopped):
-    folder = stopped()
+def test_another_configuration_is_refused_by_its_keys(stop_run):
+    folder = stop_run()
     with pytest.raises(UserError, match=r"num_rounds=9 \(there: 7\); strategy.local.lr=0.2 \(there: 0.1\)$") as error:
         run(
-            config_of("strategy=pmfl", *SMALL, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest", f"output_dir={folder}")
+            config_of(
+                "strategy=pmfl", *SMALL_RUN, "num_rounds=9", "strategy.local.lr=0.2", "resume=latest", f"output_dir={folder}"
+            )
         )
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="strategy.server=fedavg"):
-        run(config_of("strategy=fedavg", *SMALL, "resume=latest", f"output_dir={folder}"))
+        run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
 
 
-def test_what_says_which_replies_count_may_not_differ(stopped):
+def test_what_says_which_replies_count_may_not_differ(stop_run):
     with pytest.raises(UserError, match=r"engine.max_norm=0.5 \(there: None\)$"):
-        run(config_of("strategy=pmfl", *SMALL, "engine.max_norm=0.5", "resume=latest", f"output_dir={stopped()}"))
+        run(config_of("strategy=pmfl", *SMALL_RUN, "engine.max_norm=0.5", "resume=latest", f"output_dir={stop_run()}"))
 
 
-def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stopped):
-    folder = stopped()
+def test_logs_that_do_not_reach_the_checkpoint_are_one_line(stop_run):
+    folder = stop_run()
     log = folder / "metrics.csv"
     log.write_bytes(log.read_bytes()[:40])
     with pytest.raises(UserError, match="metrics.csv is missing or shorter than when 000004 was written"):
-        run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
+        run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     log.unlink()
     with pytest.raises(UserError, match="metrics.csv is missing"):
-        run(config_of("strategy=pmfl", *SMALL, f"resume={folder}/checkpoints/000004", f"output_dir={folder}-2"))
+        run(config_of("strategy=pmfl", *SMALL_RUN, f"resume={folder}/checkpoints/000004", f"output_dir={folder}-2"))
     assert not Path(f"{folder}-2").exists()
 
 
 def test_latest_never_overwrites_another_run(tmp_path):
-    run(config_of("strategy=fedavg", *SMALL, f"output_dir={tmp_path}/run"))
+    run(config_of("strategy=fedavg", *SMALL_RUN, f"output_dir={tmp_path}/run"))
     before = outcome(tmp_path / "run")
     for name in ("fedavg", "fedprox"):
         with pytest.raises(UserError, match="holds a finished run without checkpoints"):
-            run(config_of(f"strategy={name}", *SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
+            run(config_of(f"strategy={name}", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     (tmp_path / "run" / "summary.json").unlink()  # as if killed before its first checkpoint
     with pytest.raises(UserError, match="is of another configuration: "):
-        run(config_of("strategy=fedprox", *SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
-    run(config_of("strategy=fedavg", *SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
+        run(config_of("strategy=fedprox", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
+    run(config_of("strategy=fedavg", *SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     assert equal(outcome(tmp_path / "run"), before)
 
 
 def test_personal_models_of_a_finished_run_can_still_be_saved(tmp_path, capsys):
-    first = run(config_of("strategy=fedper", *SMALL, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
-    run(config_of("strategy=fedper", *SMALL, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
+    first = run(config_of("strategy=fedper", *SMALL_RUN, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
+    run(config_of("strategy=fedper", *SMALL_RUN, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
     assert "no node took part" not in capsys.readouterr().out
     again = run(config_of(f"evaluate_only={tmp_path}/b", "engine=local", f"output_dir={tmp_path}/c"))
     assert again["personal_accuracy_mean"] == first["personal_accuracy_mean"]
@@ -266,7 +276,7 @@ def test_personal_models_of_a_finished_run_can_still_be_saved(tmp_path, capsys):
 
 def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_after_it(tmp_path):
     """FedProc's mix depends on the round. Clients that train before evaluation save the models of the last evaluation."""
-    proc = ("strategy=fedproc", "judge=post_train", *SMALL)
+    proc = ("strategy=fedproc", "judge=post_train", *SMALL_RUN)
     run(config_of(*proc, "checkpoint_every=7", f"output_dir={tmp_path}/run"))
     run(config_of(*proc, f"resume={tmp_path}/run", "save_personal=true", f"output_dir={tmp_path}/b"))
     run(config_of(f"evaluate_only={tmp_path}/b", "engine=local", f"output_dir={tmp_path}/c"))
@@ -277,13 +287,13 @@ def test_a_finished_run_sends_what_its_last_round_sent_to_models_that_are_saved_
     assert left == scored
 
 
-def test_model_and_memory_come_back_in_their_order(stopped, monkeypatch):
+def test_model_and_memory_come_back_in_their_order(stop_run, monkeypatch):
     models, memories, aggregate, sent = [], [], FedAvg.aggregate, Client.sent
     monkeypatch.setattr(FedAvg, "aggregate", lambda *given: models.append(list(given[1])) or aggregate(*given))
     monkeypatch.setattr(Client, "sent", lambda *given: memories.append(list(given[1].memory)) or sent(*given))
-    folder = stopped("fedper")
+    folder = stop_run("fedper")
     before = len(models)
-    run(config_of("strategy=fedper", *SMALL, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
+    run(config_of("strategy=fedper", *SMALL_RUN, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
     assert 0 < before < len(models)
     assert memories[0] == [f"personal/{name}" for name in models[0] if name.startswith("classifier.")]
     assert all(order in (models[0], memories[0]) for order in models + memories)
@@ -291,18 +301,18 @@ def test_model_and_memory_come_back_in_their_order(stopped, monkeypatch):
 
 def test_where_there_is_no_checkpoint(tmp_path, capsys):
     with pytest.raises(UserError, match="there is no whole checkpoint in lastest, did you mean 'latest'"):
-        run(config_of(*SMALL, "resume=lastest", f"output_dir={tmp_path}/run"))
+        run(config_of(*SMALL_RUN, "resume=lastest", f"output_dir={tmp_path}/run"))
     with pytest.raises(UserError, match="there is no whole checkpoint in .*nowhere$"):
-        run(config_of(*SMALL, "resume=nowhere", f"output_dir={tmp_path}/run"))
+        run(config_of(*SMALL_RUN, "resume=nowhere", f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
-    run(config_of(*SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
+    run(config_of(*SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     assert "beginning with round 1" in capsys.readouterr().out
     # A run that failed, in whose summary the word stands for something else.
     (tmp_path / "run" / "summary.json").write_text('{"status": "failed", "experiment": "finished"}')
-    run(config_of(*SMALL, "resume=latest", f"output_dir={tmp_path}/run"))
+    run(config_of(*SMALL_RUN, "resume=latest", f"output_dir={tmp_path}/run"))
     assert "beginning with round 1" in capsys.readouterr().out
     with pytest.raises(UserError, match="engine=flower keeps what nodes remember to itself"):
-        run(config_of(*SMALL, "engine=flower", "checkpoint_every=2", f"output_dir={tmp_path}/f"))
+        run(config_of(*SMALL_RUN, "engine=flower", "checkpoint_every=2", f"output_dir={tmp_path}/f"))
 
 
 def left_of(session):
@@ -350,7 +360,14 @@ def killed_until_done(folder, overrides, kills, rng):
     [("local", 3, 40), *(pytest.param(engine, 20, 250, marks=pytest.mark.slow) for engine in ("local", "ray"))],
 )
 def test_sigkill_at_random_moments(tmp_path, engine, kills, rounds):
-    overrides = ["strategy=pmfl", *SMALL, f"engine={engine}", f"num_rounds={rounds}", "partition.min_node_size=5", LOGGED]
+    overrides = [
+        "strategy=pmfl",
+        *SMALL_RUN,
+        f"engine={engine}",
+        f"num_rounds={rounds}",
+        "partition.min_node_size=5",
+        LOG_OVERRIDE,
+    ]
     run(config_of(*overrides, f"output_dir={tmp_path}/whole"))
     killed_until_done(tmp_path / "run", overrides, kills, random.Random(kills))
     assert equal(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))

@@ -73,7 +73,7 @@ def test_an_agent_does_without_a_loss_that_is_not_said_or_not_finite(tmp_path):
     assert np.isfinite(strategy.state["loss"]).all()
 
 
-ODD = {
+ODD_CLAIMS = {
     "infinite partition": {"partition-id": float("inf")},
     "infinite count": {"num-test-examples": float("inf")},
     "counts beyond int64": {"class-counts": [1e300] * 10},
@@ -83,9 +83,9 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("odd", ODD_CLAIMS)
 def test_an_odd_answer_before_round_1_is_one_line(tmp_path, odd):
-    wire = Wire(*plain(), change=claims("query", 1, when=None, **ODD[odd]))
+    wire = Wire(*plain(), change=claims("query", 1, when=None, **ODD_CLAIMS[odd]))
     with pytest.raises(UserError, match="node 11 ") as caught:
         run_devices(tmp_path / "run", wire, "strategy=fedavg")
     assert "\n" not in str(caught.value)
@@ -103,12 +103,12 @@ def joins(wire, how):
     return wire
 
 
-@pytest.mark.parametrize("odd", [*ODD, "no numbers"])
+@pytest.mark.parametrize("odd", [*ODD_CLAIMS, "no numbers"])
 def test_an_odd_answer_of_a_newcomer_leaves_the_run_as_it_is(tmp_path, capsys, odd):
     def how(k, message, reply):
         if odd == "no numbers":
             return Message(RecordDict({codec.METRICS: ConfigRecord({"a": 1})}), metadata=reply.metadata)
-        return claims("query", 3, when=None, **ODD[odd])(k, message, reply)
+        return claims("query", 3, when=None, **ODD_CLAIMS[odd])(k, message, reply)
 
     wire = joins(Wire(*plain(), {"partition-id": 1}, offline={3}), how)
     *_, summary = run_devices(tmp_path / "run", wire, "strategy=fedavg")
@@ -117,7 +117,7 @@ def test_an_odd_answer_of_a_newcomer_leaves_the_run_as_it_is(tmp_path, capsys, o
 
 
 def test_a_newcomer_that_is_silent_is_asked_ever_less_and_not_waited_for_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(contrafed.engines.client_registry, "NEWCOMERS", 0.05)
+    monkeypatch.setattr(contrafed.engines.client_registry, "NEWCOMER_SECONDS", 0.05)
     wire = joins(Wire(*plain(), {"partition-id": 1}, offline={3}), lambda k, message, reply: None)
     began = time.monotonic()
     *_, summary = run_devices(tmp_path / "run", wire, "strategy=fedavg", "num_rounds=16", "wait_for_nodes=30")

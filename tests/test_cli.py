@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rig import METHODS, checked, checked_jobs, config_of
+from rig import METHODS, check_overrides, checked_jobs, config_of
 
 from contrafed.config.command_line import help_text
 from contrafed.config.compose import expand_jobs
@@ -23,7 +23,7 @@ from contrafed.core.errors import UserError
 from contrafed.training.local_training import LocalTraining
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
+QUICK_RUN = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
 
 
 def command(*arguments, timeout=900):
@@ -94,7 +94,7 @@ def command(*arguments, timeout=900):
 )
 def test_every_mistake_is_one_line(overrides, message):
     with pytest.raises(UserError) as error:
-        checked(*overrides)
+        check_overrides(*overrides)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -109,7 +109,7 @@ def test_a_mistake_ends_the_command_with_a_line_and_a_status():
 
 # Mistakes in YAMLs and top-level keys alone. A wrong type or value within a group is left to the dataclass with the
 # choice's code to say, and a missing data set for the data set: these import it.
-KNOWN_BEFORE_ANY_IMPORT = [
+EARLY_MISTAKES = [
     ["strategy=pfml"],
     ["-m", "strategy=pmfl,pfml"],
     ["strategy.server=fedam"],
@@ -138,7 +138,7 @@ def test_a_mistake_is_answered_before_torch_flower_or_ray_are_imported():
     code = f"""
 import sys
 from contrafed import command
-for arguments in {KNOWN_BEFORE_ANY_IMPORT!r}:
+for arguments in {EARLY_MISTAKES!r}:
     sys.argv = ["main.py", *arguments]
     assert command.main() == (0 if arguments == ["--help"] else 2), arguments
     loaded = [name for name in ("torch", "flwr", "ray", "matplotlib", "pandas") if name in sys.modules]
@@ -146,13 +146,13 @@ for arguments in {KNOWN_BEFORE_ANY_IMPORT!r}:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert len(done.stderr.splitlines()) == len(KNOWN_BEFORE_ANY_IMPORT) - 1
+    assert len(done.stderr.splitlines()) == len(EARLY_MISTAKES) - 1
     assert all(line.startswith("error: ") for line in done.stderr.splitlines())
 
 
-def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, called):
+def test_a_mistake_in_the_data_leaves_no_folder(tmp_path, call_command):
     folder = tmp_path / "new" / "run"
-    done = called(*QUICK, "partition=pathological", "partition.classes_per_node=20", f"output_dir={folder}")
+    done = call_command(*QUICK_RUN, "partition=pathological", "partition.classes_per_node=20", f"output_dir={folder}")
     assert done.returncode == 2
     assert done.stderr == "error: partition.classes_per_node=20 is more than the 10 classes of the data set\n"
     assert list(tmp_path.iterdir()) == []
@@ -167,17 +167,17 @@ def test_a_mistake_that_the_engine_finds_leaves_no_folder(tmp_path, monkeypatch)
     monkeypatch.setattr("contrafed.engines.local.run", refuses)
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="no room"):
-        run(config_of(*QUICK, f"output_dir={folder}"))
+        run(config_of(*QUICK_RUN, f"output_dir={folder}"))
     assert not folder.exists()
 
 
-def test_a_job_is_shown_wherever_the_flag_stands(called):
+def test_a_job_is_shown_wherever_the_flag_stands(call_command):
     wanted = ["experiment=fedrcl/base", "strategy=fedavg"]
-    last = called(*wanted, "--cfg", "job")
+    last = call_command(*wanted, "--cfg", "job")
     assert "alpha: 0.1" in last.stdout  # fedrcl/base's own, which Hydra alone does not know
     for arguments in (["--cfg", "job", *wanted], [wanted[0], "--cfg=job", wanted[1]], [wanted[0], "-c", "job", wanted[1]]):
-        assert called(*arguments).stdout == last.stdout
-    assert called(*wanted, "scale=null", "--cfg", "job").stdout == last.stdout
+        assert call_command(*arguments).stdout == last.stdout
+    assert call_command(*wanted, "scale=null", "--cfg", "job").stdout == last.stdout
 
 
 def test_sweeps_expand_to_every_combination():
@@ -214,23 +214,23 @@ def defaults_of(config):
     return [f.name for f in dataclasses.fields(config) if not (f.default is f.default_factory is missing)]
 
 
-def test_help_shows_every_choice_with_its_line(called):
+def test_help_shows_every_choice_with_its_line(call_command):
     text = help_text()
     for group in GROUPS:
         for name, line in registry.choices(group).items():
             assert f"{name} " in text
             assert line in text
-    done = called("--help")
+    done = call_command("--help")
     assert done.returncode == 0
     assert done.stdout.strip() == text.strip()
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished_run(tmp_path_factory):
     """Return the folder of a finished run of the real command, and its output."""
     folder = tmp_path_factory.mktemp("cli") / "run"
     done = command(
-        *QUICK,
+        *QUICK_RUN,
         "strategy=pmfl",
         "participation=full",
         "eval_train=true",
@@ -242,8 +242,8 @@ def finished(tmp_path_factory):
     return folder, done
 
 
-def test_a_run_leaves_everything(finished):
-    folder, done = finished
+def test_a_run_leaves_everything(finished_run):
+    folder, done = finished_run
     left = {path.name for path in folder.iterdir()}
     assert left == {
         "config.yaml", "metrics.csv", "nodes.csv", "participants.csv", "times.csv", "summary.json", "accuracy.png",
@@ -255,8 +255,8 @@ def test_a_run_leaves_everything(finished):
     assert str(folder) in done.stdout
 
 
-def test_metrics_are_tidy(finished):
-    folder, _ = finished
+def test_metrics_are_tidy(finished_run):
+    folder, _ = finished_run
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
     assert list(rows[0]) == ["round", "scope", "split", "metric", "value"]
     seen = {(r["scope"], r["split"], r["metric"]) for r in rows}
@@ -269,8 +269,8 @@ def test_metrics_are_tidy(finished):
     assert {"weight", "accuracy"} == {r["metric"] for r in nodes}
 
 
-def test_the_summary_says_what_ran(finished):
-    folder, _ = finished
+def test_the_summary_says_what_ran(finished_run):
+    folder, _ = finished_run
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["method"], summary["dataset"], summary["seed"]) == (
         "finished",
@@ -290,42 +290,42 @@ def test_the_summary_says_what_ran(finished):
     assert summary["seconds"] > 0
 
 
-def test_the_saved_configuration_reproduces_the_run(finished, tmp_path):
+def test_the_saved_configuration_reproduces_the_run(finished_run, tmp_path):
     from contrafed.runs.run import run
 
-    folder, _ = finished
+    folder, _ = finished_run
     config = yaml.safe_load((folder / "config.yaml").read_text())
     again = Path(run(config | {"output_dir": str(tmp_path / "again")})["folder"])
     assert (again / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
     assert (again / "nodes.csv").read_bytes() == (folder / "nodes.csv").read_bytes()
 
 
-def test_a_named_folder_is_never_overwritten(finished, called):
-    folder, _ = finished
+def test_a_named_folder_is_never_overwritten(finished_run, call_command):
+    folder, _ = finished_run
     before = (folder / "metrics.csv").read_bytes()
-    done = called(*QUICK, f"output_dir={folder}")
+    done = call_command(*QUICK_RUN, f"output_dir={folder}")
     assert done.returncode == 2
     assert "already holds a run" in done.stderr
     assert (folder / "metrics.csv").read_bytes() == before
 
 
-def test_two_processes_do_not_write_in_one_folder(finished, called):
-    folder, _ = finished
+def test_two_processes_do_not_write_in_one_folder(finished_run, call_command):
+    folder, _ = finished_run
     before = (folder / "metrics.csv").read_bytes()
     elsewhere = os.open(folder, os.O_RDONLY)
     fcntl.flock(elsewhere, fcntl.LOCK_EX)
     try:
-        done = called(*QUICK, "resume=latest", f"output_dir={folder}")
+        done = call_command(*QUICK_RUN, "resume=latest", f"output_dir={folder}")
     finally:
         os.close(elsewhere)
     assert (done.returncode, done.stderr) == (2, f"error: output_dir: another process writes in {folder}\n")
     assert (folder / "metrics.csv").read_bytes() == before
 
 
-def test_a_run_can_start_from_a_saved_model(finished, tmp_path, called):
-    folder, _ = finished
+def test_a_run_can_start_from_a_saved_model(finished_run, tmp_path, call_command):
+    folder, _ = finished_run
     saved = folder / "model.safetensors"
-    done = called(*QUICK, "strategy=pmfl", f"init_from={saved}", f"output_dir={tmp_path / 'on'}")
+    done = call_command(*QUICK_RUN, "strategy=pmfl", f"init_from={saved}", f"output_dir={tmp_path / 'on'}")
     assert done.returncode == 0, done.stderr
 
     def accuracies(where):
@@ -333,23 +333,23 @@ def test_a_run_can_start_from_a_saved_model(finished, tmp_path, called):
         return [r["value"] for r in rows if (r["split"], r["metric"]) == ("test", "accuracy")]
 
     assert accuracies(tmp_path / "on")[0] == accuracies(folder)[-1]
-    wrong = called(*QUICK, "model.hidden=[9]", f"init_from={saved}", f"output_dir={tmp_path / 'no'}")
+    wrong = call_command(*QUICK_RUN, "model.hidden=[9]", f"init_from={saved}", f"output_dir={tmp_path / 'no'}")
     assert wrong.returncode == 2
     assert "does not fit: encoder.stages.0.1.weight needs shape (9, 64), found shape (8, 64)" in wrong.stderr
 
 
-def test_a_run_leaves_one_folder(tmp_path, called, monkeypatch):
+def test_a_run_leaves_one_folder(tmp_path, call_command, monkeypatch):
     """For any number of seconds between the check of its configuration and its start."""
     monkeypatch.chdir(tmp_path)
-    assert called(*QUICK, "engine=local").returncode == 0
+    assert call_command(*QUICK_RUN, "engine=local").returncode == 0
     (folder,) = tmp_path.glob("outputs/*/*")
     assert (folder / "summary.json").exists()
 
 
-def test_a_failed_job_does_not_end_a_sweep(tmp_path, called):
+def test_a_failed_job_does_not_end_a_sweep(tmp_path, call_command):
     """The middle job needs more classes than the data have, which is only known after loading."""
-    done = called(
-        "-m", *QUICK, "partition=pathological", "partition.classes_per_node=3,20,4", f"output_dir={tmp_path / 'sweep'}"
+    done = call_command(
+        "-m", *QUICK_RUN, "partition=pathological", "partition.classes_per_node=3,20,4", f"output_dir={tmp_path / 'sweep'}"
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == "error: partition.classes_per_node=20 is more than the 10 classes of the data set"

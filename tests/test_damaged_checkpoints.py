@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 from rig import config_of
-from test_checkpoint import SMALL, equal, outcome, stopped, whole  # noqa: F401
+from test_checkpoint import SMALL_RUN, equal, outcome, stop_run, whole  # noqa: F401
 
 from contrafed.core.errors import UserError
 from contrafed.runs import checkpoint
@@ -50,21 +50,21 @@ def half_written(folder):
     "damage",
     [damage_state, damage_server, damage_node, damage_numbers, damage_remembered_numbers, endless_round, half_written],
 )
-def test_a_damaged_checkpoint_is_passed_over(stopped, whole, damage):  # noqa: F811
-    folder = stopped()
+def test_a_damaged_checkpoint_is_passed_over(stop_run, whole, damage):  # noqa: F811
+    folder = stop_run()
     damage(folder)
-    summary = run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
+    summary = run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     assert summary["resumed_from"].endswith("000002")
     assert equal(outcome(folder), whole)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stopped):  # noqa: F811
-    folder = stopped()
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(stop_run):  # noqa: F811
+    folder = stop_run()
     for path in folder.glob("checkpoints/0*/state.json"):
         path.write_text(path.read_text()[:99])
     before = (folder / "metrics.csv").read_bytes()
     with pytest.raises(UserError, match=r"000004 and 1 before it cannot be read; delete the folder to begin anew$"):
-        run(config_of("strategy=pmfl", *SMALL, "resume=latest", f"output_dir={folder}"))
+        run(config_of("strategy=pmfl", *SMALL_RUN, "resume=latest", f"output_dir={folder}"))
     assert (folder / "metrics.csv").read_bytes() == before
     assert len(list(folder.glob("checkpoints/0*"))) == 2
 
@@ -85,10 +85,14 @@ def test_files_of_a_checkpoint_that_was_cut_off_are_not_taken_for_spare_ones(tmp
     assert {node: tensors["a"].tolist() for node, tensors in found.memories()} == {node: [node] * 3 for node in range(6)}
 
 
-def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stopped, whole):  # noqa: F811
+def test_a_run_goes_on_beside_a_damaged_newer_checkpoint(stop_run, whole):  # noqa: F811
     """The damaged one neither replaces a valid one nor is read again."""
-    folder = stopped()
+    folder = stop_run()
     damage_state(folder)
-    run(config_of("strategy=pmfl", *SMALL, "checkpoint_every=1", "checkpoint_keep=1", "resume=latest", f"output_dir={folder}"))
+    run(
+        config_of(
+            "strategy=pmfl", *SMALL_RUN, "checkpoint_every=1", "checkpoint_keep=1", "resume=latest", f"output_dir={folder}"
+        )
+    )
     assert equal(outcome(folder), whole)
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["000007", "nodes"]

@@ -11,7 +11,7 @@ from contrafed.report.groups import usable
 from contrafed.report.pages import leave
 from contrafed.report.runs import find
 from contrafed.report.statistics import first_at
-from contrafed.report.tables import runs_table, titled
+from contrafed.report.tables import format_title, runs_table
 
 
 def rewrite(path, change):
@@ -108,7 +108,7 @@ def test_a_target_is_reached_to_within_rounding():
 def test_tables_and_figures_of_small_runs_say_so(tmp_path, capsys):
     for name in ("fedavg", "pmfl"):
         write_run(tmp_path / name, **method(name), scale="small", summary={"stand_in": "generated"})
-    assert titled(find([tmp_path / "pmfl"]), "mine") == "mine (generated images, scale=small)"
+    assert format_title(find([tmp_path / "pmfl"]), "mine") == "mine (generated images, scale=small)"
     assert report_command.main([str(tmp_path), "--title", "mine"]) == 0
     for name in ("runs.md", "runs.tex"):
         assert "mine (generated images, scale=small)" in (tmp_path / "report" / name).read_text()

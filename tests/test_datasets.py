@@ -185,7 +185,7 @@ def test_a_server_that_refuses_is_reachable_and_one_that_is_not_there_is_not(mon
 def test_a_silent_server_is_given_up(monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **kwargs: release.wait() and io.BytesIO())
-    monkeypatch.setattr(network, "PATIENCE", 0.01)
+    monkeypatch.setattr(network, "MAX_ANSWER_SECONDS", 0.01)
     assert not network.reachable("https://example.invalid/")
     release.set()
 
@@ -224,7 +224,7 @@ def test_a_cached_hub_set_is_read_without_asking_the_hub(tmp_path, monkeypatch, 
     import datasets
     from huggingface_hub import constants
 
-    def asked(url):
+    def refuse_request(url):
         raise AssertionError(f"asked {url}")
 
     pictures = [Image.new("RGB", (64, 64), (i, 0, 0)) for i in range(12)]
@@ -235,7 +235,7 @@ def test_a_cached_hub_set_is_read_without_asking_the_hub(tmp_path, monkeypatch, 
     }
     cache_table(tmp_path / "root", "zh-plus/tiny-imagenet", rows, features, tmp_path)
     capfd.readouterr()
-    monkeypatch.setattr(hub_sets, "reachable", asked)
+    monkeypatch.setattr(hub_sets, "reachable", refuse_request)
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     settings = settings_of("tiny_imagenet", root=str(tmp_path / "root"), download=False)
     check(settings)

@@ -7,7 +7,7 @@ from flwr.app import Message, RecordDict
 from rig import same
 from safetensors.torch import load_file
 from test_devices import answers_but, expected_without
-from wire import RUN, SMALL, Wire, plain, rows_of
+from wire import RUN, SMALL_RUN, Wire, plain, rows_of
 
 from contrafed.engines import client_registry, device_grid, flower
 from contrafed.engines.deadlines import MAX_QUERY_SECONDS, MAX_REPLY_SECONDS
@@ -15,7 +15,7 @@ from contrafed.engines.device_grid import DeviceGrid
 from contrafed.engines.flower import FlowerGrid
 from contrafed.engines.worker import identify
 from contrafed.runs.server_app import serve
-from contrafed.runs.setup import deployed
+from contrafed.runs.setup import compose_deployed_run
 from contrafed.training.workspace import uninstall
 
 POLL_SECONDS = 600.0
@@ -40,7 +40,7 @@ def clock(monkeypatch):
     one = Clock()
     for module in (client_registry, device_grid, flower):
         monkeypatch.setattr(module, "time", one)
-        monkeypatch.setattr(module, "POLL", POLL_SECONDS)
+        monkeypatch.setattr(module, "POLL_SECONDS", POLL_SECONDS)
     yield one
     uninstall()
 
@@ -53,7 +53,7 @@ GRIDS = {
 
 def run_on(grid, wire, folder, *overrides):
     """Run on ``grid`` over ``wire``, and return (model, metrics.csv, summary)."""
-    config = deployed(" ".join([*SMALL, "strategy=fedavg", *overrides, f"output_dir={folder}"]))
+    config = compose_deployed_run(" ".join([*SMALL_RUN, "strategy=fedavg", *overrides, f"output_dir={folder}"]))
     serve(GRIDS[grid](wire, config.wait_for_nodes), config)
     summary = json.loads((folder / "summary.json").read_text())
     return load_file(folder / "model.safetensors"), (folder / "metrics.csv").read_bytes(), summary

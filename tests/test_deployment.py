@@ -21,13 +21,13 @@ from safetensors.torch import load_file
 from contrafed.core.errors import UserError
 from contrafed.deploy import certificates
 from contrafed.runs.run import run
-from contrafed.runs.setup import deployed
+from contrafed.runs.setup import compose_deployed_run
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("contrafed", "strategies", "clients", "models", "partitions", "conf", "hydra_plugins")
 ROUNDS = 6
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
-SMALL = (
+QUIET_ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+SMALL_RUN = (
     "num_nodes=3", f"num_rounds={ROUNDS}", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
     "partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local",
 )  # fmt: skip
@@ -84,7 +84,7 @@ class Federation:
         home = self.folder / f"{name}-home"
         home.mkdir(exist_ok=True)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # Flower starts its helpers by name
-        return os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": path}
+        return os.environ | QUIET_ENVIRONMENT | {"FLWR_HOME": str(home), "PATH": path}
 
     def start(self, name, *arguments):
         with open(self.folder / f"{name}.log", "a") as log:
@@ -177,7 +177,7 @@ def federation(tmp_path_factory):
         one.stop()
 
 
-def finished(folder):
+def wait_for_summary(folder):
     wait_for("the summary", (folder / "summary.json").exists, 400)
     return json.loads((folder / "summary.json").read_text())
 
@@ -190,9 +190,9 @@ def failures_by_round(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pmfl", "fedcrl"])
 def test_devices_equal_the_local_engine_bit_for_bit(tmp_path, federation, name):
-    with federation.running(f"strategy={name} {' '.join(SMALL)} output_dir={tmp_path}/devices"):
-        assert finished(tmp_path / "devices")["status"] == "finished"
-    summary = run(config_of(f"strategy={name}", *SMALL, f"output_dir={tmp_path}/local"))
+    with federation.running(f"strategy={name} {' '.join(SMALL_RUN)} output_dir={tmp_path}/devices"):
+        assert wait_for_summary(tmp_path / "devices")["status"] == "finished"
+    summary = run(config_of(f"strategy={name}", *SMALL_RUN, f"output_dir={tmp_path}/local"))
     assert summary["failures"] == 0
     assert same(*(load_file(tmp_path / f / "model.safetensors") for f in ("devices", "local")))
     for log in ("metrics.csv", "nodes.csv"):
@@ -211,14 +211,14 @@ def test_a_killed_node_comes_back_with_its_memory_and_the_run_goes_on(tmp_path, 
         rounds.append(None if found is None else int(found[1]["rounds"]))
         return (out / "summary.json").exists()
 
-    with federation.running(f"strategy={name} {' '.join(SMALL)} output_dir={out}"):
+    with federation.running(f"strategy={name} {' '.join(SMALL_RUN)} output_dir={out}"):
         wait_for("round 2 at node 1", lambda: "ROUND 2]" in federation.log("node1")[before:], 300)
         federation.kill("node1")
         kept = federation.memory(1)
         wait_for("the failure", lambda: out.exists() and failures_by_round(out).get(2), 150)
         federation.start_node(1)
         wait_for("the summary", look, 400)
-    summary = finished(out)
+    summary = wait_for_summary(out)
     failed = failures_by_round(out)
     assert summary["status"] == "finished"
     assert failed[2] == (2 if name == "fedcrl" else 1)  # FedCRL's clients are also asked to evaluate
@@ -264,7 +264,9 @@ def test_a_node_that_is_not_known_is_refused(federation, tmp_path, how, says):
 def bundle(tmp_path_factory):
     """Return the Flower app bundle of ``flwr build``."""
     app = app_folder(tmp_path_factory.mktemp("bundle") / "app")
-    built = subprocess.run([command("flwr"), "build"], cwd=app, env=os.environ | QUIET, capture_output=True, text=True)
+    built = subprocess.run(
+        [command("flwr"), "build"], cwd=app, env=os.environ | QUIET_ENVIRONMENT, capture_output=True, text=True
+    )
     assert built.returncode == 0, built.stderr
     (fab,) = app.glob("*.fab")
     return zipfile.ZipFile(fab)
@@ -298,18 +300,18 @@ finally:
     assert "contrafed.clients.pmfl" in sys.modules
     assert all(Path(m.__file__).is_relative_to(app) for m in ours if m.__file__)
 """
-    asked = [sys.executable, "-c", code, str(tmp_path / "app"), "strategy=pmfl", *SMALL, "num_rounds=1", "output_dir=here"]
+    asked = [sys.executable, "-c", code, str(tmp_path / "app"), "strategy=pmfl", *SMALL_RUN, "num_rounds=1", "output_dir=here"]
     done = subprocess.run(asked, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "\n1,global,test,accuracy," in (tmp_path / "here" / "metrics.csv").read_text()
 
 
 def test_overrides_of_a_deployment_are_checked(tmp_path):
-    ready = deployed(f"strategy=fedcrl num_nodes=3 output_dir={tmp_path}/run")
+    ready = compose_deployed_run(f"strategy=fedcrl num_nodes=3 output_dir={tmp_path}/run")
     assert (ready.node.strategy.name, ready.num_nodes, ready.folder) == ("fedcrl", 3, tmp_path / "run")
     with pytest.raises(UserError, match="unknown strategy 'fedcrll', did you mean 'fedcrl'"):
-        deployed("strategy=fedcrll")
+        compose_deployed_run("strategy=fedcrll")
     with pytest.raises(UserError, match=r"cannot be read \(No closing quotation\)"):
-        deployed("output_dir='a b")
+        compose_deployed_run("output_dir='a b")
     with pytest.raises(UserError, match="Flower's simulation keeps what nodes remember to itself"):
-        deployed("checkpoint_every=3 engine=local num_nodes=3", 3)
+        compose_deployed_run("checkpoint_every=3 engine=local num_nodes=3", 3)

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from rig import config_of, same
 from safetensors.torch import load_file
-from test_deployment import Federation, app_folder, finished, wait_for
+from test_deployment import Federation, app_folder, wait_for, wait_for_summary
 from test_flwr_run import processes_of
 from wire import rows_of
 
 from contrafed.runs.run import run
 
 NODES = 2
-SMALL = (
+SMALL_RUN = (
     "strategy=pmfl", f"num_nodes={NODES}", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
     "partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local",
 )  # fmt: skip
 # Rounds of the soak, and about how many seconds pass between two kills.
-SOAK = int(os.environ.get("CONTRAFED_SOAK_ROUNDS", "200"))
-PEACE = 90
+SOAK_ROUNDS = int(os.environ.get("CONTRAFED_SOAK_ROUNDS", "200"))
+PEACE_SECONDS = 90
 
 
 @pytest.fixture
@@ -106,16 +106,16 @@ def reaches(federation, out, server_round, seconds=1800):
 @pytest.mark.parametrize("pull", [kill_server_app, kill_server], ids=["ServerApp", "SuperLink"])
 def test_a_run_whose_server_is_killed_goes_on_to_the_bytes_of_local(tmp_path, federation, pull):
     out = tmp_path / "run"
-    overrides = f"{' '.join(SMALL)} num_rounds=4 checkpoint_every=2 resume=latest output_dir={out}"
+    overrides = f"{' '.join(SMALL_RUN)} num_rounds=4 checkpoint_every=2 resume=latest output_dir={out}"
     with federation.running(overrides):
         reaches(federation, out, 3)
         pull(federation)
     with federation.running(overrides):
         reaches(federation, out, 4)
-        summary = finished(out)
+        summary = wait_for_summary(out)
     assert summary["status"] == "finished"
     assert summary["resumed_from"].endswith("000002")
-    run(config_of(*SMALL, "num_rounds=4", f"output_dir={tmp_path}/local"))
+    run(config_of(*SMALL_RUN, "num_rounds=4", f"output_dir={tmp_path}/local"))
     assert same(*(load_file(folder / "model.safetensors") for folder in (out, tmp_path / "local")))
     for log in ("metrics.csv", "nodes.csv", "participants.csv"):
         assert (out / log).read_bytes() == (tmp_path / "local" / log).read_bytes()
@@ -125,12 +125,12 @@ def test_a_run_whose_server_is_killed_goes_on_to_the_bytes_of_local(tmp_path, fe
 def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
     """Under any kills, no round is missing or doubled, and no client loses its state."""
     out, rng, kills = tmp_path / "run", random.Random(0), dict.fromkeys(("node0", "node1", "server", "ServerApp"), 0)
-    overrides = f"{' '.join(SMALL)} num_rounds={SOAK} checkpoint_every=2 resume=latest output_dir={out}"
+    overrides = f"{' '.join(SMALL_RUN)} num_rounds={SOAK_ROUNDS} checkpoint_every=2 resume=latest output_dir={out}"
     while not (out / "summary.json").exists():
         with federation.running(overrides):
             stopped = False
             while not stopped and not (out / "summary.json").exists():
-                ends = time.monotonic() + PEACE * (0.5 + rng.random())
+                ends = time.monotonic() + PEACE_SECONDS * (0.5 + rng.random())
                 while time.monotonic() < ends and not (out / "summary.json").exists():
                     revive(federation)
                     rounds_of(out)
@@ -145,15 +145,15 @@ def test_a_long_run_of_devices_with_random_kills(tmp_path, federation):
                 kills[what] += 1
                 stopped = what in ("server", "ServerApp")
                 print(f"{time.strftime('%X')} round {rounds_of(out)}: {kills}", flush=True)
-    summary = finished(out)
+    summary = wait_for_summary(out)
     with open(out / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     participants = [int(row["round"]) for row in rows if row["metric"] == "participants"]
-    assert (summary["status"], participants) == ("finished", list(range(1, SOAK + 1)))
+    assert (summary["status"], participants) == ("finished", list(range(1, SOAK_ROUNDS + 1)))
     assert not [row for row in rows if row["metric"] == "memory_lost"]
     trained = [int(federation.memory(k)[1]["rounds"]) for k in range(NODES)]
-    assert SOAK * NODES - summary["failures"] <= sum(trained) <= SOAK * NODES
-    assert summary["accuracy_final"] > 0.5 or SOAK < 40
+    assert SOAK_ROUNDS * NODES - summary["failures"] <= sum(trained) <= SOAK_ROUNDS * NODES
+    assert summary["accuracy_final"] > 0.5 or SOAK_ROUNDS < 40
 
 
 def peaks(federation):
@@ -166,9 +166,9 @@ def peaks(federation):
     return found
 
 
-HONEST = "    return _reply(message, up, count, metrics, _said(node.client.diverged, report))\n"
-LARGE = """\
-    reply = _reply(message, up, count, metrics, _said(node.client.diverged, report))
+HONEST_LINE = "    return _reply(message, up, count, metrics, _build_report(node.client.diverged, report))\n"
+LARGE_REPLY_CODE = """\
+    reply = _reply(message, up, count, metrics, _build_report(node.client.diverged, report))
     if message.metadata.group_id == "2" and _node(context) == 1:
         from flwr.app import Array, ArrayRecord
         import numpy as np
@@ -188,8 +188,8 @@ def test_two_gigabytes_cost_that_reply_alone(tmp_path, federation, kind):
     path, out, highest = federation.folder / "app" / "contrafed" / "client_app" / "app.py", tmp_path / "run", {}
     array, failed, rejected = ARRAYS[kind]
     text = path.read_text()
-    assert text.count(HONEST) == 1
-    path.write_text(text.replace(HONEST, LARGE.replace("ARRAY}", f"{array}}}")))
+    assert text.count(HONEST_LINE) == 1
+    path.write_text(text.replace(HONEST_LINE, LARGE_REPLY_CODE.replace("ARRAY}", f"{array}}}")))
 
     def look():
         for name, peak in peaks(federation).items():
@@ -197,12 +197,12 @@ def test_two_gigabytes_cost_that_reply_alone(tmp_path, federation, kind):
         revive(federation)
         return (out / "summary.json").exists()
 
-    small = [o for o in SMALL if not o.startswith("strategy")]
+    small = [o for o in SMALL_RUN if not o.startswith("strategy")]
     with federation.running(f"strategy=fedavg {' '.join(small)} num_rounds=3 output_dir={out}"):
         wait_for("the summary", look, 1200)
     print(f"peaks in MB: {highest}\n{(federation.folder / 'run.log').read_text()}")
     metrics = (out / "metrics.csv").read_bytes()
-    assert finished(out)["status"] == "finished"
+    assert wait_for_summary(out)["status"] == "finished"
     for name, expected in (("failures", failed), ("replies_rejected", rejected)):
         assert {n: c for n, c in rows_of(metrics, name).items() if n < 3} == expected
     assert all(peak < 1500 for name, peak in highest.items() if "serverapp" in name)

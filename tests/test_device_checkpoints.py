@@ -18,8 +18,8 @@ from contrafed.runs.run import run
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
-LONG = ("num_rounds=5", "checkpoint_every=2")
-AGAIN = RUN + 1  # Flower's id of the second attempt
+LONG_RUN = ("num_rounds=5", "checkpoint_every=2")
+SECOND_RUN_ID = RUN + 1  # Flower's id of the second attempt
 
 
 class Stopped(BaseException):
@@ -41,10 +41,10 @@ def stop_in(server_round, kind="train", node=1):
     return change
 
 
-def stopped(folder, *overrides, run_id=RUN, change=None):
+def run_until_stopped(folder, *overrides, run_id=RUN, change=None):
     """Run an attempt that ends in round 4, after the checkpoint of round 2. All clients have trained since that checkpoint."""
     with pytest.raises(Stopped):
-        run_devices(folder / "run", nodes(folder, run_id, change or stop_in(4)), *LONG, *overrides)
+        run_devices(folder / "run", nodes(folder, run_id, change or stop_in(4)), *LONG_RUN, *overrides)
 
 
 def memory_of(folder, k, run_id=RUN):
@@ -79,9 +79,11 @@ def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, 
 
     The result is that of a first attempt stopped at round 2.
     """
-    stopped(tmp_path, f"strategy={name}")
+    run_until_stopped(tmp_path, f"strategy={name}")
     assert checkpoint.find(tmp_path / "run").server_round == 2
-    *found, summary = run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, f"strategy={name}", "resume=latest")
+    *found, summary = run_devices(
+        tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, f"strategy={name}", "resume=latest"
+    )
     model, metrics, by_node = whole(name)
     assert same(found[0], model)
     assert (found[1], found[2]) == (metrics, by_node)
@@ -93,28 +95,28 @@ def test_a_stopped_run_of_devices_ends_with_the_bytes_of_local(tmp_path, whole, 
 @pytest.mark.parametrize("where", [(3, "train"), (3, "evaluate"), (5, "evaluate")])
 def test_wherever_it_stops_and_however_often(tmp_path, whole, where):
     """A second attempt stops before it has a checkpoint, or after the last evaluation, which ends the client states."""
-    stopped(tmp_path, "strategy=fedcrl")
+    run_until_stopped(tmp_path, "strategy=fedcrl")
     with pytest.raises(Stopped):
-        second = nodes(tmp_path, AGAIN, stop_in(*where))
-        run_devices(tmp_path / "run", second, *LONG, "strategy=fedcrl", "resume=latest")
-    third = nodes(tmp_path, AGAIN + 1)
-    model, metrics, *_ = run_devices(tmp_path / "run", third, *LONG, "strategy=fedcrl", "resume=latest")
+        second = nodes(tmp_path, SECOND_RUN_ID, stop_in(*where))
+        run_devices(tmp_path / "run", second, *LONG_RUN, "strategy=fedcrl", "resume=latest")
+    third = nodes(tmp_path, SECOND_RUN_ID + 1)
+    model, metrics, *_ = run_devices(tmp_path / "run", third, *LONG_RUN, "strategy=fedcrl", "resume=latest")
     assert same(model, whole("fedcrl")[0])
     assert metrics == whole("fedcrl")[1]
 
 
 def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(tmp_path, whole, capsys):
-    stopped(tmp_path, "strategy=pmfl", "checkpoint_every=5", change=stop_in(3))
+    run_until_stopped(tmp_path, "strategy=pmfl", "checkpoint_every=5", change=stop_in(3))
     assert memory_of(tmp_path, 0)["rounds"] == 3
-    again = nodes(tmp_path, AGAIN)
-    found = run_devices(tmp_path / "run", again, *LONG, "checkpoint_every=5", "strategy=pmfl", "resume=latest")
+    again = nodes(tmp_path, SECOND_RUN_ID)
+    found = run_devices(tmp_path / "run", again, *LONG_RUN, "checkpoint_every=5", "strategy=pmfl", "resume=latest")
     assert "beginning with round 1" in capsys.readouterr().out
     assert same(found[0], whole("pmfl")[0])
     assert found[1] == whole("pmfl")[1]
-    assert memory_of(tmp_path, 0, AGAIN)["rounds"] == 5
+    assert memory_of(tmp_path, 0, SECOND_RUN_ID)["rounds"] == 5
 
 
-def gone(state):
+def remove_state(state):
     shutil.rmtree(state)
 
 
@@ -137,19 +139,21 @@ def of_long_ago(state):
 
 def test_a_lost_memory_is_told_also_where_the_reply_does_not_count(tmp_path, capsys):
     how = ("strategy=pmfl", "engine.max_norm=1e-9")
-    stopped(tmp_path, *how)
-    gone(tmp_path / "state1")
-    *_, metrics, _, summary = run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, *how, "resume=latest")
+    run_until_stopped(tmp_path, *how)
+    remove_state(tmp_path / "state1")
+    *_, metrics, _, summary = run_devices(tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, *how, "resume=latest")
     assert summary["replies_rejected"] > 0
     assert rows_of(metrics, "memory_lost") == {3: 1}
     assert "round 3: node 1 begins with an empty memory: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", [gone, without_kept, damaged_kept, of_long_ago])
+@pytest.mark.parametrize("damage", [remove_state, without_kept, damaged_kept, of_long_ago])
 def test_a_node_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, damage):
-    stopped(tmp_path, "strategy=pmfl")
+    run_until_stopped(tmp_path, "strategy=pmfl")
     damage(tmp_path / "state1")
-    *_, metrics, _, summary = run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, "strategy=pmfl", "resume=latest")
+    *_, metrics, _, summary = run_devices(
+        tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest"
+    )
     assert rows_of(metrics, "memory_lost") == {3: 1}
     assert "round 3: node 1 begins with an empty memory: " in capsys.readouterr().out
     assert [int(memory_of(tmp_path, k)["rounds"]) for k in range(3)] == [5, 3, 5]
@@ -158,13 +162,15 @@ def test_a_node_that_cannot_go_back_says_so_and_begins_anew(tmp_path, capsys, da
 
 def test_another_run_on_the_same_devices_leaves_their_state(tmp_path):
     """Refused after its query, or trained: neither removes the client state of a run that has checkpoints."""
-    stopped(tmp_path, "strategy=pmfl")
+    run_until_stopped(tmp_path, "strategy=pmfl")
     before = [memory_of(tmp_path, k) for k in range(3)]
     with pytest.raises(UserError):  # a typo in the number of clients
-        run_devices(tmp_path / "typo", nodes(tmp_path, 77), *LONG, "strategy=pmfl", "num_nodes=2")
+        run_devices(tmp_path / "typo", nodes(tmp_path, 77), *LONG_RUN, "strategy=pmfl", "num_nodes=2")
     assert all(same(memory_of(tmp_path, k), before[k]) for k in range(3))
-    run_devices(tmp_path / "other", nodes(tmp_path, 78), *LONG, "strategy=pmfl", "num_rounds=1")
-    *_, metrics, _, summary = run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, "strategy=pmfl", "resume=latest")
+    run_devices(tmp_path / "other", nodes(tmp_path, 78), *LONG_RUN, "strategy=pmfl", "num_rounds=1")
+    *_, metrics, _, summary = run_devices(
+        tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest"
+    )
     assert "memory_lost" not in metrics.decode()
     assert summary["failures"] == 0
 
@@ -184,9 +190,9 @@ def test_state_that_no_run_changes_is_removed_when_another_trains(tmp_path):
 
 def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, capsys):
     """Clients 1 and 2 are absent when the run resumes. Client 1 returns after round 3 with another id, and 2 never."""
-    stopped(tmp_path, "strategy=pmfl")
-    wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}), run_id=AGAIN)
-    wire.contexts.append(Context(AGAIN, 13, dict(wire.contexts[1].node_config), RecordDict(), {}))
+    run_until_stopped(tmp_path, "strategy=pmfl")
+    wire = Wire(*plain(**{"state-dir": f"{tmp_path}/state{{k}}"}), run_id=SECOND_RUN_ID)
+    wire.contexts.append(Context(SECOND_RUN_ID, 13, dict(wire.contexts[1].node_config), RecordDict(), {}))
     wire.offline = {1, 2, 3}
 
     def back(k, message, reply):
@@ -194,7 +200,7 @@ def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, caps
         return reply
 
     wire.change = back
-    how = (*LONG, "strategy=pmfl", "resume=latest", "wait_for_nodes=2")
+    how = (*LONG_RUN, "strategy=pmfl", "resume=latest", "wait_for_nodes=2")
     _, metrics, _, summary = run_devices(tmp_path / "run", wire, *how)
     said = capsys.readouterr().out
     assert "after 2 s 1 of 3 nodes are here; missing: partition 1, 2. They count as absent until they are back" in said
@@ -205,23 +211,23 @@ def test_a_node_that_left_for_good_does_not_hold_up_a_resumed_run(tmp_path, caps
     assert (summary["status"], summary["rounds"]) == ("finished", 5)
     # Nor does it wait for ever if no client is available.
     with pytest.raises(UserError, match=r"after 0.2 s 0 of 3 nodes are here; missing: partition 0, 1, 2. Start them, or"):
-        run_devices(tmp_path / "run", Wire(run_id=AGAIN + 1), *how, "wait_for_nodes=0.2")
+        run_devices(tmp_path / "run", Wire(run_id=SECOND_RUN_ID + 1), *how, "wait_for_nodes=0.2")
 
 
 def test_two_runs_that_go_on_from_the_same_checkpoint_do_not_mix(tmp_path, capsys):
     """The clients' disks hold the last attempt's state. The other branch finds nothing and reports so."""
-    stopped(tmp_path, "strategy=pmfl")
+    run_until_stopped(tmp_path, "strategy=pmfl")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    run_devices(tmp_path / "run", nodes(tmp_path, AGAIN), *LONG, "strategy=pmfl", "resume=latest")
-    branch = nodes(tmp_path, AGAIN + 1)
-    _, metrics, *_ = run_devices(tmp_path / "copy", branch, *LONG, "strategy=pmfl", "resume=latest")
+    run_devices(tmp_path / "run", nodes(tmp_path, SECOND_RUN_ID), *LONG_RUN, "strategy=pmfl", "resume=latest")
+    branch = nodes(tmp_path, SECOND_RUN_ID + 1)
+    _, metrics, *_ = run_devices(tmp_path / "copy", branch, *LONG_RUN, "strategy=pmfl", "resume=latest")
     assert rows_of(metrics, "memory_lost") == {3: 3}
 
 
 def test_without_state_dir_it_is_refused_where_nodes_remember(tmp_path):
     with pytest.raises(UserError, match="cannot take part: checkpoint_every and resume: --node-config needs state-dir"):
-        run_devices(tmp_path / "a", Wire(*plain()), *LONG, "strategy=pmfl")
-    *_, summary = run_devices(tmp_path / "b", Wire(*plain()), *LONG, "strategy=fedavg")
+        run_devices(tmp_path / "a", Wire(*plain()), *LONG_RUN, "strategy=pmfl")
+    *_, summary = run_devices(tmp_path / "b", Wire(*plain()), *LONG_RUN, "strategy=fedavg")
     assert summary["status"] == "finished"
 
 
@@ -240,14 +246,14 @@ def test_a_process_that_forgets_without_state_dir_is_told_of(tmp_path, capsys):
 
 
 def test_checkpoints_of_devices_and_of_simulations_are_told_apart(tmp_path):
-    stopped(tmp_path, "strategy=pmfl")
+    run_until_stopped(tmp_path, "strategy=pmfl")
     stored = json.loads((tmp_path / "run" / "checkpoints" / "000002" / "state.json").read_text())["config"]
     with pytest.raises(UserError, match="what nodes remember at .*000002 is on devices; go on from it with flwr run"):
         run({**stored, "resume": "latest", "output_dir": str(tmp_path / "run")})
     run({**stored, "output_dir": str(tmp_path / "local")})
     with pytest.raises(UserError, match="is in the checkpoint; go on from it with main.py"):
-        again = nodes(tmp_path, AGAIN)
-        run_devices(tmp_path / "b", again, *LONG, "strategy=pmfl", f"resume={tmp_path}/local")
+        again = nodes(tmp_path, SECOND_RUN_ID)
+        run_devices(tmp_path / "b", again, *LONG_RUN, "strategy=pmfl", f"resume={tmp_path}/local")
 
 
 # ----------------------------------------------------------------------------------------------------- one client's files alone

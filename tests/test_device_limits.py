@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from rig import config_of
-from tiny import TINY, run_tiny
+from tiny import TINY_RUN, run_tiny
 from wire import Wire, plain, rows_of, run_devices
 
 from contrafed.client_app.message_checks import check_modules, check_steps
@@ -17,7 +17,7 @@ from contrafed.core.tensors import PRIVATE, write
 
 
 def settings(**changes):
-    values = json.loads(node_run(config_of(*TINY)).to_json())
+    values = json.loads(node_run(config_of(*TINY_RUN)).to_json())
     for group, module in changes.items():
         values[group] = values[group] | {"module": module}
     return json.dumps(values)

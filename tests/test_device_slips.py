@@ -16,7 +16,7 @@ from contrafed.core.errors import UserError
 from contrafed.engines.client_registry import _Answer
 from contrafed.engines.device_grid import DeviceGrid
 from contrafed.runs.server_app import serve
-from contrafed.runs.setup import deployed
+from contrafed.runs.setup import compose_deployed_run
 from contrafed.training.workspace import uninstall
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
@@ -31,8 +31,8 @@ def saying(reply, **words):
     return Message(RecordDict({**reply.content, codec.CONFIG: about}), metadata=reply.metadata)
 
 
-def evaluated(folder, run_id, of):
-    config = deployed(f"evaluate_only={of} output_dir={folder}/scored-{run_id}")
+def evaluate_run(folder, run_id, of):
+    config = compose_deployed_run(f"evaluate_only={of} output_dir={folder}/scored-{run_id}")
     return serve(DeviceGrid(nodes(folder, run_id), run_id, 5), config)
 
 
@@ -53,13 +53,13 @@ def test_a_double_that_no_float32_holds_costs_its_reply(tmp_path):
 def test_models_that_no_node_kept_are_not_scored(tmp_path):
     run_devices(tmp_path / "run", nodes(tmp_path, 1), "strategy=fedcrl")
     with pytest.raises(UserError, match=f"^evaluate_only: the nodes of {tmp_path}/run kept no personal models; the run needs "):
-        evaluated(tmp_path, 2, tmp_path / "run")
+        evaluate_run(tmp_path, 2, tmp_path / "run")
 
 
 def test_nodes_that_do_not_score_what_they_kept_are_failures(tmp_path):
     run_devices(tmp_path / "run", nodes(tmp_path, 1), "strategy=fedcrl", "save_personal=true")
     (tmp_path / "state0" / "personal" / "1" / "0.safetensors").unlink()
-    assert evaluated(tmp_path, 2, tmp_path / "run")["failures"] == 1
+    assert evaluate_run(tmp_path, 2, tmp_path / "run")["failures"] == 1
 
 
 def test_a_device_that_is_started_again_as_another_partition_trains_nothing(tmp_path, capsys):
@@ -91,7 +91,7 @@ def test_a_device_that_holds_other_data_than_before_does_not_go_on(tmp_path, mon
         data(k, 40)
     own = ("partition=own", "dataset=own", "dataset.height=8", "dataset.width=8", "dataset.num_classes=4")
     how = ("strategy=fedavg", *own, "num_rounds=4", "checkpoint_every=2", "resume=latest")
-    monkeypatch.setattr(wire, "SMALL", [override for override in wire.SMALL if not override.startswith("partition.")])
+    monkeypatch.setattr(wire, "SMALL_RUN", [override for override in wire.SMALL_RUN if not override.startswith("partition.")])
     with pytest.raises(KeyboardInterrupt):
         run_devices(tmp_path / "run", nodes(tmp_path, 1, ends, data=f"{tmp_path}/{{k}}.npz"), *how)
     data(1, 80)

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from rig import config_of, same
 from safetensors.torch import load_file, save_file
-from wire import RUN, SMALL, Wire, clients_error, plain, rows_of, run_devices
+from wire import RUN, SMALL_RUN, Wire, clients_error, plain, rows_of, run_devices
 
 import contrafed.client_app.app
 from contrafed.client_app.files import MemoryFileError, Moment, StateDir
@@ -23,11 +23,11 @@ from contrafed.engines.device_grid import DeviceGrid
 from contrafed.engines.worker import identify
 from contrafed.runs.run import run
 from contrafed.runs.server_app import serve
-from contrafed.runs.setup import deployed
+from contrafed.runs.setup import compose_deployed_run
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 # Where a run stands after round 2.
-NOW = Moment(str(RUN), 2)
+CURRENT_MOMENT = Moment(str(RUN), 2)
 
 
 @pytest.mark.parametrize("name", ["pmfl", "fedcrl", "moon", "fedper"])
@@ -42,7 +42,7 @@ def test_a_node_that_is_another_process_at_every_message_equals_local(tmp_path, 
     wire.change = forget
     keep = ("strategy.local.keep_optimizer=true", "strategy.local.optimizer=adam") if name == "moon" else ()
     model, metrics, nodes, _ = run_devices(tmp_path / "devices", wire, f"strategy={name}", *keep)
-    local = run(config_of(f"strategy={name}", *SMALL, *keep, f"output_dir={tmp_path}/local"))
+    local = run(config_of(f"strategy={name}", *SMALL_RUN, *keep, f"output_dir={tmp_path}/local"))
     assert same(model, load_file(tmp_path / "local" / "model.safetensors"))
     assert metrics == (tmp_path / "local" / "metrics.csv").read_bytes()
     assert nodes == (tmp_path / "local" / "nodes.csv").read_bytes()
@@ -62,7 +62,7 @@ def test_memory_ends_with_the_run_and_another_runs_is_never_used(tmp_path):
     assert [p.name for p in state.iterdir()] == [f"{RUN}-0.safetensors"]
 
 
-def truncated(path):
+def truncate_file(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -80,12 +80,12 @@ def other_run(path):
 def other_shape(path):
     tensors = load_file(path)
     name = next(n for n in tensors if n.startswith("previous/"))
-    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write(tensors | {name: torch.zeros(3, 3)}, NOW)
+    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write(tensors | {name: torch.zeros(3, 3)}, CURRENT_MOMENT)
 
 
 def less(path):
     tensors = load_file(path)
-    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write({n: t for n, t in tensors.items() if n != "pushed"}, NOW)
+    StateDir(path.parent.parent, str(RUN), 1, "pmfl").write({n: t for n, t in tensors.items() if n != "pushed"}, CURRENT_MOMENT)
 
 
 def foreign(path):
@@ -95,7 +95,7 @@ def foreign(path):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (truncated, "is damaged"), (one_bit, "checksum"), (other_run, "of another run"), (other_shape, "has shape (3, 3)"),
+        (truncate_file, "is damaged"), (one_bit, "checksum"), (other_run, "of another run"), (other_shape, "has shape (3, 3)"),
         (less, "pushed is missing"), (foreign, "of another run: None"),
     ],
 )  # fmt: skip
@@ -142,7 +142,7 @@ def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "personal").exists()
     for k in range(3):
         assert [p.name for p in (tmp_path / f"state{k}" / "personal" / str(RUN)).iterdir()] == [f"{k}.safetensors"]
-    config = deployed(f"evaluate_only={tmp_path}/run engine=local output_dir={tmp_path}/again")
+    config = compose_deployed_run(f"evaluate_only={tmp_path}/run engine=local output_dir={tmp_path}/again")
     serve(DeviceGrid(Wire(*plain(**state)), 99), config)
     again = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert again["personal_accuracy_mean"] == summary["personal_accuracy_mean"]
@@ -151,7 +151,9 @@ def test_personal_models_stay_below_the_nodes_own_folder(tmp_path, monkeypatch):
     # A device never writes to a path from a message.
     identify()
     context = Context(RUN, 10, plain(**state)[0], RecordDict(), {})
-    places = contrafed.client_app.app._places({"save": "/etc"}, context, StateDir(tmp_path / "state0", str(RUN), 0, "fedcrl"))
+    places = contrafed.client_app.app._resolve_personal_paths(
+        {"save": "/etc"}, context, StateDir(tmp_path / "state0", str(RUN), 0, "fedcrl")
+    )
     assert places == {"save": f"{tmp_path}/state0/personal/{RUN}"}
 
 
@@ -182,7 +184,7 @@ def _without(folder, rounds):
     trace = folder / "trace.csv"
     lines = [f"{k},{t},{int(not (k == 1 and t in rounds))}" for k in range(3) for t in (1, 2, 3)]
     trace.write_text("node,round,available\n" + "\n".join(lines) + "\n")
-    small = [o for o in SMALL if not o.startswith("participation")]
+    small = [o for o in SMALL_RUN if not o.startswith("participation")]
     absent = ("participation=trace", f"participation.path={trace}")
     run(config_of("strategy=fedavg", *small, *absent, f"output_dir={folder}/absent"))
     return load_file(folder / "absent" / "model.safetensors")
@@ -301,7 +303,7 @@ def test_fewer_than_min_replies_leave_the_model_as_it_is(tmp_path, capsys, engin
     else:  # client 2 is absent in round 2
         trace = tmp_path / "trace.csv"
         trace.write_text("node,round,available\n0,1,1\n1,1,1\n2,1,1\n0,2,1\n1,2,1\n")
-        small = [o for o in SMALL if not o.startswith("participation")]
+        small = [o for o in SMALL_RUN if not o.startswith("participation")]
         away = ("participation=trace", f"participation.path={trace}")
         summary = run(config_of(*small, *away, *options, f"output_dir={tmp_path}/two"))
         metrics = (tmp_path / "two" / "metrics.csv").read_bytes()
@@ -318,15 +320,15 @@ def test_fewer_than_min_replies_leave_the_model_as_it_is(tmp_path, capsys, engin
 
 def test_min_replies_is_checked():
     with pytest.raises(UserError, match="min_replies=4 is more than num_nodes=3"):
-        deployed("num_nodes=3 min_replies=4 engine=local")
+        compose_deployed_run("num_nodes=3 min_replies=4 engine=local")
     with pytest.raises(
         UserError, match="min_replies=3 is more than the 2 that participation.select asks: the model would never"
     ):
-        deployed("num_nodes=3 min_replies=3 participation=uniform participation.select=2 engine=local")
+        compose_deployed_run("num_nodes=3 min_replies=3 participation=uniform participation.select=2 engine=local")
     with pytest.raises(
         UserError, match=r"min_replies=3 is more than the 2 that train \(held_out_nodes\): the model would never"
     ):
-        deployed("num_nodes=3 min_replies=3 participation=full held_out_nodes=1 engine=local")
+        compose_deployed_run("num_nodes=3 min_replies=3 participation=full held_out_nodes=1 engine=local")
 
 
 def test_an_evaluation_that_fails_is_counted_and_the_rest_is_averaged(tmp_path, capsys):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from rig import config_of, same
 from safetensors.torch import load_file
-from test_checkpoint import ROOT, SMALL, equal, outcome
+from test_checkpoint import ROOT, SMALL_RUN, equal, outcome
 from wire import RUN, Wire, plain, rows_of, run_devices
 
 import contrafed.core.tensors
@@ -49,7 +49,7 @@ def fill(folder):
 
 def command(*overrides):
     """Run the command line on a small run, in its own process."""
-    words = [sys.executable, "main.py", "strategy=pmfl", *SMALL, "partition.min_node_size=5", *overrides]
+    words = [sys.executable, "main.py", "strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", *overrides]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 
@@ -62,7 +62,7 @@ def one_line(found, says):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run(config_of("strategy=pmfl", *SMALL, "partition.min_node_size=5", f"output_dir={folder}"))
+    run(config_of("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", f"output_dir={folder}"))
     return outcome(folder)
 
 
@@ -73,13 +73,13 @@ def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_it_goes_on_where_there_
         kept = checkpoint.find(disk / "run")
         assert 1 <= kept.server_round < 7
         subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
-        small = ("strategy=pmfl", *SMALL, "partition.min_node_size=5", "resume=latest")
+        small = ("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", "resume=latest")
         run(config_of(*small, "checkpoint_every=1", "checkpoint_keep=50", f"output_dir={disk}/run"))
         assert equal(outcome(disk / "run"), whole)
 
 
 def test_a_disk_that_became_read_only(tmp_path, whole):
-    small = ("strategy=pmfl", *SMALL, "partition.min_node_size=5", "checkpoint_every=2")
+    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", "checkpoint_every=2")
     with small_disk(tmp_path / "disk", 4096) as disk:
         run(config_of(*small, f"output_dir={disk}/run"))
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -113,7 +113,7 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_wherever_the_disk_fails_the_last_checkpoint_is_whole(tmp_path, monkeypatch, whole, place):
     module, name, fault, good = PLACES[place]
-    small = ("strategy=pmfl", *SMALL, "partition.min_node_size=5", "checkpoint_every=2", f"output_dir={tmp_path}/run")
+    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", "checkpoint_every=2", f"output_dir={tmp_path}/run")
     with monkeypatch.context() as patch:
         write = RoundLog.write
 
@@ -151,7 +151,7 @@ def test_a_slow_disk_only_takes_time(tmp_path, monkeypatch, whole):
     flush = RunRecorder.flush
     monkeypatch.setattr(contrafed.runs.checkpoint, "write", slow)
     monkeypatch.setattr(RunRecorder, "flush", lambda self: (time.sleep(0.05), flush(self)))
-    small = ("strategy=pmfl", *SMALL, "partition.min_node_size=5", "checkpoint_every=3", f"output_dir={tmp_path}/run")
+    small = ("strategy=pmfl", *SMALL_RUN, "partition.min_node_size=5", "checkpoint_every=3", f"output_dir={tmp_path}/run")
     run(config_of(*small))
     assert equal(outcome(tmp_path / "run"), whole)
     assert max(most) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from rig import Schedule, config_of, run_strategy, same, sized_workspace
-from tiny import TINY
+from tiny import TINY_RUN
 
 from contrafed.clients.fedper import FedPerClient
 from contrafed.core.errors import RunStopped
@@ -18,7 +18,7 @@ from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
-WILD = (*TINY, "engine=local", "strategy=fedavg", "participation=full", "strategy.local.lr=1e30")
+DIVERGING_RUN = (*TINY_RUN, "engine=local", "strategy=fedavg", "participation=full", "strategy.local.lr=1e30")
 
 
 class Diverging(FedPerClient):
@@ -88,12 +88,12 @@ def test_a_node_that_diverges_is_named_and_keeps_what_it_remembered(client_class
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
 
 
-def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, called):
-    summary = run(config_of(*WILD, f"output_dir={tmp_path}/on"))
+def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, call_command):
+    summary = run(config_of(*DIVERGING_RUN, f"output_dir={tmp_path}/on"))
     assert (summary["status"], summary["rounds"], summary["replies_rejected"]) == ("finished", 3, 18)
     with pytest.raises(RunStopped, match=r"^on_divergence=stop: node 0, round 1, step \d+, loss (nan|inf)$"):
-        run(config_of(*WILD, "on_divergence=stop", f"output_dir={tmp_path}/notebook"))
-    done = called(*WILD, "on_divergence=stop", f"output_dir={tmp_path}/off")
+        run(config_of(*DIVERGING_RUN, "on_divergence=stop", f"output_dir={tmp_path}/notebook"))
+    done = call_command(*DIVERGING_RUN, "on_divergence=stop", f"output_dir={tmp_path}/off")
     assert done.returncode == 1
     assert done.stderr.startswith("error: on_divergence=stop: node 0, round 1, step ")
     assert len(done.stderr.splitlines()) == 1
@@ -107,7 +107,7 @@ def test_a_run_goes_on_or_stops_with_everything_written(tmp_path, called):
 
 def test_a_run_that_stopped_never_goes_on_behind_it(tmp_path):
     """Its last checkpoint is of the round before. Otherwise a repeated sweep would take it for a finished run."""
-    wanted = (*WILD, "on_divergence=stop", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
+    wanted = (*DIVERGING_RUN, "on_divergence=stop", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     for _ in range(2):
         with pytest.raises(RunStopped, match=r"node 0, round 1, "):
             run(config_of(*wanted))
@@ -123,7 +123,7 @@ def test_a_run_whose_last_rounds_all_fail_is_finished_whether_it_was_stopped_or_
         return real(self, stack)
 
     monkeypatch.setattr(FedPerClient, "local_work", fails)
-    wanted = ("strategy=fedper", *TINY, "engine=local", "participation=full", "checkpoint_every=2", "num_rounds=3")
+    wanted = ("strategy=fedper", *TINY_RUN, "engine=local", "participation=full", "checkpoint_every=2", "num_rounds=3")
     assert run(config_of(*wanted, f"output_dir={tmp_path}/whole"))["status"] == "finished"
     (tmp_path / "whole" / "summary.json").unlink()
     assert run(config_of(*wanted, "resume=latest", f"output_dir={tmp_path}/whole"))["status"] == "finished"
@@ -150,21 +150,21 @@ def test_nodes_are_named_by_their_numbers_whoever_was_first():
     assert rounds[1].failures == rounds[1].diverged
 
 
-def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, called, monkeypatch):
+def test_a_run_in_which_every_node_fails_is_no_finished_one(tmp_path, call_command, monkeypatch):
     """After its author has fixed it, the run starts with round 1 and has all its rounds."""
 
     def broken(self, stack):
         raise ValueError("a slip of its author's")
 
-    overrides = ("strategy=fedper", *TINY, "engine=local", "participation=full", "checkpoint_every=2", "resume=latest")
+    overrides = ("strategy=fedper", *TINY_RUN, "engine=local", "participation=full", "checkpoint_every=2", "resume=latest")
     with monkeypatch.context() as patch:
         patch.setattr(FedPerClient, "local_work", broken)
-        failed = called(*overrides, f"output_dir={tmp_path}/run")
+        failed = call_command(*overrides, f"output_dir={tmp_path}/run")
     assert (failed.returncode, len(failed.stderr.splitlines())) == (1, 1)
     said = "error: every node failed in every round; the first: node 0, round 1, step 0: ValueError: a slip of its author's ("
     assert failed.stderr.startswith(said)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
-    assert called(*overrides, f"output_dir={tmp_path}/run").returncode == 0
+    assert call_command(*overrides, f"output_dir={tmp_path}/run").returncode == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["failures"], "resumed_from" in summary) == ("finished", 0, False)
 
@@ -192,11 +192,18 @@ MISTAKES = [(fail_at_one_line, 2), (fail_at_two_lines, 30), (fail_once, 30)]
 
 @pytest.mark.parametrize(("mistake", "rounds"), MISTAKES)
 @pytest.mark.parametrize("stack_size", [1, 3])
-def test_a_mistake_in_a_method_ends_the_run_after_two_rounds(tmp_path, called, monkeypatch, mistake, rounds, stack_size):
+def test_a_mistake_in_a_method_ends_the_run_after_two_rounds(tmp_path, call_command, monkeypatch, mistake, rounds, stack_size):
     """But not where anything else could be the cause."""
     monkeypatch.setattr(FedPerClient, "local_work", mistake)
-    line = ("strategy=fedper", *TINY, "engine=local", f"engine.stack_size={stack_size}", "participation=full", "num_rounds=30")
-    found = called(*line, "eval_every=30", f"output_dir={tmp_path}/run")
+    line = (
+        "strategy=fedper",
+        *TINY_RUN,
+        "engine=local",
+        f"engine.stack_size={stack_size}",
+        "participation=full",
+        "num_rounds=30",
+    )
+    found = call_command(*line, "eval_every=30", f"output_dir={tmp_path}/run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == rounds, found
     if rounds == 2:
@@ -208,7 +215,7 @@ def test_a_mistake_in_a_method_ends_the_run_after_two_rounds(tmp_path, called, m
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_engines_stop_alike(tmp_path, engine):
     """In separate processes that must end: one line, exit status 1, and all results written."""
-    command = [sys.executable, "main.py", *WILD, "on_divergence=stop"]
+    command = [sys.executable, "main.py", *DIVERGING_RUN, "on_divergence=stop"]
     said = {}
     for name in ("local", engine):
         wanted = [*command, f"engine={name}", f"output_dir={tmp_path}/{name}"]

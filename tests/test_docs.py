@@ -33,12 +33,12 @@ import results as made_of  # noqa: E402
 
 # A command of Contrafed without a shell's signs.
 OURS = re.compile(r"^(?:python main\.py|contrafed)\b(?P<arguments>[^|<>;&$]*)$")
-FAST = ("docs/own-method.md", "docs/own-parts.md", "docs/quickstart.md")
-ALL = [(page, list(blocks.blocks_of(page))) for page in blocks.pages()]
-RUN = {str(page.relative_to(ROOT)): found for page, found in ALL if any(not b.needs for b in found)}
+FAST_PAGES = ("docs/own-method.md", "docs/own-parts.md", "docs/quickstart.md")
+ALL_BLOCKS = [(page, list(blocks.blocks_of(page))) for page in blocks.pages()]
+RUN_BLOCKS = {str(page.relative_to(ROOT)): found for page, found in ALL_BLOCKS if any(not b.needs for b in found)}
 # What a page's commands leave in the reader's last folder: a picture, and what its last command compares, of rounds 0 to 3.
-LEFT = {"docs/own-method.md": {"compare.png": 0, "zero/metrics.csv": 4, "fedavg/metrics.csv": 4}}
-READ = [block for _, found in ALL for block in found if block.needs]
+FILES_LEFT = {"docs/own-method.md": {"compare.png": 0, "zero/metrics.csv": 4, "fedavg/metrics.csv": 4}}
+READ_BLOCKS = [block for _, found in ALL_BLOCKS for block in found if block.needs]
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -70,7 +70,7 @@ class Reader:
             self.monkeypatch.chdir(self.cwd)
             exec(compile(block.text, block.name, "exec"), self.names)
         else:
-            parsed(block)
+            parse_block(block)
 
     def command(self, command):
         if ours := OURS.match(command):  # in this process, which saves it the imports
@@ -101,14 +101,14 @@ def reader(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def parsed(block):
+def parse_block(block):
     """Read a block without running it."""
     if block.language == "bash":
         done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         for command in block.commands():
             for part in command.split("&&"):
-                composed(part.strip())
+                compose_command(part.strip())
     elif block.language == "python":
         ast.parse(block.text)
     elif block.language in ("yaml", "toml"):
@@ -117,7 +117,7 @@ def parsed(block):
         assert block.language in ("", "bibtex", "text"), f"{block.name}: {block.language} is no language of ours"
 
 
-def composed(command):
+def compose_command(command):
     """Compose and check the jobs of a command, or of a ``flwr run`` by its overrides."""
     if ours := OURS.match(command):
         asked = read_arguments(shlex.split(ours["arguments"]))
@@ -140,12 +140,12 @@ def composed(command):
             resolve(config)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in RUN])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST_PAGES else pytest.mark.slow) for n in RUN_BLOCKS])
 def test_a_page_does_what_it_says(name, reader):
-    for block in RUN[name]:
+    for block in RUN_BLOCKS[name]:
         if not block.needs:
             reader.follow(block)
-    for file, rows in LEFT.get(name, {}).items():
+    for file, rows in FILES_LEFT.get(name, {}).items():
         path = reader.cwd / file
         assert path.stat().st_size > 0
         assert not rows or path.read_text().count("global,test,accuracy,") == rows
@@ -163,17 +163,17 @@ def test_the_experiments_page_counts_every_grids_jobs():
     assert counted.keys() == grids
 
 
-@pytest.mark.parametrize("block", READ, ids=[block.name for block in READ])
+@pytest.mark.parametrize("block", READ_BLOCKS, ids=[block.name for block in READ_BLOCKS])
 def test_what_is_not_run_is_composed_and_parsed(block):
-    parsed(block)
+    parse_block(block)
 
 
 def test_a_wrong_command_in_a_block_is_noticed(tmp_path):
     page = ROOT / "docs" / "index.md"
     with pytest.raises(UserError, match="did you mean 'pmfl'"):
-        parsed(blocks.Block(page, 1, "bash", "", "minutes", "python main.py -m strategy=fedavg,pmfll\n"))
+        parse_block(blocks.Block(page, 1, "bash", "", "minutes", "python main.py -m strategy=fedavg,pmfll\n"))
     with pytest.raises(UserError, match="did you mean 'num_nodes'"):
-        parsed(blocks.Block(page, 1, "bash", "", "devices", "flwr run . --run-config 'overrides=\"num_node=3\"'\n"))
+        parse_block(blocks.Block(page, 1, "bash", "", "devices", "flwr run . --run-config 'overrides=\"num_node=3\"'\n"))
     wrong = tmp_path / "page.md"
     wrong.write_text("<!-- needs: luck -->\n```bash\ntrue\n```\n")
     with pytest.raises(ValueError, match="unknown need 'luck'"):
@@ -181,7 +181,7 @@ def test_a_wrong_command_in_a_block_is_noticed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [b for b in READ if b.needs == "minutes"], ids=lambda block: block.name)
+@pytest.mark.parametrize("block", [b for b in READ_BLOCKS if b.needs == "minutes"], ids=lambda block: block.name)
 def test_what_takes_minutes_runs_too(block, reader):
     for command in block.commands():
         for part in command.split("&&"):

@@ -110,9 +110,9 @@ def test_training_accuracy_is_that_of_the_model_that_is_tested(tmp_path):
 def test_flower_ends_before_ctrl_c_is_raised(monkeypatch):
     """It is not raised during Flower's threads, which would end the process. A second one is, or after a timeout."""
 
-    def interrupted(again=False, seconds=60.0, error=None):
+    def interrupt_run(again=False, seconds=60.0, error=None):
         stop, seen = threading.Event(), []
-        monkeypatch.setattr(flower, "LAST_WRITES", seconds)
+        monkeypatch.setattr(flower, "WRITE_SECONDS", seconds)
         with pytest.raises(KeyboardInterrupt), flower._stopped_by_signals(stop, verbose=True):
             signal.raise_signal(signal.SIGINT)
             seen.append(stop.is_set())
@@ -126,8 +126,8 @@ def test_flower_ends_before_ctrl_c_is_raised(monkeypatch):
         return seen
 
     before = signal.getsignal(signal.SIGINT)
-    assert interrupted() == interrupted(error=RuntimeError("crashed")) == [True, "ended"]
-    assert interrupted(again=True) == interrupted(seconds=0.2) == [True]
+    assert interrupt_run() == interrupt_run(error=RuntimeError("crashed")) == [True, "ended"]
+    assert interrupt_run(again=True) == interrupt_run(seconds=0.2) == [True]
     with flower._stopped_by_signals(threading.Event(), verbose=True):
         pass
     with pytest.raises(RuntimeError, match="crashed"), flower._stopped_by_signals(threading.Event(), verbose=True):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from rig import given, sized_workspace
+from rig import build_received, sized_workspace
 from safetensors.torch import save_file
 
 from contrafed.core import codec, registry
@@ -25,14 +25,14 @@ SIZES, TESTS = (20, 11, 1, 14), (7, 3, 0, 12)  # a client without a test part
 LOCAL = {"iterations": None, "epochs": 1, "batch_size": 8, "keep_optimizer": True, "momentum": 0.5, "optimizer": "sgd"}
 
 
-def trained(name):
+def train_workspace(name):
     """Return a workspace, the clients' received tensors, and their states after a round.
 
     Evaluation takes 8 examples at a time.
     """
     workspace = sized_workspace(name, SIZES, tests=TESTS, local=LOCAL)
     workspace.evaluation_batch = 8
-    received = [given(workspace)] * len(SIZES)
+    received = [build_received(workspace)] * len(SIZES)
     updates = workspace.client_class(workspace, range(len(SIZES))).update(received, 1)
     return workspace, received, [update.memory for update in updates]
 
@@ -46,7 +46,7 @@ def test_a_run_begun_from_a_half_precision_file_has_the_models_own(tmp_path):
 
 @pytest.mark.parametrize("name", registry.choices("strategy"))
 def test_a_stack_is_scored_as_its_nodes_alone(name):
-    workspace, received, memories = trained(name)
+    workspace, received, memories = train_workspace(name)
     kept = [{n: v.clone() for n, v in memory.items()} for memory in memories]
     for options in ({}, {"final": True}, {"split": "train"}):
         stack = workspace.client_class(workspace, range(len(SIZES)), memories)
@@ -74,7 +74,7 @@ def test_a_stack_is_scored_as_its_nodes_alone(name):
 )
 def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
     """Other client states cannot be stacked, because their shapes differ here."""
-    workspace, received, memories = trained(name)
+    workspace, received, memories = train_workspace(name)
     others = [n for n in memories[0] if not n.startswith(looked_at or "-")]
     assert any(n.startswith("optimizer/") for n in others)
     assert any(n.startswith("buffer/") for n in others) == (name == "pmfl")
@@ -88,7 +88,7 @@ def test_memory_that_is_not_asked_for_is_not_brought_together(name, looked_at):
 
     Watched(workspace, range(len(SIZES)), memories).judge(received, 2)
     (stack,) = stacks
-    assert {n for n in stack.memory if n.startswith(looked_at or "-")} == set(stack.memory.opened)
+    assert {n for n in stack.memory if n.startswith(looked_at or "-")} == set(stack.memory.loaded_tensors)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         stack.memory[others[0]]
 
@@ -105,7 +105,7 @@ def counting(monkeypatch):
 
 def test_a_deadline_is_looked_at_before_every_batch(monkeypatch):
     """Twelve examples, two of a client's at a time, are six batches."""
-    workspace, received, memories = trained("fedavg")
+    workspace, received, memories = train_workspace("fedavg")
     client = workspace.client_class(workspace, range(len(SIZES)), memories)
     counting(monkeypatch)
     client.judge(received, 2, deadline=5)
@@ -116,7 +116,7 @@ def test_a_deadline_is_looked_at_before_every_batch(monkeypatch):
 
 def test_a_deadline_is_looked_at_in_training_before_an_evaluation(monkeypatch):
     """FedRep's last evaluation also fits a head in epochs of 3 steps. It evaluates both models on the client's 7 examples."""
-    workspace, received, memories = trained("fedrep")
+    workspace, received, memories = train_workspace("fedrep")
     client = workspace.client_class(workspace, [0], memories[:1])
     clock = counting(monkeypatch)
     client.judge(received[:1], 2, final=True, deadline=1e9)
@@ -147,7 +147,7 @@ def ask():
 
 
 def test_nodes_that_are_out_of_time_are_not_scored(monkeypatch, ask):
-    workspace, received, _ = trained("fedavg")
+    workspace, received, _ = train_workspace("fedavg")
     assert len(ask(workspace, received, 1, timeout=600.0)) == len(SIZES)
     clock = itertools.count()
     monkeypatch.setattr(stack_module, "time", SimpleNamespace(monotonic=lambda: math.inf if next(clock) > 1 else 0.0))
@@ -156,7 +156,7 @@ def test_nodes_that_are_out_of_time_are_not_scored(monkeypatch, ask):
 
 
 def test_a_stack_that_fails_is_halved_until_the_faulty_node_is_alone(ask):
-    workspace, received, _ = trained("fedavg")
+    workspace, received, _ = train_workspace("fedavg")
     tried = []
 
     class Broken(workspace.client_class):
@@ -176,7 +176,7 @@ def test_a_stack_that_fails_is_halved_until_the_faulty_node_is_alone(ask):
 
 def test_a_stack_that_no_node_fails_in_alone_is_told_of_once(ask):
     """``.item()`` works for a single client. On a GPU it would silently make every round slow."""
-    workspace, received, _ = trained("fedavg")
+    workspace, received, _ = train_workspace("fedavg")
 
     class Branching(workspace.client_class):
         def scores(self, features, received):
@@ -199,12 +199,12 @@ def test_what_a_node_says_is_cut_and_no_terminal_obeys_it():
     said = "\x1b[2J" + "x" * 100_000
     content = RecordDict({codec.CONFIG: ConfigRecord({"memory-lost": said, codec.NOTE: said})})
     heard.hear(3, SimpleNamespace(content=content), set(), judging=False)
-    shown = " [2J" + "x" * (codec.MOST - 4)
+    shown = " [2J" + "x" * (codec.MAX_NOTE_CHARACTERS - 4)
     assert heard.notes == [f"node 3 begins with an empty memory: {shown}", shown]
 
 
 def test_a_stack_that_does_not_fit_is_halved_for_all_that_come(ask):
-    workspace, received, _ = trained("fedavg")
+    workspace, received, _ = train_workspace("fedavg")
     tried = []
 
     class Big(workspace.client_class):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from accelerator import NAME, accelerator, crossings
 from rig import close, same, workspace_of
-from watched import ROUNDS, STACK, numbers, sent_tensors, settings_of, shapes, watch, write_problem
+from watched import ROUNDS, STACK_SIZE, numbers, sent_tensors, settings_of, shapes, watch, write_problem
 
 from contrafed.config.run_config import resolve, server_of
 from contrafed.core import registry
@@ -66,7 +66,7 @@ def identical(a, b):
 
 def test_a_stack_equals_its_nodes_alone(config, alone):
     """Clients of all sizes: they take different numbers of steps, and last batches are short."""
-    stacked = watch(config, stack_size=STACK)
+    stacked = watch(config, stack_size=STACK_SIZE)
     compare(stacked, alone, close)
     for one, other in zip(stacked.rounds, alone.rounds, strict=True):
         assert numbers(one) == pytest.approx(numbers(other), rel=1e-9, abs=1e-9)
@@ -138,9 +138,9 @@ def test_an_accelerator_gives_the_same_bits(method, problem, monkeypatch):
     """On the simulated one, which refuses a tensor that was not moved."""
     monkeypatch.setattr("contrafed.training.workspace.EVALUATION_BATCH_ELSEWHERE", EVALUATION_BATCH)
     config, rounds = settings_of(method, problem, epochs=1), [(1, 3), (1, 2, 4)]
-    here = watch(config, rounds, stack_size=STACK)
+    here = watch(config, rounds, stack_size=STACK_SIZE)
     with accelerator():
-        there = watch(config, rounds, stack_size=STACK, device=NAME)
+        there = watch(config, rounds, stack_size=STACK_SIZE, device=NAME)
         there.models = [on_host(model) for model in there.models]
     compare(there, here, identical)
     assert [numbers(done) for done in there.rounds] == [numbers(done) for done in here.rounds]
@@ -174,7 +174,7 @@ def test_a_faulty_node_is_absent_and_keeps_the_memory_it_had(config, alone):
             sent[name] = sent[name].clone()
             sent[name][0] = math.nan
 
-    broken = watch(config, stack_size=STACK, trouble=trouble)
+    broken = watch(config, stack_size=STACK_SIZE, trouble=trouble)
     assert [dict(done.rejected) for done in broken.rounds] == [{}, {}, {"failed": 1}, {}, {"not finite": 1} if bad else {}]
     said = rf"node {broken_one}, round 2, step \d+: RuntimeError: broken sensor"
     assert re.match(said, broken.rounds[2].failures[0])
@@ -188,7 +188,7 @@ def test_a_faulty_node_is_absent_and_keeps_the_memory_it_had(config, alone):
         (),
         (),
     ]  # as many rounds, since a strategy may use the planned number
-    absent = watch(config, without, stack_size=STACK, judge=False)
+    absent = watch(config, without, stack_size=STACK_SIZE, judge=False)
     if set(absent.rounds[2].participants.tolist()) == here - {broken_one}:  # a strategy that selects may replace it
         close(broken.models[2], absent.models[2])
 

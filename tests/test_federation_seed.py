@@ -5,7 +5,7 @@ import json
 
 import pytest
 from rig import checked_jobs, config_of
-from tiny import HALF, TINY, run_tiny
+from tiny import HALF_AVAILABLE, TINY_RUN, run_tiny
 
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import NodeRun
@@ -20,7 +20,7 @@ PATTERNS = ("bernoulli", "markovian", "cyclic")
 def draw_federation(pattern, *overrides):
     """Return the partition, the rates, the availability and the selection of a run."""
     run = resolve(
-        config_of(*TINY, f"participation={pattern}", "participation.select=4", "participation.loss_rate=0.5", *overrides)
+        config_of(*TINY_RUN, f"participation={pattern}", "participation.select=4", "participation.loss_rate=0.5", *overrides)
     )
     federation = load_federation(run.node)
     shares = federation.partition.class_proportions
@@ -61,10 +61,10 @@ def test_a_run_repeats_the_training_alone(tmp_path):
 
 
 def test_clients_are_told_the_federation_s_seed_only_if_it_is_another():
-    run = resolve(config_of(*TINY, "seed=3", "federation_seed=5"))
+    run = resolve(config_of(*TINY_RUN, "seed=3", "federation_seed=5"))
     again = NodeRun.from_json(run.node.to_json())
     assert (again.seed, again.seed_of_federation) == (3, 5)
-    plain = resolve(config_of(*TINY, "seed=3")).node
+    plain = resolve(config_of(*TINY_RUN, "seed=3")).node
     assert "federation_seed" not in plain.to_json()
     assert NodeRun.from_json(plain.to_json()).seed_of_federation == 3
 
@@ -76,7 +76,7 @@ def test_a_wrong_seed_names_its_key(value):
 
 
 def test_another_federation_is_another_job_and_no_checkpoint_for_it(tmp_path):
-    plain, one = config_of(*HALF), config_of(*HALF, "federation_seed=1")
+    plain, one = config_of(*HALF_AVAILABLE), config_of(*HALF_AVAILABLE, "federation_seed=1")
     assert checkpoint.identity(plain) != checkpoint.identity(one)
     older = {key: value for key, value in plain.items() if key != "federation_seed"}
     assert checkpoint.identity(older) == checkpoint.identity(plain)

@@ -41,13 +41,13 @@ def repository(tmp_path):
 COLUMNS = ("dataset.image_column=picture", "dataset.label_column=kind", "dataset.grayscale=true")
 
 
-def loaded(*overrides):
+def load_images_of(*overrides):
     return load_images(choose("dataset", config_of(*overrides)["dataset"]))
 
 
 def test_a_repository_is_read_by_its_columns_without_a_network(repository, monkeypatch):
     monkeypatch.setattr(hub_sets, "reachable", lambda url: pytest.fail("asked the network"))
-    data = loaded(*repository(), *COLUMNS, "dataset.owner_column=who")
+    data = load_images_of(*repository(), *COLUMNS, "dataset.owner_column=who")
     assert tuple(data.x.shape) == (16, 1, 9, 9)
     assert data.y.tolist() == [1, 0] * 8  # cat before owl
     assert data.test.tolist() == [False] * 12 + [True] * 4
@@ -56,14 +56,14 @@ def test_a_repository_is_read_by_its_columns_without_a_network(repository, monke
 
 def test_a_folder_in_the_home_folder_is_one(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert len(loaded(*repository(), *COLUMNS, "dataset.repository=~/hub", "dataset.download=false").y) == 16
+    assert len(load_images_of(*repository(), *COLUMNS, "dataset.repository=~/hub", "dataset.download=false").y) == 16
 
 
 def test_images_of_several_sizes_want_one(repository):
     named = (*repository(sizes=(9, 12)), *COLUMNS, "dataset.test_split=null", "dataset.test_fraction=0.5")
     with pytest.raises(UserError, match=r"has images of several sizes \(9x9, 12x12, ...\): set dataset.image_size"):
-        loaded(*named)
-    data = loaded(*named, "dataset.image_size=10")
+        load_images_of(*named)
+    data = load_images_of(*named, "dataset.image_size=10")
     assert tuple(data.x.shape) == (12, 1, 10, 10)
     assert int(data.test.sum()) == 6
 
@@ -79,9 +79,9 @@ def test_numbers_that_do_not_count_from_zero_want_classes(repository, labels, me
     """Otherwise networks, partitions and probabilities would have classes without images."""
     named = (*repository(who=labels), "dataset.image_column=picture", "dataset.label_column=who")
     with pytest.raises(UserError) as error:
-        loaded(*named)
+        load_images_of(*named)
     assert message in str(error.value)
-    data = loaded(*named, f"dataset.classes=[{','.join(map(str, labels))}]")
+    data = load_images_of(*named, f"dataset.classes=[{','.join(map(str, labels))}]")
     assert (data.num_classes, data.y[:4].tolist()) == (3, [0, 1, 2, 0])
 
 
@@ -95,7 +95,7 @@ def test_numbers_that_do_not_count_from_zero_want_classes(repository, labels, me
 )
 def test_a_wrong_column_is_a_line(repository, overrides, message):
     with pytest.raises(UserError) as error:
-        loaded(*repository(), *COLUMNS, *overrides)
+        load_images_of(*repository(), *COLUMNS, *overrides)
     assert message in str(error.value)
 
 

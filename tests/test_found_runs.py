@@ -26,9 +26,11 @@ def test_a_run_has_its_folders_name_from_within_too(tmp_path, monkeypatch):
 def test_a_change_is_the_same_however_its_number_is_spelled(tmp_path):
     run = read(write_run(tmp_path / "a"), "a")
     spelled = [("strategy.local.lr=.1",), ("++strategy.local.lr=0.1",), ("+strategy.local.lr=1e-1",)]
-    assert {replace(run, config={**run.config, "changed": list(c)}).changed for c in spelled} == {("strategy.local.lr=0.1",)}
+    assert {replace(run, config={**run.config, "changed": list(c)}).changed_settings for c in spelled} == {
+        ("strategy.local.lr=0.1",)
+    }
     words = ["strategy=moon", "partition.arguments={a: 1}", "seed=1.0"]
-    assert replace(run, config={**run.config, "changed": words}).changed == (
+    assert replace(run, config={**run.config, "changed": words}).changed_settings == (
         "partition.arguments={a: 1}",
         "seed=1",
         "strategy=moon",

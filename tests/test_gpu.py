@@ -4,10 +4,10 @@ import gc
 
 import pytest
 import torch
-from rig import close, config_of, given, workspace_of
+from rig import build_received, close, config_of, workspace_of
 from test_every import METHODS
 from tiny import run_tiny
-from watched import STACK, settings_of, watch, write_problem
+from watched import STACK_SIZE, settings_of, watch, write_problem
 
 from contrafed.core.tensors import on_host
 from contrafed.engines.worker import BatchRunner
@@ -23,7 +23,7 @@ CNN = ("num_nodes=8", "model=cnn", "model.hidden=8", "strategy.local.iterations=
 def rounds(device, *overrides, dtype=torch.float64, nodes=4):
     """Run two rounds of one stack, and return the clients' uploads of the second, and their metrics."""
     workspace = workspace_of(config_of(*CNN, *overrides), device=device, dtype=dtype)
-    received = {name: value.to(dtype) for name, value in on_host(given(workspace)).items()}
+    received = {name: value.to(dtype) for name, value in on_host(build_received(workspace)).items()}
     memories = [{}] * nodes
     for server_round in (1, 2):
         updates = workspace.client_class(workspace, range(nodes), memories).update([received] * nodes, server_round)
@@ -97,7 +97,7 @@ def test_every_method_alone_and_stacked_equals_the_cpu(method, tmp_path):
     """Complete runs in double precision, including the strategy and the client states."""
     config = settings_of(method, write_problem(tmp_path))
     expected = watch(config)
-    for stack_size in (1, STACK):
+    for stack_size in (1, STACK_SIZE):
         found = watch(config, device="cuda", stack_size=stack_size)
         for one, other in zip(found.models, expected.models, strict=True):
             close(on_host(one), other, 1e-8)

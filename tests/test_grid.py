@@ -54,7 +54,7 @@ def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, m
     shared = train_message(workspace, settings).content
     messages = [Message(shared, FIRST_NODE_ID + k, MessageType.TRAIN) for k in range(2)]
     before = {n: t.clone() for n, t in codec.from_record(shared["arrays"]).items()}
-    original = contrafed.client_app.app._received
+    original = contrafed.client_app.app._decode_received
 
     def vandal(stack):
         received = original(stack)
@@ -63,7 +63,7 @@ def test_a_client_cannot_reach_its_neighbours_through_the_shared_message(tiny, m
             message.content["config"]["settings"] = "gone"
         return received
 
-    monkeypatch.setattr(contrafed.client_app.app, "_received", vandal)
+    monkeypatch.setattr(contrafed.client_app.app, "_decode_received", vandal)
     replies = list(grid.send_and_receive(messages))
     assert not any(r.has_error() for r in replies)
     assert same(codec.from_record(shared["arrays"]), before)
@@ -194,7 +194,7 @@ def test_legacy_client_fn():
 # ------------------------------------------------------------------------------------------------------------ replies
 
 
-def poisoned(kind):
+def poison_grid(kind):
     """Return a grid whose client 1 sends an invalid reply."""
 
     class Poison:
@@ -257,7 +257,7 @@ def content(reply):
 )
 def test_a_malformed_reply_is_counted_by_cause_and_left_out(kind, cause):
     config, workspace, _ = tiny_workspace("strategy=fedavg")
-    models, strategy = run_strategy(workspace, config, Schedule([[0, 1, 2]]), 1, wrap=poisoned(kind), may_fail=True)
+    models, strategy = run_strategy(workspace, config, Schedule([[0, 1, 2]]), 1, wrap=poison_grid(kind), may_fail=True)
     assert dict(strategy.round.rejected) == {cause: 1}
     without, _ = run_strategy(workspace_of(config), config, Schedule([[0, 2]]), 1)
     assert same(models[-1], without[-1])

@@ -7,13 +7,13 @@ import pytest
 from reported import write_run
 from rig import close, config_of
 from safetensors.torch import load_file
-from tiny import TINY
+from tiny import TINY_RUN
 
 from contrafed import UserError, run
 from contrafed.report.runs import read
 from contrafed.server.scores import Score, summaries
 
-FULL = (*TINY, "engine=local", "participation=full", "held_out_nodes=2", "num_rounds=2")
+FULL_RUN = (*TINY_RUN, "engine=local", "participation=full", "held_out_nodes=2", "num_rounds=2")
 
 
 def column(folder, name, wanted):
@@ -38,7 +38,7 @@ def test_scores_by_hand():
 
 @pytest.mark.parametrize(("method", "place"), [("fedavg", ("global", "nodes")), ("fedper", ("personal", "test"))])
 def test_they_are_judged_but_never_train(method, place, tmp_path):
-    summary = run(config_of(*FULL, f"strategy={method}", f"output_dir={tmp_path / 'a'}", "dataset.merge_splits=true"))
+    summary = run(config_of(*FULL_RUN, f"strategy={method}", f"output_dir={tmp_path / 'a'}", "dataset.merge_splits=true"))
     folder = summary["folder"]
     assert set(column(folder, "participants", "node")) == {"0", "1", "2", "3"}
     found = values(folder)
@@ -59,12 +59,12 @@ def test_after_local_work_they_are_judged_too(tmp_path):
     """A strategy with a model for each client has none for those that never train, so they start at W."""
     after = ("dataset.merge_splits=true", "judge=post_train")
     for method in ("fedawe", "fedamp"):
-        summary = run(config_of(*FULL, *after, f"strategy={method}", f"output_dir={tmp_path / method}"))
+        summary = run(config_of(*FULL_RUN, *after, f"strategy={method}", f"output_dir={tmp_path / method}"))
         assert 0 <= values(summary["folder"])[2, "personal", "test", "held_out/accuracy_mean"] <= 1
 
 
 def test_a_personal_part_that_never_trained_is_the_initial_one(tmp_path):
-    summary = run(config_of(*FULL, "strategy=fedper", "save_personal=true", f"output_dir={tmp_path / 'a'}"))
+    summary = run(config_of(*FULL_RUN, "strategy=fedper", "save_personal=true", f"output_dir={tmp_path / 'a'}"))
     models = [load_file(f"{summary['folder']}/personal/{node}.safetensors") for node in range(6)]
     for name in models[0]:
         assert models[4][name].equal(models[5][name])
@@ -74,8 +74,8 @@ def test_a_personal_part_that_never_trained_is_the_initial_one(tmp_path):
 def test_the_others_train_as_if_they_were_alone(tmp_path):
     """Participation is drawn over the clients that may train. Fractions and strategies count no others."""
     drawn = ("strategy=fedau", "participation=uniform", "participation.select=0.5", "partition=iid")
-    summary = run(config_of(*TINY, "engine=local", *drawn, "held_out_nodes=2", f"output_dir={tmp_path / 'a'}"))
-    alone = run(config_of(*TINY, "engine=local", *drawn, "num_nodes=4", f"output_dir={tmp_path / 'b'}"))
+    summary = run(config_of(*TINY_RUN, "engine=local", *drawn, "held_out_nodes=2", f"output_dir={tmp_path / 'a'}"))
+    alone = run(config_of(*TINY_RUN, "engine=local", *drawn, "num_nodes=4", f"output_dir={tmp_path / 'b'}"))
     assert column(summary["folder"], "participants", "node") == column(alone["folder"], "participants", "node")
     assert len(column(summary["folder"], "participants", "node")) == 2 * 3
 
@@ -84,7 +84,7 @@ def test_a_rule_counts_only_those_that_may_train(tmp_path):
     """FedAU's first round divides by K, the number of all clients. Under full participation it is the participants' mean."""
     models = []
     for method in ("fedau", "fedavg"):
-        once = (*FULL, f"strategy={method}", "strategy.weights=uniform", "num_rounds=1", f"output_dir={tmp_path / method}")
+        once = (*FULL_RUN, f"strategy={method}", "strategy.weights=uniform", "num_rounds=1", f"output_dir={tmp_path / method}")
         models.append(load_file(f"{run(config_of(*once))['folder']}/model.safetensors"))
     close(*models, tolerance=1e-6)
 
@@ -92,14 +92,14 @@ def test_a_rule_counts_only_those_that_may_train(tmp_path):
 def test_mistakes_are_one_line(tmp_path):
     out = f"output_dir={tmp_path / 'a'}"
     with pytest.raises(UserError, match="held_out_nodes=6 leaves none of num_nodes=6 to train"):
-        run(config_of(*TINY, "held_out_nodes=6", out))
+        run(config_of(*TINY_RUN, "held_out_nodes=6", out))
     with pytest.raises(UserError, match="none of them has a test part"):
-        run(config_of(*TINY, "engine=local", "partition.test_fraction=null", "held_out_nodes=1", out))
+        run(config_of(*TINY_RUN, "engine=local", "partition.test_fraction=null", "held_out_nodes=1", out))
     with pytest.raises(UserError, match="scarce_nodes and held_out_nodes are both the last nodes"):
-        run(config_of(*TINY, "held_out_nodes=1", "partition.scarce_nodes=1", out))
+        run(config_of(*TINY_RUN, "held_out_nodes=1", "partition.scarce_nodes=1", out))
     for log, why in (("weigths", "did you mean 'weights'"), ("weights", "a node that is away no weight")):
         with pytest.raises(UserError, match=why):
-            run(config_of(*TINY, "strategy=fedavg", f"log=[{log}]", out))
+            run(config_of(*TINY_RUN, "strategy=fedavg", f"log=[{log}]", out))
     for method, log in (
         ("fedproto", "deviation"),
         ("lgfedavg", "features"),
@@ -107,7 +107,7 @@ def test_mistakes_are_one_line(tmp_path):
         ("fedamp", "nodes_train"),
     ):
         with pytest.raises(UserError, match=rf"log=\[{log}\] does not go with strategy={method}"):
-            run(config_of(*TINY, f"strategy={method}", f"log=[{log}]", out))
+            run(config_of(*TINY_RUN, f"strategy={method}", f"log=[{log}]", out))
 
 
 def test_nodes_that_are_held_out_are_not_among_those_that_train(tmp_path):

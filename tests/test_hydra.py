@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rig import checked
+from rig import check_overrides
 
 from contrafed.config.checks import SECTIONS
 from contrafed.runs.launch import read_objective
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = (
+QUICK_RUN = (
     "engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]", "tracker=none",
     "participation=full",
 )  # fmt: skip
@@ -32,7 +32,7 @@ def main(folder, *arguments, **environment):
 def alone(tmp_path_factory):
     """Return the folder of a sweep of two jobs in sequence."""
     folder = tmp_path_factory.mktemp("alone")
-    done = main(folder, "-m", *QUICK, "seed=0,1", "hydra.sweep.dir=jobs")
+    done = main(folder, "-m", *QUICK_RUN, "seed=0,1", "hydra.sweep.dir=jobs")
     assert done.returncode == 0, done.stderr
     return folder / "jobs"
 
@@ -40,7 +40,7 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_a_launcher_of_hydras_leaves_the_files_of_one_job_at_a_time(tmp_path, alone, launcher):
     jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else ["hydra.launcher.timeout_min=5"]
-    done = main(tmp_path, "-m", f"hydra/launcher={launcher}", *jobs, *QUICK, "seed=0,1", "hydra.sweep.dir=jobs")
+    done = main(tmp_path, "-m", f"hydra/launcher={launcher}", *jobs, *QUICK_RUN, "seed=0,1", "hydra.sweep.dir=jobs")
     assert done.returncode == 0, done.stderr
     assert "2 of 2 jobs finished, 0 failed" in done.stdout
     for job in ("0", "1"):
@@ -51,7 +51,7 @@ def test_a_launcher_of_hydras_leaves_the_files_of_one_job_at_a_time(tmp_path, al
 
 def test_a_failed_job_of_a_launcher_leaves_the_others(tmp_path):
     wrong = ("partition=pathological", "partition.classes_per_node=3,20")
-    done = main(tmp_path, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *QUICK, *wrong, "output_dir=jobs")
+    done = main(tmp_path, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *QUICK_RUN, *wrong, "output_dir=jobs")
     assert done.returncode == 2
     assert "1 of 2 jobs finished, 1 failed" in done.stdout
     assert (tmp_path / "jobs" / "0" / "summary.json").is_file()
@@ -61,7 +61,7 @@ def test_a_failed_job_of_a_launcher_leaves_the_others(tmp_path):
 def test_optuna_maximises_the_objective(tmp_path):
     space = ("strategy.temperature=interval(0.1,1)", "strategy.contrast_weight=interval(0,1)")
     sweeper = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler.seed=1")
-    done = main(tmp_path, "-m", *sweeper, *QUICK, "strategy=pmfl", *space, "output_dir=jobs")
+    done = main(tmp_path, "-m", *sweeper, *QUICK_RUN, "strategy=pmfl", *space, "output_dir=jobs")
     assert done.returncode == 0, done.stderr
     found = yaml.safe_load((tmp_path / "jobs" / "optimization_results.yaml").read_text())
     reached = [json.loads((tmp_path / "jobs" / str(n) / "summary.json").read_text())["accuracy_final"] for n in range(3)]
@@ -84,7 +84,7 @@ def test_the_objective_is_what_a_summary_leads_with_or_the_number_that_is_named(
             read_objective(summary, wrong)
 
 
-def test_what_is_shown_is_what_runs(called, tmp_path, monkeypatch):
+def test_what_is_shown_is_what_runs(call_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = (
         "experiment=mpfedcon/table2",
@@ -95,14 +95,14 @@ def test_what_is_shown_is_what_runs(called, tmp_path, monkeypatch):
         "engine=local",
         "tracker=none",
     )
-    shown = called(*asked, "output_dir=run", "--cfg", "job", "--resolve")
+    shown = call_command(*asked, "output_dir=run", "--cfg", "job", "--resolve")
     assert shown.returncode == 0, shown.stderr
     config = yaml.safe_load(shown.stdout)
     assert config["strategy"]["contrast_weight"] == 5.0  # the case's
     assert config["num_nodes"] == 20  # the scale's
     assert not {"grid", "where", "hydra"} & set(config)
-    assert checked(*asked, "output_dir=run").composed == config
-    assert called(*asked, "output_dir=run", "dataset=digits", "partition.classes_per_node=2").returncode == 0
+    assert check_overrides(*asked, "output_dir=run").composed == config
+    assert call_command(*asked, "output_dir=run", "dataset=digits", "partition.classes_per_node=2").returncode == 0
     ran = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert {key for key in config if ran.get(key) != config[key]} <= {"dataset", "partition", "published", "changed"}
 
@@ -123,51 +123,51 @@ def test_what_is_shown_is_what_runs(called, tmp_path, monkeypatch):
         (("strategy=moon", "--cfg", "job", "strategy.temperature=0.3"), "temperature: 0.3"),
     ],
 )
-def test_hydras_options(called, arguments, wanted):
-    done = called(*arguments)
+def test_hydras_options(call_command, arguments, wanted):
+    done = call_command(*arguments)
     assert done.returncode == 0, done.stderr
     assert wanted in done.stdout
 
 
-def test_hydras_folders(called, tmp_path, monkeypatch):
+def test_hydras_folders(call_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert called(*QUICK, "hydra.run.dir=here").returncode == 0
+    assert call_command(*QUICK_RUN, "hydra.run.dir=here").returncode == 0
     assert yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())["output_dir"] == "here"
-    assert called("-m", *QUICK, "seed=0,1", "hydra.sweep.dir=there").returncode == 0
+    assert call_command("-m", *QUICK_RUN, "seed=0,1", "hydra.sweep.dir=there").returncode == 0
     assert (tmp_path / "there" / "1" / "summary.json").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"here", "there"}
 
 
-def test_hydras_ways_to_list_values(called, tmp_path, monkeypatch):
+def test_hydras_ways_to_list_values(call_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert called("-m", *QUICK, "num_rounds=1", "seed=range(0,3)", "output_dir=seeds").returncode == 0
+    assert call_command("-m", *QUICK_RUN, "num_rounds=1", "seed=range(0,3)", "output_dir=seeds").returncode == 0
     assert len(list((tmp_path / "seeds").glob("*/summary.json"))) == 3
-    assert called("-m", *QUICK, "num_rounds=1", "strategy=glob(fedavg*)", "output_dir=methods").returncode == 0
+    assert call_command("-m", *QUICK_RUN, "num_rounds=1", "strategy=glob(fedavg*)", "output_dir=methods").returncode == 0
     ran = {yaml.safe_load(path.read_text())["strategy"]["name"] for path in (tmp_path / "methods").glob("*/config.yaml")}
     assert ran == {"fedavg", "fedavg_fitnet", "fedavg_ft", "fedavgm"}
 
 
-def test_a_shard_is_no_part_of_a_job(called, tmp_path, monkeypatch):
+def test_a_shard_is_no_part_of_a_job(call_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sweep = ("-m", "experiment=digits", *QUICK, "participation=uniform", "strategy=fedavg", "seed=0,1,2")
-    assert called(*sweep, "shard=2/3").returncode == 0
+    sweep = ("-m", "experiment=digits", *QUICK_RUN, "participation=uniform", "strategy=fedavg", "seed=0,1,2")
+    assert call_command(*sweep, "shard=2/3").returncode == 0
     folder = tmp_path / "outputs" / "digits" / "fedavg-uniform-seed=1"
     assert [path.parent for path in folder.parent.glob("*/summary.json")] == [folder]
     assert "shard" not in (folder / "config.yaml").read_text()
-    done = called(*sweep)
+    done = call_command(*sweep)
     assert "3 jobs, 1 of them finished already: 2 to run" in done.stdout
 
 
-def test_a_mistake_in_hydras_own_keys_is_one_line(called):
+def test_a_mistake_in_hydras_own_keys_is_one_line(call_command):
     for arguments in (("hydra/launcher=slurmy",), ("-m", "hydra/sweeper=optunna", "seed=0,1"), ("hydra.swep.dir=x",)):
-        done = called(*arguments)
+        done = call_command(*arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert done.stderr.startswith("error: ")
 
 
-def test_sections_of_an_experiment_are_no_keys(called):
+def test_sections_of_an_experiment_are_no_keys(call_command):
     for section in SECTIONS[:2]:
-        done = called("experiment=pmfl/table5", f"{section}=3")
+        done = call_command("experiment=pmfl/table5", f"{section}=3")
         assert done.returncode == 2
         assert f"'{section}'" in done.stderr
 

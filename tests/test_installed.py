@@ -20,7 +20,7 @@ import contrafed
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 # The folders of a checkout that are packages of contrafed.
 FOLDERS = tuple(SETUPTOOLS["package-dir"].values())
-SMALL = (
+SMALL_RUN = (
     "participation=markovian", "participation.beta=null", "participation.mean_probability=0.8", "num_nodes=4", "num_rounds=2",
     "seed=1", "eval_every=1", "model=mlp", "model.hidden=[8]", "tracker=none",
 )  # fmt: skip
@@ -81,7 +81,7 @@ def programs(request):
     return found, "", found.parent if request.param == "wheel" else request.getfixturevalue("source")
 
 
-def called(program, *arguments, folder, path="", timeout=900):
+def call_program(program, *arguments, folder, path="", timeout=900):
     environment = os.environ | {"PYTHONPATH": path}
     return subprocess.run([program, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
 
@@ -180,7 +180,7 @@ assert not {"torch", "flwr", "ray", "matplotlib", "pandas"} & set(sys.modules), 
 from contrafed import Client
 assert "torch" in sys.modules
 """
-    done = called(sys.executable, "-c", code, folder=tmp_path, path=str(ROOT))
+    done = call_program(sys.executable, "-c", code, folder=tmp_path, path=str(ROOT))
     assert done.returncode == 0, done.stderr
 
 
@@ -205,7 +205,7 @@ def test_a_script_trains_beside_files_that_have_our_folders_names(programs, tmp_
     for name in ("core", "models", "clients", "strategies", "conf"):
         (tmp_path / f"{name}.py").write_text("mine = True\n")
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = called(program / "python", "script.py", *SMALL, folder=tmp_path, path=path)
+    done = call_program(program / "python", "script.py", *SMALL_RUN, folder=tmp_path, path=path)
     assert done.returncode == 0, done.stderr
     file, *_, last = done.stdout.splitlines()
     assert Path(file).is_relative_to(home)
@@ -218,12 +218,12 @@ def test_a_script_trains_beside_files_that_have_our_folders_names(programs, tmp_
 
 
 def test_an_editable_install_trains_from_another_folder(editable, source, tmp_path):
-    done = called(editable / "contrafed", "strategy=pmfl", "engine=local", *SMALL, "output_dir=here", folder=tmp_path)
+    done = call_program(editable / "contrafed", "strategy=pmfl", "engine=local", *SMALL_RUN, "output_dir=here", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("everything is in here\n")
     found = accuracies(tmp_path / "here")
     assert found[2] > found[0] + 0.1
-    where = called(editable / "python", "-c", "import contrafed.clients.pmfl as m; print(m.__file__)", folder=tmp_path)
+    where = call_program(editable / "python", "-c", "import contrafed.clients.pmfl as m; print(m.__file__)", folder=tmp_path)
     assert where.stdout == f"{source}/clients/pmfl.py\n", where.stderr
 
 
@@ -236,17 +236,17 @@ from hydra.core.plugins import Plugins
 Plugins.instance()
 print(sys.modules["hydra_plugins.contrafed_sweeper"].__file__)
 """
-    done = called(program / "python", "-c", code, folder=tmp_path, path=path)
+    done = call_program(program / "python", "-c", code, folder=tmp_path, path=path)
     assert Path(done.stdout.strip()).is_relative_to(home), done.stderr
 
 
 def test_the_command_outside_the_clone_says_where_its_choices_are(from_wheel, tmp_path):
-    shown = called(from_wheel / "contrafed", "--help", folder=tmp_path)
+    shown = call_program(from_wheel / "contrafed", "--help", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "\n  contrafed strategy=pmfl participation=markovian " in shown.stdout
     (conf,) = from_wheel.parent.glob("lib/*/site-packages/contrafed/conf")
     assert f"are in {conf}/GROUP/CHOICE.yaml" in shown.stdout
-    wrong = called(from_wheel / "contrafed", "strategy=pfml", folder=tmp_path)
+    wrong = call_program(from_wheel / "contrafed", "strategy=pfml", folder=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("error: unknown strategy 'pfml', did you mean 'pmfl'?")
 
@@ -254,11 +254,11 @@ def test_the_command_outside_the_clone_says_where_its_choices_are(from_wheel, tm
 @pytest.mark.slow
 def test_the_first_run_of_the_readme_from_the_wheel(from_wheel, tmp_path):
     """Run ``contrafed strategy=pmfl participation=markovian`` completely, with figures and tables."""
-    done = called(from_wheel / "contrafed", "strategy=pmfl", "participation=markovian", folder=tmp_path, timeout=3000)
+    done = call_program(from_wheel / "contrafed", "strategy=pmfl", "participation=markovian", folder=tmp_path, timeout=3000)
     assert done.returncode == 0, done.stderr
     (summary,) = tmp_path.glob("outputs/**/summary.json")
     found = accuracies(summary.parent)
     assert list(found) == list(range(0, 301, 10))
     assert found[300] > 0.9
-    report = called(from_wheel / "contrafed-report", str(summary.parent), folder=tmp_path)
+    report = call_program(from_wheel / "contrafed-report", str(summary.parent), folder=tmp_path)
     assert report.returncode == 0, report.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rig import config_of
-from test_checkpoint import SMALL, equal, outcome, stopped, whole  # noqa: F401
+from test_checkpoint import SMALL_RUN, equal, outcome, stop_run, whole  # noqa: F401
 
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.engines.client_state import NodeMemory
@@ -17,19 +17,21 @@ from contrafed.runs.run import run
 
 
 def resume(folder, *overrides):
-    return run(config_of("strategy=pmfl", *SMALL, *overrides, "checkpoint_every=2", "resume=latest", f"output_dir={folder}"))
+    return run(
+        config_of("strategy=pmfl", *SMALL_RUN, *overrides, "checkpoint_every=2", "resume=latest", f"output_dir={folder}")
+    )
 
 
-def test_a_flipped_round_is_no_checkpoint(stopped, whole):  # noqa: F811
-    folder = stopped()
+def test_a_flipped_round_is_no_checkpoint(stop_run, whole):  # noqa: F811
+    folder = stop_run()
     file = folder / "checkpoints" / "000004" / "state.json"
     file.write_text(file.read_text().replace('"round": 4', '"round": 5'))
     assert resume(folder)["resumed_from"].endswith("000002")
     assert equal(outcome(folder), whole)
 
 
-def test_any_flipped_byte_of_a_state_is_noticed(stopped):  # noqa: F811
-    folder = stopped()
+def test_any_flipped_byte_of_a_state_is_noticed(stop_run):  # noqa: F811
+    folder = stop_run()
     file = folder / "checkpoints" / "000004" / "state.json"
     good = file.read_bytes()
     rng = np.random.default_rng(0)
@@ -41,8 +43,8 @@ def test_any_flipped_byte_of_a_state_is_noticed(stopped):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["metrics", "nodes"])
-def test_a_log_of_the_same_length_with_other_numbers_is_refused(stopped, name):  # noqa: F811
-    folder = stopped()
+def test_a_log_of_the_same_length_with_other_numbers_is_refused(stop_run, name):  # noqa: F811
+    folder = stop_run()
     log = folder / f"{name}.csv"
     content = log.read_bytes()
     log.write_bytes(content[:60] + bytes([content[60] ^ 1]) + content[61:])
@@ -52,8 +54,8 @@ def test_a_log_of_the_same_length_with_other_numbers_is_refused(stopped, name): 
 
 @pytest.mark.parametrize("name", ["times", "participants"])
 @pytest.mark.parametrize("how", ["missing", "other"])
-def test_a_log_that_no_number_depends_on_begins_anew_with_a_line(stopped, whole, capsys, name, how):  # noqa: F811
-    folder = stopped()
+def test_a_log_that_no_number_depends_on_begins_anew_with_a_line(stop_run, whole, capsys, name, how):  # noqa: F811
+    folder = stop_run()
     log = folder / f"{name}.csv"
     if how == "missing":
         log.unlink()
@@ -67,11 +69,11 @@ def test_a_log_that_no_number_depends_on_begins_anew_with_a_line(stopped, whole,
     assert checkpoint.find_damaged_logs(checkpoint.find(folder)) == []
 
 
-def test_participants_are_needed_where_privacy_is_counted(stopped):  # noqa: F811
-    folder = stopped("fedavg", "privacy=central")
+def test_participants_are_needed_where_privacy_is_counted(stop_run):  # noqa: F811
+    folder = stop_run("fedavg", "privacy=central")
     (folder / "participants.csv").unlink()
     with pytest.raises(UserError, match="resume: .*participants.csv"):
-        run(config_of("strategy=fedavg", *SMALL, "privacy=central", "resume=latest", f"output_dir={folder}"))
+        run(config_of("strategy=fedavg", *SMALL_RUN, "privacy=central", "resume=latest", f"output_dir={folder}"))
 
 
 def disturbed(folder, change, *overrides):
@@ -83,7 +85,7 @@ def disturbed(folder, change, *overrides):
 
     with pytest.raises(RunStopped) as caught:
         run(
-            config_of("strategy=pmfl", *SMALL, *overrides, "checkpoint_every=2", f"output_dir={folder}"),
+            config_of("strategy=pmfl", *SMALL_RUN, *overrides, "checkpoint_every=2", f"output_dir={folder}"),
             on_round=on_round,
         )
     assert "\n" not in str(caught.value)
@@ -175,9 +177,9 @@ def test_client_state_that_is_whole_is_read_back(tmp_path):
     import torch
 
     memory = NodeMemory(0, 0, str(tmp_path))
-    memory.put(1003, {"a": torch.arange(4.0)})
+    memory.store(1003, {"a": torch.arange(4.0)})
     assert memory.get(1003)["a"].tolist() == [0, 1, 2, 3]
-    memory.put(1003, {"a": torch.zeros(2)})
+    memory.store(1003, {"a": torch.zeros(2)})
     assert memory.cost().disk == 8
     memory.clear()
 
@@ -223,18 +225,18 @@ def test_a_run_is_not_resumed_with_another_file_of_a_partition(tmp_path):
         run(config_of(*config, "resume=latest"))
 
 
-def test_a_finished_job_with_other_data_is_not_taken_for_the_same(tmp_path, called):
+def test_a_finished_job_with_other_data_is_not_taken_for_the_same(tmp_path, call_command):
     yamls = tmp_path / "yamls" / "experiment"
     yamls.mkdir(parents=True)
     (yamls / "mine.yaml").write_text("# @package _global_\nnum_nodes: 3\ngrid:\n  seed: [0, 1]\n")
     images(tmp_path / "x.npz")
     line = ("-m", f"--config-dir={tmp_path}/yamls", "experiment=mine", *(o for o in OWN if "num_nodes" not in o))
     line += (f"dataset.path={tmp_path}/x.npz", "num_rounds=1", f"output_dir={tmp_path}/sweep", "tracker=none")
-    assert called(*line).returncode == 0
-    again = called(*line)
+    assert call_command(*line).returncode == 0
+    again = call_command(*line)
     assert (again.returncode, "2 of them finished already" in again.stdout) == (0, True)
     images(tmp_path / "x.npz", shift=1)
-    other = called(*line)
+    other = call_command(*line)
     assert other.returncode == 2
     assert other.stderr.startswith("error: job ")
     assert len(other.stderr.splitlines()) == 1

@@ -8,11 +8,11 @@ from rig import config_of, workspace_of
 
 from contrafed import UserError, compose, run
 
-OWN = ("dataset.merge_splits=true", "num_nodes=4", "model=mlp", "model.hidden=[16]", "partition.min_node_size=12")
+OWN_TEST_PARTS = ("dataset.merge_splits=true", "num_nodes=4", "model=mlp", "model.hidden=[16]", "partition.min_node_size=12")
 
 
 def node_of(name, memories=None):
-    workspace = workspace_of(config_of(f"strategy={name}", *OWN), dtype=torch.float64)
+    workspace = workspace_of(config_of(f"strategy={name}", *OWN_TEST_PARTS), dtype=torch.float64)
     client = workspace.client_class(workspace, [1], memories)
     down, _ = client.messages(client.model, client.config)
     start = {f"model/{n}": v for n, v in workspace.initial.items()}
@@ -51,7 +51,14 @@ def test_what_is_judged_after_local_work_leaves_no_trace(name):
 @pytest.mark.parametrize("name", ["fedavg", "moon", "fedproc"])
 def test_a_lone_nodes_is_the_global_model_of_the_next_round(name, tmp_path):
     """Its batches, its learning rate, and the server's broadcast are those of the next round."""
-    one = (f"strategy={name}", *OWN[2:4], "dataset.merge_splits=true", "num_nodes=1", "partition=iid", "participation=full")
+    one = (
+        f"strategy={name}",
+        *OWN_TEST_PARTS[2:4],
+        "dataset.merge_splits=true",
+        "num_nodes=1",
+        "partition=iid",
+        "participation=full",
+    )
     found = {}
     for judge in ("received", "post_train"):
         own = (f"judge={judge}", f"output_dir={tmp_path / judge}", "num_rounds=4", "eval_every=1", "eval_nodes=true")
@@ -65,7 +72,7 @@ def test_a_lone_nodes_is_the_global_model_of_the_next_round(name, tmp_path):
 
 
 def test_a_run_reports_it_as_personal_beside_the_global_score(tmp_path):
-    settings = ("strategy=fedavg", *OWN, "engine=local", "num_rounds=2", "participation=full", "judge=post_train")
+    settings = ("strategy=fedavg", *OWN_TEST_PARTS, "engine=local", "num_rounds=2", "participation=full", "judge=post_train")
     summary = run(compose(*settings, "save_personal=true", f"output_dir={tmp_path / 'a'}"))
     with open(tmp_path / "a" / "metrics.csv") as file:
         scopes = {(row["scope"], row["split"]) for row in csv.DictReader(file)}

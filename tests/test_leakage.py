@@ -10,7 +10,16 @@ import torch.nn.functional as F
 
 from contrafed.core.registry import CONF
 from contrafed.report import leakage
-from contrafed.report.defences import CASES, Settings, attacked, compute_mse, compute_psnr, compute_ssim, matched, rows_of
+from contrafed.report.defences import (
+    CASES,
+    Settings,
+    attack_case,
+    compute_mse,
+    compute_psnr,
+    compute_ssim,
+    match_images,
+    rows_of,
+)
 from contrafed.report.gradient_capture import sent_by
 from contrafed.report.inversion import Found, gradient, invert, label_of, noisy, sigmoid_lenet, weights_of
 from contrafed.report.leakage_report import markdown
@@ -74,13 +83,13 @@ def test_a_picture_comes_back_and_with_a_hidden_layer_it_does_not_unless_that_is
     x, labels, _ = digit
     how = Settings(steps=5, starts=1)
     for case in ("all_shared", "all_shared_idlg"):
-        (row,) = rows_of(attacked(CASES[case], x, labels, 10, how, 0), x, labels)
+        (row,) = rows_of(attack_case(CASES[case], x, labels, 10, how, 0), x, labels)
         assert row["psnr"] > 20
         assert row["label_found"] == 3
-    (row,) = rows_of(attacked(CASES["hidden_last"], x, labels, 10, how, 0), x, labels)
+    (row,) = rows_of(attack_case(CASES["hidden_last"], x, labels, 10, how, 0), x, labels)
     assert row["psnr"] < row["constant_psnr"]
     assert row["loss"] > 1e-3
-    (row,) = rows_of(attacked(CASES["searched_last"], x, labels, 10, how, 0), x, labels)
+    (row,) = rows_of(attack_case(CASES["searched_last"], x, labels, 10, how, 0), x, labels)
     assert row["psnr"] > 20
 
 
@@ -98,7 +107,7 @@ def test_a_match_from_the_truth_ends_at_once(digit):
 
 def test_a_batch_is_compared_in_the_order_that_fits_best():
     x = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)])
-    pictures, labels = matched(Found(torch.stack([x[1] * 2, x[0] - 3]), [7, 4], 0.0, 1), x)
+    pictures, labels = match_images(Found(torch.stack([x[1] * 2, x[0] - 3]), [7, 4], 0.0, 1), x)
     np.testing.assert_array_equal(pictures, x.numpy())
     assert labels == [4, 7]
 

@@ -15,15 +15,15 @@ from contrafed.runs.output import RunRecorder, figures
 from contrafed.runs.run import run
 from contrafed.runs.session import Session
 
-QUICK = ("strategy=fedavg", "engine=local", "tracker=none", "num_nodes=4", "num_rounds=4", "model=mlp", "model.hidden=[8]")
-KEPT = ("checkpoint_every=2", "checkpoint_keep=9")
+QUICK_RUN = ("strategy=fedavg", "engine=local", "tracker=none", "num_nodes=4", "num_rounds=4", "model=mlp", "model.hidden=[8]")
+KEEP_CHECKPOINTS = ("checkpoint_every=2", "checkpoint_keep=9")
 
 
 def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def stopped(folder, *asked):
+def interrupt_run(folder, *asked):
     """Return a run that Ctrl-C ended in its third round."""
 
     def stop(server_round, _):
@@ -31,14 +31,14 @@ def stopped(folder, *asked):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(config_of(*QUICK, *asked, f"output_dir={folder}"), on_round=stop)
+        run(config_of(*QUICK_RUN, *asked, f"output_dir={folder}"), on_round=stop)
     return folder
 
 
 def test_a_disk_that_fails_as_a_run_goes_on_takes_nothing_from_its_folder(tmp_path, monkeypatch):
-    folder = stopped(tmp_path / "run", *KEPT)
+    folder = interrupt_run(tmp_path / "run", *KEEP_CHECKPOINTS)
     kept = {name: (folder / name).read_bytes() for name in ("config.yaml", "summary.json")}
-    again = config_of(*QUICK, *KEPT, "resume=latest", "verbose=true", f"output_dir={folder}")
+    again = config_of(*QUICK_RUN, *KEEP_CHECKPOINTS, "resume=latest", "verbose=true", f"output_dir={folder}")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", full)
         with pytest.raises(DiskError, match="resume=latest goes on from round 2 once it can"):
@@ -56,7 +56,7 @@ def test_a_configuration_that_is_the_same_is_not_written_again(tmp_path):
 
 
 def test_a_checkpoint_that_is_gone_when_the_run_begins_is_no_beginning(tmp_path, monkeypatch):
-    folder = stopped(tmp_path / "run", *KEPT)
+    folder = interrupt_run(tmp_path / "run", *KEEP_CHECKPOINTS)
     there, found = sorted((folder / "checkpoints").iterdir()), []
     real = checkpoint.find
 
@@ -67,20 +67,20 @@ def test_a_checkpoint_that_is_gone_when_the_run_begins_is_no_beginning(tmp_path,
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "find", once)
         with pytest.raises(UserError, match=r"resume: .*000002 is gone or cannot be read any more"):
-            run(config_of(*QUICK, *KEPT, "resume=latest", f"output_dir={folder}"))
+            run(config_of(*QUICK_RUN, *KEEP_CHECKPOINTS, "resume=latest", f"output_dir={folder}"))
     assert sorted((folder / "checkpoints").iterdir()) == there
-    assert run(config_of(*QUICK, *KEPT, "resume=latest", f"output_dir={folder}"))["resumed_from"]
+    assert run(config_of(*QUICK_RUN, *KEEP_CHECKPOINTS, "resume=latest", f"output_dir={folder}"))["resumed_from"]
 
 
 def test_ctrl_c_ends_a_run_whose_disk_is_full(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Session, "finish", full)
-    stopped(tmp_path / "run")
+    interrupt_run(tmp_path / "run")
     assert "run is not complete: [Errno 28] No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.figures
 def test_no_run_is_finished_without_its_figures(tmp_path, monkeypatch):
-    folder, asked = tmp_path / "run", config_of(*QUICK, *KEPT, f"output_dir={tmp_path}/run")
+    folder, asked = tmp_path / "run", config_of(*QUICK_RUN, *KEEP_CHECKPOINTS, f"output_dir={tmp_path}/run")
     with monkeypatch.context() as patched:
         patched.setattr(figures, "accuracy_figure", full)
         with pytest.raises(DiskError):
@@ -91,24 +91,24 @@ def test_no_run_is_finished_without_its_figures(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_without_the_file_that_it_began_from(tmp_path):
-    run(config_of(*QUICK, "seed=1", f"output_dir={tmp_path}/first"))
+    run(config_of(*QUICK_RUN, "seed=1", f"output_dir={tmp_path}/first"))
     model = tmp_path / "model.safetensors"
     (tmp_path / "first" / "model.safetensors").rename(model)
-    began = (*KEPT, f"init_from={model}")
-    run(config_of(*QUICK, *began, f"output_dir={tmp_path}/whole"))
-    folder = stopped(tmp_path / "run", *began)
+    began = (*KEEP_CHECKPOINTS, f"init_from={model}")
+    run(config_of(*QUICK_RUN, *began, f"output_dir={tmp_path}/whole"))
+    folder = interrupt_run(tmp_path / "run", *began)
     model.unlink()
     with pytest.raises(UserError, match="init_from: there is no file"):
-        run(config_of(*QUICK, *began, f"output_dir={tmp_path}/anew"))
-    assert run(config_of(*QUICK, *began, "resume=latest", f"output_dir={folder}"))["rounds"] == 4
+        run(config_of(*QUICK_RUN, *began, f"output_dir={tmp_path}/anew"))
+    assert run(config_of(*QUICK_RUN, *began, "resume=latest", f"output_dir={folder}"))["rounds"] == 4
     assert same(*(load_file(path / "model.safetensors") for path in (folder, tmp_path / "whole")))
 
 
 def test_a_model_with_more_layers_is_refused(tmp_path):
-    run(config_of(*QUICK, "num_rounds=1", "model.hidden=[8,8]", f"output_dir={tmp_path}/deep"))
+    run(config_of(*QUICK_RUN, "num_rounds=1", "model.hidden=[8,8]", f"output_dir={tmp_path}/deep"))
     with pytest.raises(UserError, match=r"does not fit: it has encoder.stages.1.*, which this model has not"):
-        run(config_of(*QUICK, f"init_from={tmp_path}/deep/model.safetensors", f"output_dir={tmp_path}/run"))
+        run(config_of(*QUICK_RUN, f"init_from={tmp_path}/deep/model.safetensors", f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
     save_file({}, tmp_path / "nothing.safetensors")
     with pytest.raises(UserError, match="does not fit: .* found none"):
-        run(config_of(*QUICK, f"init_from={tmp_path}/nothing.safetensors", f"output_dir={tmp_path}/run"))
+        run(config_of(*QUICK_RUN, f"init_from={tmp_path}/nothing.safetensors", f"output_dir={tmp_path}/run"))

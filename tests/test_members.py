@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from rig import config_of, same
 from safetensors.torch import load_file
-from wire import ROOT, RUN, SMALL, Wire, plain, rows_of, run_devices
+from wire import ROOT, RUN, SMALL_RUN, Wire, plain, rows_of, run_devices
 
 from contrafed.core import codec
 from contrafed.core.client_run import node_run
@@ -21,7 +21,7 @@ from contrafed.engines.device_grid import DeviceGrid
 from contrafed.runs.notices import warn_of_large
 from contrafed.runs.run import run
 from contrafed.runs.server_app import serve
-from contrafed.runs.setup import deployed
+from contrafed.runs.setup import compose_deployed_run
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
@@ -79,25 +79,25 @@ def test_a_node_whose_data_set_is_not_the_servers_is_refused(tmp_path):
 # Packages, and rooms of the framework, that a device imports nothing of.
 PACKAGES = ("ray", "hydra", "omegaconf", "matplotlib", "pandas", "tensorboard")
 ROOMS = ("server", "engines", "config", "runs", "report", "deploy", "strategies", "command")
-ON_NO_DEVICE = (*PACKAGES, *(f"contrafed.{room}" for room in ROOMS))
+NOT_ON_DEVICES = (*PACKAGES, *(f"contrafed.{room}" for room in ROOMS))
 
 
 def test_a_node_imports_none_of_what_only_servers_and_simulations_need():
     """As Flower does it: the ClientApp by its name, here with the query that makes a client's Workspace."""
-    settings = {**config_of(*SMALL), "images": {"shape": [1, 8, 8], "num_classes": 10, "mean": [0.5], "std": [0.5]}}
+    settings = {**config_of(*SMALL_RUN), "images": {"shape": [1, 8, 8], "num_classes": 10, "mean": [0.5], "std": [0.5]}}
     code = f"""
 import json, sys
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 import contrafed.client_app.app
-assert not [name for name in {ON_NO_DEVICE} if name in sys.modules]
+assert not [name for name in {NOT_ON_DEVICES} if name in sys.modules]
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 content = RecordDict({{"config": ConfigRecord({{"settings": {json.dumps(node_run(settings).to_json())}}})}})
 context = Context(1, 10, {{"partition-id": 1}}, RecordDict(), {{}})
 reply = contrafed.client_app.app.app(Message(content, 10, MessageType.QUERY), context)
 assert reply.content["metrics"]["partition-id"] == 1
 # scikit-learn, which has the digits, takes pandas.
-print([name for name in {ON_NO_DEVICE} if name in sys.modules and name != "pandas"])
+print([name for name in {NOT_ON_DEVICES} if name in sys.modules and name != "pandas"])
 """
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
@@ -126,12 +126,12 @@ def images(path, sizes, side=8, seed=0, split=True):
     return x, y
 
 
-OWN = ("partition=own", "dataset=own", "dataset.height=8", "dataset.width=8", "dataset.num_classes=5", "eval_nodes=true")
-NO_PARTITION = [o for o in SMALL if not o.startswith("partition.")]
+OWN_DATA = ("partition=own", "dataset=own", "dataset.height=8", "dataset.width=8", "dataset.num_classes=5", "eval_nodes=true")
+NO_PARTITION = [o for o in SMALL_RUN if not o.startswith("partition.")]
 
 
 def run_own(folder, wire, *overrides):
-    config = deployed(" ".join([*NO_PARTITION, *overrides, f"output_dir={folder}"]))
+    config = compose_deployed_run(" ".join([*NO_PARTITION, *overrides, f"output_dir={folder}"]))
     serve(DeviceGrid(wire, RUN, config.wait_for_nodes), config)
     return config, (folder / "metrics.csv").read_bytes(), json.loads((folder / "summary.json").read_text())
 
@@ -141,7 +141,7 @@ def test_nodes_with_data_of_their_own_equal_a_partition_file_of_the_same(tmp_pat
     sizes = [{0: 8, 1: 16}, {2: 12}, {0: 4, 3: 20, 4: 8}]
     x, y = zip(*(images(tmp_path / f"{k}.npz", held, seed=k) for k, held in enumerate(sizes)), strict=True)
     wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"))
-    config, metrics, _ = run_own(tmp_path / "devices", wire, "strategy=fedavg", *OWN)
+    config, metrics, _ = run_own(tmp_path / "devices", wire, "strategy=fedavg", *OWN_DATA)
     # The same in one place: all images, a partition file of who holds which, and the same normalisation.
     np.savez(tmp_path / "all.npz", x=np.concatenate(x), y=np.concatenate(y), split=np.zeros(sum(map(len, y)), dtype=int))
     ends = np.cumsum([0, *map(len, y)])
@@ -178,7 +178,7 @@ def test_a_device_that_says_it_has_too_many_examples_is_refused(tmp_path):
 
     wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"), change=claim)
     with pytest.raises(UserError, match=r"^partition\.max_examples=1000000: node 11 "):
-        run_own(tmp_path / "run", wire, "strategy=fedavg", *OWN)
+        run_own(tmp_path / "run", wire, "strategy=fedavg", *OWN_DATA)
     assert {kind for _, kind, _ in wire.log} == {"query"}
 
 
@@ -233,18 +233,18 @@ def test_data_that_do_not_fit_are_refused_before_round_1(tmp_path, make, says):
     make(tmp_path / "1.npz")
     wire = Wire(*plain(data=f"{tmp_path}/{{k}}.npz"))
     with pytest.raises(UserError, match=f"node 11 cannot take part: .*{says}"):
-        run_own(tmp_path / "run", wire, "strategy=fedavg", *OWN)
+        run_own(tmp_path / "run", wire, "strategy=fedavg", *OWN_DATA)
     assert {kind for _, kind, _ in wire.log} == {"query"}
 
 
 def test_own_data_and_configuration_must_agree(tmp_path):
     with pytest.raises(UserError, match=r"node 10 cannot take part: this run has partition=own: every .* needs data=PATH"):
-        run_own(tmp_path / "run", Wire(*plain()), "strategy=fedavg", *OWN)
+        run_own(tmp_path / "run", Wire(*plain()), "strategy=fedavg", *OWN_DATA)
     with pytest.raises(UserError, match="dataset=own needs dataset.num_classes"):
-        deployed("partition=own dataset=own num_nodes=3 engine=local")
+        compose_deployed_run("partition=own dataset=own num_nodes=3 engine=local")
     with pytest.raises(UserError, match="it goes with partition=own"):
-        deployed("dataset=own num_nodes=3 engine=local")
+        compose_deployed_run("dataset=own num_nodes=3 engine=local")
     with pytest.raises(UserError, match="partition=own goes with flwr run"):
         run(config_of("partition=own", "num_nodes=3", "engine=local"))
     with pytest.raises(UserError, match="partition=own has no partition.keep_fraction"):
-        deployed("partition=own partition.keep_fraction=0.5 num_nodes=3 engine=local")
+        compose_deployed_run("partition=own partition.keep_fraction=0.5 num_nodes=3 engine=local")

@@ -17,7 +17,7 @@ from contrafed.core.tensors import size_of
 from contrafed.engines.client_state import NodeMemory, _available, default_budgets
 from contrafed.runs.run import run
 
-EIGHT = 8 * 4  # bytes of one client state below
+STATE_BYTES = 8 * 4  # bytes of one client state below
 
 
 def memory(value):
@@ -30,17 +30,17 @@ def on_device(value):
 
 def test_the_longest_unused_moves_down_tier_by_tier(tmp_path):
     with accelerator():
-        held = NodeMemory(2 * EIGHT, 3 * EIGHT, str(tmp_path))
+        held = NodeMemory(2 * STATE_BYTES, 3 * STATE_BYTES, str(tmp_path))
         for node in range(7):
-            held.put(node, on_device(node))
-        assert held.cost()[1:] == (2 * EIGHT, 3 * EIGHT, 2 * EIGHT)
+            held.store(node, on_device(node))
+        assert held.cost()[1:] == (2 * STATE_BYTES, 3 * STATE_BYTES, 2 * STATE_BYTES)
         assert set(held) == set(range(7))
         assert [isinstance(held.get(node)["a"], There) for node in range(7)] == [False] * 5 + [True] * 2
         assert all(same({n: t.cpu() for n, t in held.get(node).items()}, memory(node)) for node in range(7))
         (folder,) = tmp_path.iterdir()
         assert {path.stem for path in folder.iterdir()} == {"0", "1"}
-        held.put(0, on_device(10))  # back from the disk, as the newest: 5 and 2 move down
-        assert held.cost()[1:] == (2 * EIGHT, 3 * EIGHT, 2 * EIGHT)
+        held.store(0, on_device(10))  # back from the disk, as the newest: 5 and 2 move down
+        assert held.cost()[1:] == (2 * STATE_BYTES, 3 * STATE_BYTES, 2 * STATE_BYTES)
         assert {path.stem for path in folder.iterdir()} == {"1", "2"}
         assert float(held.get(0)["a"][0]) == 10
         held.clear()
@@ -50,10 +50,10 @@ def test_the_longest_unused_moves_down_tier_by_tier(tmp_path):
 
 
 def test_a_memory_is_counted_once_however_often_it_changes(tmp_path):
-    held = NodeMemory(0, 10 * EIGHT, str(tmp_path))
+    held = NodeMemory(0, 10 * STATE_BYTES, str(tmp_path))
     for value in range(5):
-        held.put(3, memory(value))
-    assert held.used == {"device": 0, "host": EIGHT, "disk": 0}
+        held.store(3, memory(value))
+    assert held.used == {"device": 0, "host": STATE_BYTES, "disk": 0}
     assert same(held.get(3), memory(4))
     assert held.get(9) == {}
     assert 9 not in held
@@ -62,8 +62,8 @@ def test_a_memory_is_counted_once_however_often_it_changes(tmp_path):
 def test_without_any_budget_everything_is_on_disk_and_costs_time(tmp_path):
     held = NodeMemory(0, 0, str(tmp_path))
     with accelerator():
-        held.put(1, on_device(5))
-    assert held.used == {"device": 0, "host": 0, "disk": EIGHT}
+        held.store(1, on_device(5))
+    assert held.used == {"device": 0, "host": 0, "disk": STATE_BYTES}
     assert same(held.get(1), memory(5))
     assert held.cost().seconds > 0
     assert held.cost().seconds == 0
@@ -73,7 +73,7 @@ def test_without_any_budget_everything_is_on_disk_and_costs_time(tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
     held = NodeMemory(0, 0, str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"engine\.memory_folder: cannot write"):
-        held.put(1, memory(1))
+        held.store(1, memory(1))
 
 
 def test_a_disk_that_fills_up_is_not_the_users_mistake(tmp_path, monkeypatch):
@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_is_not_the_users_mistake(tmp_path, monkeypatch):
     monkeypatch.setattr(contrafed.engines.client_state, "write", full)
     said = f"^cannot write to {tmp_path} \\(No space left on device\\); go on$"
     with pytest.raises(DiskError, match=said), told_in_one_line(tmp_path / "run", lambda: "go on"):
-        NodeMemory(0, 0, str(tmp_path)).put(1, memory(1))
+        NodeMemory(0, 0, str(tmp_path)).store(1, memory(1))
 
 
 def test_a_containers_limit_is_the_memory_that_there_is(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rig import config_of, given, sized_workspace
+from rig import build_received, config_of, sized_workspace
 from torch.nn.functional import cross_entropy
 
 from contrafed.clients.fedavg import FedAvgClient
@@ -22,17 +22,17 @@ from contrafed.training.client_stack import Memory
 from contrafed.training.losses import cosine
 
 NODES = [[0], [0, 1, 2]]  # alone, and as a stack whose clients take different numbers of steps
-SHORT = {"epochs": 1, "iterations": None, "batch_size": 10}
+SHORT_TRAINING = {"epochs": 1, "iterations": None, "batch_size": 10}
 
 
 def node_half(nodes, strategy="fedavg", **functions):
     """Return a client of ``nodes`` whose method has these ``functions``, and its received tensors."""
-    workspace = sized_workspace(strategy, [20, 12, 24], local=SHORT)
+    workspace = sized_workspace(strategy, [20, 12, 24], local=SHORT_TRAINING)
     kind = type("Mine", (workspace.client_class,), functions)
-    return kind(workspace, nodes), [given(workspace)] * len(nodes)
+    return kind(workspace, nodes), [build_received(workspace)] * len(nodes)
 
 
-def refused(nodes, message, at, ask="update", **functions):
+def assert_refused(nodes, message, at, ask="update", **functions):
     """Assert that a client of ``nodes`` with these ``functions`` reports ``message``, and line ``at`` of the calling file."""
     file = Path(sys._getframe(1).f_code.co_filename).name
     client, received = node_half(nodes, **functions)
@@ -64,7 +64,7 @@ def extra_number(self, params, batch, constants):
     return FedAvgClient.loss(self, params, batch, constants) | {"mine": 3}
 
 
-def detached(self, params, batch, constants):
+def detach_loss(self, params, batch, constants):
     return {"loss": FedAvgClient.loss(self, params, batch, constants)["loss"].detach()}
 
 
@@ -80,7 +80,7 @@ LOSSES = [
     (per_example, "a scalar tensor for each name, not shape (10,) for 'loss'"),
     (extra_per_example, "a scalar tensor for each name, not shape (10,) for 'mine'"),
     (extra_number, "a scalar tensor for each name, not int for 'mine'"),
-    (detached, "a 'loss' with a gradient: this one depends on nothing that is trained"),
+    (detach_loss, "a 'loss' with a gradient: this one depends on nothing that is trained"),
     (whole_numbers, "a floating-point number as 'loss', not torch.int64"),
     (nothing, "a dictionary with 'loss'"),
 ]
@@ -89,7 +89,7 @@ LOSSES = [
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize(("loss", "wanted"), LOSSES)
 def test_a_loss_that_is_none_is_told_which_function_and_why(nodes, loss, wanted):
-    refused(nodes, f"ReturnError: {loss.__name__} must return {wanted}", line_of(loss), loss=loss)
+    assert_refused(nodes, f"ReturnError: {loss.__name__} must return {wanted}", line_of(loss), loss=loss)
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -102,7 +102,7 @@ def test_what_is_sent_is_in_single_or_double_precision(nodes, kind):
 
     function = "test_what_is_sent_is_in_single_or_double_precision.<locals>.local_work"
     message = f"ReturnError: {function} must return model/encoder.stages.0.1.weight in float32 or float64, not {kind}"
-    refused(nodes, message, line_of(local_work), local_work=local_work)
+    assert_refused(nodes, message, line_of(local_work), local_work=local_work)
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -111,13 +111,13 @@ def test_gradients_of_a_loss_that_is_none_are_refused_alike(nodes, loss, wanted)
     """Otherwise a detached loss has gradients of zero, and its author never notices."""
 
     def local_work(self, stack):
-        self.train(stack, loss=partial(FedAvgClient.loss, self), each_step=self.asked)
+        self.train(stack, loss=partial(FedAvgClient.loss, self), each_step=self.compute_gradients)
 
-    def asked(self, now):
+    def compute_gradients(self, now):
         return self.gradients(partial(loss, self), now.stack.params, now.batch, {})
 
     message = f"ReturnError: {loss.__name__} must return {wanted}"
-    refused(nodes, message, line_of(loss), local_work=local_work, asked=asked)
+    assert_refused(nodes, message, line_of(loss), local_work=local_work, compute_gradients=compute_gradients)
 
 
 # ------------------------------------------------------------------------------------------------------------- client state
@@ -150,7 +150,7 @@ def test_what_is_remembered_keeps_its_shape(nodes, value, found):
     wanted = f"mine of shape ({count}, 2), nodes first, not {found.format(n=count)}"
     local_work = method["local_work"]
     message = f"ReturnError: remembering.<locals>.local_work must remember {wanted}"
-    assert refused(nodes, message, line_of(local_work), **method).memories == [{}] * count
+    assert assert_refused(nodes, message, line_of(local_work), **method).memories == [{}] * count
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -183,7 +183,7 @@ def no_dictionary(self, received):
 )
 def test_a_memory_begins_with_tensors(nodes, fresh_memory, wanted):
     message = f"ReturnError: {fresh_memory.__name__} must return {wanted}"
-    refused(nodes, message, line_of(fresh_memory), fresh_memory=fresh_memory)
+    assert_refused(nodes, message, line_of(fresh_memory), fresh_memory=fresh_memory)
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -200,7 +200,7 @@ def test_a_name_that_nodes_do_not_remember_is_told_with_those_that_they_do(nodes
 
     message = f"UnknownNameError: {said}{' choices: counts, means' if begun else ''}"
     at = line_of(local_work, "stack.memory")
-    refused(nodes, message, at, local_work=local_work, fresh_memory=lambda self, received: begun)
+    assert_refused(nodes, message, at, local_work=local_work, fresh_memory=lambda self, received: begun)
 
 
 def test_a_memory_can_be_asked_whether_it_has_a_name():
@@ -261,7 +261,7 @@ def test_parts_to_train_that_there_are_none_of_are_refused(nodes, parts, said):
     def local_work(self, stack):
         self.train(stack, parts=parts)
 
-    refused(nodes, f"TypeError: the parts to train{said}", line_of(local_work, "self.train"), local_work=local_work)
+    assert_refused(nodes, f"TypeError: the parts to train{said}", line_of(local_work, "self.train"), local_work=local_work)
 
 
 def representations(self, features, received):
@@ -281,7 +281,7 @@ def twice(self, features, received):
 def test_scores_are_one_a_class(nodes, scores, found):
     """With other shapes the largest score is not a label, and a few clients' wrong accuracy would replace all."""
     message = f"ReturnError: {scores.__name__} must return scores of shape (3, 10), by example and class, not {found}"
-    refused(nodes, message, line_of(scores), "judge", scores=scores)
+    assert_refused(nodes, message, line_of(scores), "judge", scores=scores)
 
 
 def test_the_accuracy_of_nodes_models_is_that_of_the_nodes_which_answered(capsys):
@@ -333,7 +333,7 @@ def test_what_the_server_sent_is_not_trained(nodes):
         return self.sent(stack)
 
     said = "encoder.stages.0.1.weight is what the node received, which other nodes receive too; clone it"
-    refused(nodes, f"TypeError: train(params=...): {said}", line_of(local_work, "self.train"), local_work=local_work)
+    assert_refused(nodes, f"TypeError: train(params=...): {said}", line_of(local_work, "self.train"), local_work=local_work)
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -345,7 +345,7 @@ def test_a_model_of_its_own_name_is_trained_by_that(nodes):
     said = (
         "TypeError: train(params=...) holds 'own/...', which train(parts=('encoder', 'projector', 'classifier')) does not name"
     )
-    refused(nodes, said, line_of(local_work, "self.train"), local_work=local_work)
+    assert_refused(nodes, said, line_of(local_work, "self.train"), local_work=local_work)
 
 
 @pytest.mark.parametrize("nodes", NODES)

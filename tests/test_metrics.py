@@ -7,7 +7,7 @@ import torch
 from reported import method, write_run
 from rig import config_of
 from sklearn import metrics as sklearn_metrics
-from tiny import TINY
+from tiny import TINY_RUN
 
 from contrafed.config.run_config import check_top
 from contrafed.core.errors import UserError
@@ -16,7 +16,7 @@ from contrafed.report import figures, results, tables
 from contrafed.report.runs import find
 from contrafed.runs.run import run
 
-SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "tracker=none")
+SMALL_RUN = (*TINY_RUN, "num_rounds=2", "participation=full", "engine=local", "tracker=none")
 
 
 def test_scores_are_those_of_another_library():
@@ -55,7 +55,7 @@ def rows_of(folder):
 
 @pytest.mark.parametrize(("strategy", "scope"), [("fedavg", "global"), ("fedper", "personal")])
 def test_runs_record_them_and_nothing_else_changes(tmp_path, strategy, scope):
-    named = (*SMALL, f"strategy={strategy}", "eval_nodes=true")
+    named = (*SMALL_RUN, f"strategy={strategy}", "eval_nodes=true")
     run(config_of(*named, f"output_dir={tmp_path}/plain"))
     summary = run(config_of(*named, "metrics=[accuracy,macro_f1,mcc]", f"output_dir={tmp_path}/more"))
     rows = rows_of(tmp_path / "more")
@@ -72,7 +72,7 @@ def test_runs_record_them_and_nothing_else_changes(tmp_path, strategy, scope):
 
 
 def test_a_stack_gives_the_scores_that_its_nodes_give_alone(tmp_path):
-    named = (*SMALL, "strategy=fedper", "metrics=[macro_f1]")
+    named = (*SMALL_RUN, "strategy=fedper", "metrics=[macro_f1]")
     for size in (1, 6):
         run(config_of(*named, f"engine.stack_size={size}", f"output_dir={tmp_path}/{size}"))
     alone, stacked = ([r for r in rows_of(tmp_path / str(size)) if r["metric"].startswith("macro_f1")] for size in (1, 6))

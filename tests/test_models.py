@@ -24,7 +24,7 @@ from contrafed.training.batches import Batches, draw_dropout
 from contrafed.training.client_stack import Stack
 
 MODELS = sorted(registry.choices("model"))
-SMALL = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
+SMALL_MODELS = ("mlp", "cnn", "cnn_pmfl", "cnn5", "lenet")
 
 
 def settings_of(name, **changes):
@@ -168,7 +168,7 @@ def test_shufflenet_shuffles_channels_between_its_groups():
     assert (x.grad.sum((0, 2, 3)).view(3, 8) > 0).all(1).tolist() == [True, True, False]  # two of its group's channels
 
 
-@pytest.mark.parametrize("name", [*SMALL, "resnet18", "squeezenet", "shufflenet", "mobilenet_v2", "vgg9"])
+@pytest.mark.parametrize("name", [*SMALL_MODELS, "resnet18", "squeezenet", "shufflenet", "mobilenet_v2", "vgg9"])
 def test_a_stack_of_three_equals_one_by_one(name):
     small = {"resnet18": {"width": 4}}.get(name, {})
     model = make(name, 1, 8, **small).double()
@@ -252,7 +252,7 @@ def test_dropout_before_each_hidden_layer_and_the_classifier():
     workspace, params = client.workspace, client.workspace.initial
     assert workspace.model.dropped == ("classifier", "projector.0", "projector.2")
     stack = Stack([0], [workspace.federation.partition.train(0)], 1, params, {}, {})
-    batch = Batches.drawn(workspace, work_of(iterations=1, batch_size=16), stack, "batches").at(0, 1)
+    batch = Batches.draw(workspace, work_of(iterations=1, batch_size=16), stack, "batches").at(0, 1)
     assert {layer: mask.shape[-1] for layer, mask in batch.dropout.items()} == {
         "classifier": 9, "projector.0": 128, "projector.2": 12,
     }  # fmt: skip

@@ -108,7 +108,7 @@ LISTING = (
     "tests/test_privacy.py",
     "tests/test_docs.py",
 )
-CHOSEN = "fednew or look or list or every_method or methods_are or papers or exactly or readme or by_count or links"
+CHOSEN_TESTS = "fednew or look or list or every_method or methods_are or papers or exactly or readme or by_count or links"
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_what_lists_methods_takes_a_new_one(tmp_path, folder, code):
     (tmp_path / folder / "fednew.py").write_text(code)
     (tmp_path / "conf" / "strategy" / "fednew.yaml").write_text(YAMLS[folder])
     (tmp_path / "tests" / "methods" / "test_fednew.py").write_text(TEST)
-    asked = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-vv", *LISTING, "-k", CHOSEN]
+    asked = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-vv", *LISTING, "-k", CHOSEN_TESTS]
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -12,7 +12,7 @@ from contrafed.core import codec
 from contrafed.engines.grid import LocalGrid
 from contrafed.engines.worker import FIRST_NODE_ID
 
-ALL = [0, 1, 2]
+ALL_CLIENTS = [0, 1, 2]
 
 
 class Between:
@@ -55,7 +55,7 @@ def empty(reply):
     return Message(content=RecordDict(), metadata=reply.metadata)
 
 
-def refused(reply):
+def refuse_reply(reply):
     return Message(error=Error(0, "no"), metadata=reply.metadata)
 
 
@@ -65,21 +65,21 @@ def refused(reply):
         (infinite, "not finite"),
         (empty_record, "wrong tensor names"),
         (empty, "malformed content"),
-        (refused, "failed"),
+        (refuse_reply, "failed"),
     ],
 )
 def test_what_is_no_reply_costs_only_itself(what, cause):
     def change(server_round, replies):
         return [replies[0], what(replies[1]), replies[2]] if server_round == 2 else replies
 
-    found, rejected, _ = rounds_of([ALL] * 3, change)
-    assert found == rounds_of([ALL, [0, 2], ALL])[0]
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 3, change)
+    assert found == rounds_of([ALL_CLIENTS, [0, 2], ALL_CLIENTS])[0]
     assert rejected == [{}, {cause: 1}, {}]
 
 
 def test_a_doubled_reply_counts_once():
-    found, rejected, _ = rounds_of([ALL] * 2, lambda server_round, replies: [*replies, replies[1], replies[1]])
-    assert found == rounds_of([ALL] * 2)[0]
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 2, lambda server_round, replies: [*replies, replies[1], replies[1]])
+    assert found == rounds_of([ALL_CLIENTS] * 2)[0]
     assert rejected == [{"not asked for": 2}] * 2
 
 
@@ -91,8 +91,8 @@ def test_a_late_reply_counts_in_no_round():
         late.extend(replies[1:2] if server_round == 1 else ())
         return [replies[0], replies[2]] if server_round == 1 else [*late, *replies]
 
-    found, rejected, _ = rounds_of([ALL] * 2, change)
-    assert found == rounds_of([[0, 2], ALL])[0]
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 2, change)
+    assert found == rounds_of([[0, 2], ALL_CLIENTS])[0]
     assert rejected == [{"no answer": 1}, {"not asked for": 1}]
 
 
@@ -103,29 +103,29 @@ def test_a_reply_to_another_round_in_place_of_its_own_is_none():
         old.extend(replies[1:2] if server_round == 1 else ())
         return [replies[0], old[0], replies[2]] if server_round == 2 else replies
 
-    found, rejected, _ = rounds_of([ALL] * 2, change)
-    assert found == rounds_of([ALL, [0, 2]])[0]
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 2, change)
+    assert found == rounds_of([ALL_CLIENTS, [0, 2]])[0]
     assert rejected == [{}, {"not asked for": 1, "no answer": 1}]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedau", "fedvarp", "pmfl"])
 def test_rounds_in_which_all_nodes_fail_are_rounds_without_replies(name):
     def change(server_round, replies):
-        return [refused(reply) for reply in replies] if server_round in (2, 3) else replies
+        return [refuse_reply(reply) for reply in replies] if server_round in (2, 3) else replies
 
-    found, rejected, _ = rounds_of([ALL] * 4, change, server=name)
-    assert found == rounds_of([ALL, [], [], ALL], server=name)[0]
+    found, rejected, _ = rounds_of([ALL_CLIENTS] * 4, change, server=name)
+    assert found == rounds_of([ALL_CLIENTS, [], [], ALL_CLIENTS], server=name)[0]
     assert rejected == [{}, {"failed": 3}, {"failed": 3}, {}]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "moon"])
 def test_long_silence_changes_nothing_and_nodes_go_on_with_what_they_remember(name):
-    found, rejected, grid = rounds_of([ALL, *[[]] * 60, ALL], name=name)
+    found, rejected, grid = rounds_of([ALL_CLIENTS, *[[]] * 60, ALL_CLIENTS], name=name)
     assert found[0] == found[60]
     assert found[61] != found[60]
     assert not any(rejected)
-    before = rounds_of([ALL], name=name)[2]
-    silent = rounds_of([ALL, *[[]] * 60], name=name)[2]
+    before = rounds_of([ALL_CLIENTS], name=name)[2]
+    silent = rounds_of([ALL_CLIENTS, *[[]] * 60], name=name)[2]
     for node in range(FIRST_NODE_ID, FIRST_NODE_ID + 3):
         assert {n: v.tolist() for n, v in silent.memory.get(node).items()} == {
             n: v.tolist() for n, v in before.memory.get(node).items()

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from rig import config_of
-from tiny import TINY, run_tiny
+from tiny import TINY_RUN, run_tiny
 
 from contrafed.core.errors import RunStopped
 from contrafed.runs import checkpoint
@@ -95,14 +95,14 @@ def test_the_last_checkpoint_before_replies_were_rejected_is_kept(tmp_path, monk
     for node in range(6):
         send_huge(monkeypatch, float("nan"), node, first=3)
     how = ("checkpoint_every=1", "checkpoint_keep=2", "num_rounds=6", "strategy=fedavg", *LOCAL, f"output_dir={tmp_path}/run")
-    run(config_of(*TINY, "participation=full", *how))
-    kept = [int(path.name) for path in checkpoint.numbered(tmp_path / "run" / "checkpoints")]
+    run(config_of(*TINY_RUN, "participation=full", *how))
+    kept = [int(path.name) for path in checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")]
     assert kept == [1, 5, 6]
 
 
 def test_a_checkpoint_has_the_norms(tmp_path):
     folder = f"output_dir={tmp_path}/run"
-    run(config_of(*TINY, "participation=full", "strategy=fedavg", *LOCAL, "checkpoint_every=1", folder))
+    run(config_of(*TINY_RUN, "participation=full", "strategy=fedavg", *LOCAL, "checkpoint_every=1", folder))
     state = checkpoint.find(tmp_path / "run").server()[1]
     assert len(state["recent upload norms"]) == 3 * 6
 

@@ -10,7 +10,15 @@ from rig import config_of, workspace_of
 from contrafed import compose, run
 from contrafed.training.batches import Batches
 
-SMALL = ("num_nodes=4", "model=mlp", "model.hidden=[8]", "participation=full", "num_rounds=2", "engine=local", "tracker=none")
+SMALL_RUN = (
+    "num_nodes=4",
+    "model=mlp",
+    "model.hidden=[8]",
+    "participation=full",
+    "num_rounds=2",
+    "engine=local",
+    "tracker=none",
+)
 NO_STEP = {
     "fedbabu": "strategy.tune_epochs=0",
     "fedavg_ft": "strategy.tune_epochs=0",
@@ -22,7 +30,7 @@ NO_STEP = {
 
 @pytest.mark.parametrize("method", NO_STEP)
 def test_a_phase_without_a_step_may_have_augmentation(tmp_path, method):
-    how = (f"strategy={method}", NO_STEP[method], "strategy.local.augment=[crop,flip]", "dataset.merge_splits=true", *SMALL)
+    how = (f"strategy={method}", NO_STEP[method], "strategy.local.augment=[crop,flip]", "dataset.merge_splits=true", *SMALL_RUN)
     summary = run(compose(*how, f"output_dir={tmp_path}"))
     assert (summary["failures"], summary["replies_rejected"]) == (0, 0)
     rows = (tmp_path / "metrics.csv").read_text().splitlines()
@@ -49,7 +57,7 @@ def test_a_node_that_only_tests_is_judged_after_its_local_work_alone_as_in_a_sta
     for size in (1, 4):
         folder = tmp_path / str(size)
         sizes = (f"engine.stack_size={size}", f"output_dir={folder}")
-        summary = run(compose(f"strategy={method}", *how, "dataset.merge_splits=true", *SMALL, *sizes))
+        summary = run(compose(f"strategy={method}", *how, "dataset.merge_splits=true", *SMALL_RUN, *sizes))
         assert summary["failures"] == 0
         rows.append([row.split(",")[1] for row in (folder / "nodes.csv").read_text().splitlines() if ",accuracy," in row])
     assert rows[0] == rows[1]

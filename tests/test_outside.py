@@ -14,7 +14,7 @@ from contrafed.config.compose import compose_job
 from contrafed.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ("num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "participation=full")
+TINY_RUN = ("num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "participation=full")
 
 NODE = """
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def write(path, text):
     path.write_text(text)
 
 
-def packaged(folder, monkeypatch):
+def write_package(folder, monkeypatch):
     """Yield a folder with the package my_package, which is importable in this process until then."""
     write(folder / "my_package" / "__init__.py", "")
     write(folder / "my_package" / "my_method.py", NODE)
@@ -90,7 +90,7 @@ def home(tmp_path, monkeypatch):
     write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
     write(tmp_path / "yamls" / "strategy" / "server" / "half.yaml", OTHER_RULE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    yield from packaged(tmp_path, monkeypatch)
+    yield from write_package(tmp_path, monkeypatch)
 
 
 def command(home, *arguments):
@@ -98,16 +98,16 @@ def command(home, *arguments):
     return subprocess.run(asked, cwd=home, capture_output=True, text=True, timeout=900)
 
 
-def finished(home, engine):
-    done = command(home, "strategy=mine", f"engine={engine}", *TINY, f"output_dir={home}/{engine}")
+def run_to_end(home, engine):
+    done = command(home, "strategy=mine", f"engine={engine}", *TINY_RUN, f"output_dir={home}/{engine}")
     assert done.returncode == 0, done.stderr
     return (home / engine / "metrics.csv").read_bytes()
 
 
 def test_a_method_from_outside_runs_in_local_and_ray_and_is_repeated_by_its_configuration(home):
-    local = finished(home, "local")
+    local = run_to_end(home, "local")
     assert b"global,fit,loss" in local
-    assert finished(home, "ray") == local
+    assert run_to_end(home, "ray") == local
     stored = OmegaConf.to_container(OmegaConf.load(home / "local" / "config.yaml"))
     from contrafed import run  # a notebook, which knows nothing of the folder
 
@@ -116,13 +116,13 @@ def test_a_method_from_outside_runs_in_local_and_ray_and_is_repeated_by_its_conf
 
 @pytest.mark.slow
 def test_a_method_from_outside_runs_in_flowers_own_runtime(home):
-    assert finished(home, "flower") == finished(home, "local")
+    assert run_to_end(home, "flower") == run_to_end(home, "local")
 
 
 def test_a_rule_from_outside_goes_beside_any_method_that_averages_models(home):
     from contrafed import compose, run
 
-    asked = ("strategy=fedprox", "strategy.server=half", "engine=local", *TINY, f"output_dir={home}/a")
+    asked = ("strategy=fedprox", "strategy.server=half", "engine=local", *TINY_RUN, f"output_dir={home}/a")
     cfg = compose(*asked, config_dir=home / "yamls")
     assert cfg.strategy.share == 0.25
     assert run(cfg)["status"] == "finished"
@@ -164,7 +164,7 @@ def test_choices_from_outside_are_listed_and_offered(home):
     assert "a method of my own" in done.stdout
 
 
-def resolved(home, *overrides):
+def resolve_mine(home, *overrides):
     return resolve_and_try(OmegaConf.to_container(compose_job(["strategy=mine", *overrides], home / "yamls"), resolve=True))
 
 
@@ -183,7 +183,7 @@ def test_mistakes_in_a_yaml_of_ones_own_are_named(home, old, new, said):
     path = home / "yamls" / "strategy" / "mine.yaml"
     write(path, path.read_text().replace(old, new))
     with pytest.raises(UserError) as error:
-        resolved(home)
+        resolve_mine(home)
     assert str(error.value).startswith(said)
 
 
@@ -252,7 +252,7 @@ def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(home, file,
     else:
         write(home / "my_package" / file, text)
     with pytest.raises(UserError, match=message) as error:
-        resolved(home)
+        resolve_mine(home)
     assert "\n" not in str(error.value)
 
 

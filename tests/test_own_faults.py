@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from rig import config_of, digits_run, resolve_and_try
-from test_method_faults import NODES, line_of, refused
-from test_rule_faults import rule, stopped
+from test_method_faults import NODES, assert_refused, line_of
+from test_rule_faults import get_stop, rule
 from torch import nn
 
 from contrafed.clients.fedavg import FedAvgClient
@@ -47,7 +47,7 @@ def resolved_fault(*overrides):
 )
 def test_a_model_is_of_floating_point_numbers(made, said):
     """Others would be cast to the model's type, and rounded or lose their imaginary part."""
-    assert stopped(rule(aggregate=lambda self, model, replies: made(model)))[0].endswith(said)
+    assert get_stop(rule(aggregate=lambda self, model, replies: made(model)))[0].endswith(said)
 
 
 def test_what_a_rule_says_of_its_round_is_not_replaced_by_the_nodes_means():
@@ -84,7 +84,7 @@ def test_what_a_rule_logs_has_a_name_and_numbers(metrics, said):
             getattr(self.round, kind).update(values)
         return self.mean(model, replies)
 
-    assert stopped(rule(aggregate=aggregate))[0].endswith(said)
+    assert get_stop(rule(aggregate=aggregate))[0].endswith(said)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_a_loss_takes_as_constant_is_nodes_first(nodes, value, got):
         self.train(stack, constants={"a": value})
 
     message = f"TypeError: constants['a'] must be nodes first, ({len(nodes)}, ...), not {got}"
-    refused(nodes, message, line_of(local_work, "self.train"), local_work=local_work)
+    assert_refused(nodes, message, line_of(local_work, "self.train"), local_work=local_work)
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,16 @@ def test_what_a_loss_takes_as_constant_is_nodes_first(nodes, value, got):
 )
 @pytest.mark.parametrize("nodes", NODES)
 def test_what_each_step_gives_is_nodes_first(nodes, value, wanted):
-    def given(self, now):
+    def give_value(self, now):
         return value
 
     def local_work(self, stack):
         self.train(stack, each_step=self.given)
 
-    message = f"ReturnError: test_what_each_step_gives_is_nodes_first.<locals>.given must return {wanted.format(n=len(nodes))}"
-    refused(nodes, message, line_of(given), local_work=local_work, given=given)
+    message = (
+        f"ReturnError: test_what_each_step_gives_is_nodes_first.<locals>.give_value must return {wanted.format(n=len(nodes))}"
+    )
+    assert_refused(nodes, message, line_of(give_value), local_work=local_work, given=give_value)
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -238,7 +240,7 @@ def test_models_to_be_judged_by_are_whole(nodes, models, wanted):
         return {"model": models(stack)}
 
     message = f"ReturnError: test_models_to_be_judged_by_are_whole.<locals>.judged must return {wanted.format(n=len(nodes))}"
-    refused(nodes, message, line_of(judged), "judge", judged=judged)
+    assert_refused(nodes, message, line_of(judged), "judge", judged=judged)
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -248,7 +250,7 @@ def test_a_memory_is_of_what_a_checkpoint_can_hold(nodes):
 
     function = "test_a_memory_is_of_what_a_checkpoint_can_hold.<locals>.fresh_memory"
     message = f"ReturnError: {function} must return what a checkpoint can hold, not complex64 for 'mine'"
-    refused(nodes, message, line_of(fresh_memory), fresh_memory=fresh_memory)
+    assert_refused(nodes, message, line_of(fresh_memory), fresh_memory=fresh_memory)
 
 
 # ---------------------------------------------------------------------------------------------- models, patterns, partitions
@@ -258,7 +260,7 @@ def another_part(model):
     model.head = nn.Linear(2, 2)
 
 
-def tied(model):
+def tie_projector(model):
     model.projector = nn.Sequential(model.classifier)
 
 
@@ -270,7 +272,7 @@ def fixed(model):
     ("change", "said"),
     [
         (another_part, "without parameters beside encoder, projector, classifier, got head.weight"),
-        (tied, "that has each parameter once, got classifier.weight, which it has by another name too"),
+        (tie_projector, "that has each parameter once, got classifier.weight, which it has by another name too"),
         (fixed, "whose parameters require a gradient, got classifier.bias; what trains is for a method to say (parts=)"),
     ],
 )

@@ -21,15 +21,15 @@ def npz(tmp_path, **arrays):
     return str(path)
 
 
-GOOD = {"x": np.zeros((20, 8, 9, 3), dtype=np.uint8), "y": np.arange(20) % 4}
+GOOD_IMAGES = {"x": np.zeros((20, 8, 9, 3), dtype=np.uint8), "y": np.arange(20) % 4}
 
 
 def test_npz_keeps_pixels_labels_and_split(tmp_path):
     rng = np.random.default_rng(0)
     x, split = rng.integers(0, 256, (20, 8, 9, 3), dtype=np.uint8), np.arange(20) % 2
-    data = load_images(settings_of("npz", path=npz(tmp_path, x=x, y=GOOD["y"], split=split)))
+    data = load_images(settings_of("npz", path=npz(tmp_path, x=x, y=GOOD_IMAGES["y"], split=split)))
     assert torch.equal(data.x[7, 2], torch.from_numpy(x[7, :, :, 2].copy()))
-    assert data.y.tolist() == GOOD["y"].tolist()
+    assert data.y.tolist() == GOOD_IMAGES["y"].tolist()
     assert data.test.tolist() == split.astype(bool).tolist()
     assert data.num_classes == 4
 
@@ -50,29 +50,29 @@ def nan_pixel():
 @pytest.mark.parametrize(
     ("arrays", "changes", "message"),
     [
-        ({"x": GOOD["x"]}, {}, "has no array 'y'; it holds: x"),
-        ({"y": GOOD["y"]}, {}, "has no array 'x'; it holds: y"),
-        ({**GOOD, "y": GOOD["y"] - 1}, {}, r"labels must be in 0\.\.2, found -1\.\.2"),
-        ({**GOOD, "y": GOOD["y"] + 1}, {"num_classes": 4}, r"labels must be in 0\.\.3, found 1\.\.4"),
-        ({**GOOD, "y": GOOD["y"] * 10_000}, {}, "largest label is 30000 though only 4 occur"),
-        ({**GOOD, "y": GOOD["y"] / 2}, {}, "labels y must be whole numbers"),
-        ({**GOOD, "y": GOOD["y"][:, None]}, {}, "labels y must be whole numbers"),
-        ({**GOOD, "x": nan_pixel()}, {}, "1 pixels of x are NaN or infinite"),
-        ({**GOOD, "x": np.full((20, 8, 8), 3.0)}, {}, r"must be in \[0, 1\], found 3\.\.3"),
-        ({**GOOD, "x": np.zeros((20, 8, 8), dtype=np.int32)}, {}, "x must be uint8, or float"),
-        ({**GOOD, "x": np.zeros((20, 8), dtype=np.uint8)}, {}, r"must be uint8 \(N,H,W\)"),
-        ({**GOOD, "x": np.zeros((20, 7, 8), dtype=np.uint8)}, {}, "at least 8x8 .* got 7x8 with 1"),
-        ({**GOOD, "x": np.zeros((20, 8, 8, 4), dtype=np.uint8)}, {}, "got 8x8 with 4"),
-        ({**GOOD, "y": GOOD["y"][:19]}, {}, "20 images, 19 labels"),
-        ({**GOOD, "split": np.full(20, 2)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \[2\]"),
-        ({**GOOD, "split": np.array(["train"] * 20)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \['train'\]"),
-        ({**GOOD, "splits": np.zeros(20)}, {}, "unknown array 'splits', did you mean 'split'"),
-        ({**GOOD, "names": np.zeros(4)}, {}, "unknown array 'names'; choices: split, x, y"),
-        ({**GOOD, "split": np.zeros((20, 1))}, {}, r"one mark per image \(N,\), got \(20, 1\)"),
-        ({**GOOD, "split": np.zeros(19)}, {}, "20 images, 20 labels and 19 split marks"),
-        ({**GOOD, "split": np.ones(20)}, {}, "training split is empty"),
+        ({"x": GOOD_IMAGES["x"]}, {}, "has no array 'y'; it holds: x"),
+        ({"y": GOOD_IMAGES["y"]}, {}, "has no array 'x'; it holds: y"),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] - 1}, {}, r"labels must be in 0\.\.2, found -1\.\.2"),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] + 1}, {"num_classes": 4}, r"labels must be in 0\.\.3, found 1\.\.4"),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] * 10_000}, {}, "largest label is 30000 though only 4 occur"),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"] / 2}, {}, "labels y must be whole numbers"),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"][:, None]}, {}, "labels y must be whole numbers"),
+        ({**GOOD_IMAGES, "x": nan_pixel()}, {}, "1 pixels of x are NaN or infinite"),
+        ({**GOOD_IMAGES, "x": np.full((20, 8, 8), 3.0)}, {}, r"must be in \[0, 1\], found 3\.\.3"),
+        ({**GOOD_IMAGES, "x": np.zeros((20, 8, 8), dtype=np.int32)}, {}, "x must be uint8, or float"),
+        ({**GOOD_IMAGES, "x": np.zeros((20, 8), dtype=np.uint8)}, {}, r"must be uint8 \(N,H,W\)"),
+        ({**GOOD_IMAGES, "x": np.zeros((20, 7, 8), dtype=np.uint8)}, {}, "at least 8x8 .* got 7x8 with 1"),
+        ({**GOOD_IMAGES, "x": np.zeros((20, 8, 8, 4), dtype=np.uint8)}, {}, "got 8x8 with 4"),
+        ({**GOOD_IMAGES, "y": GOOD_IMAGES["y"][:19]}, {}, "20 images, 19 labels"),
+        ({**GOOD_IMAGES, "split": np.full(20, 2)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \[2\]"),
+        ({**GOOD_IMAGES, "split": np.array(["train"] * 20)}, {}, r"split must be 0 \(train\) or 1 \(test\), found \['train'\]"),
+        ({**GOOD_IMAGES, "splits": np.zeros(20)}, {}, "unknown array 'splits', did you mean 'split'"),
+        ({**GOOD_IMAGES, "names": np.zeros(4)}, {}, "unknown array 'names'; choices: split, x, y"),
+        ({**GOOD_IMAGES, "split": np.zeros((20, 1))}, {}, r"one mark per image \(N,\), got \(20, 1\)"),
+        ({**GOOD_IMAGES, "split": np.zeros(19)}, {}, "20 images, 20 labels and 19 split marks"),
+        ({**GOOD_IMAGES, "split": np.ones(20)}, {}, "training split is empty"),
         ({"x": np.zeros((0, 8, 8), dtype=np.uint8), "y": np.zeros(0, dtype=int)}, {}, "training split is empty"),
-        ({**GOOD, "y": np.zeros(20, dtype=int)}, {}, "at least 2 classes, found 1"),
+        ({**GOOD_IMAGES, "y": np.zeros(20, dtype=int)}, {}, "at least 2 classes, found 1"),
     ],
 )
 def test_npz_faults_are_one_line(tmp_path, arrays, changes, message):
@@ -83,7 +83,7 @@ def test_npz_faults_are_one_line(tmp_path, arrays, changes, message):
 
 
 def test_lists_and_tensors_are_images_too():
-    x, y, test = GOOD["x"], GOOD["y"], np.arange(20) < 5
+    x, y, test = GOOD_IMAGES["x"], GOOD_IMAGES["y"], np.arange(20) < 5
     expected = make_images(x, y, test, owner=y)
     for kind in (np.ndarray.tolist, torch.from_numpy):
         found = make_images(x, kind(y), kind(test), owner=kind(y))
@@ -96,7 +96,7 @@ def test_lists_and_tensors_are_images_too():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": GOOD["x"].tolist()}, "images must be uint8 .* got int64"),
+        ({"x": GOOD_IMAGES["x"].tolist()}, "images must be uint8 .* got int64"),
         ({"x": [[1], [2, 3]]}, "images, labels, split and owners must be arrays: .*inhomogeneous"),
         ({"y": list("abcd" * 5)}, r"labels y must be whole numbers \(N,\), got <U1"),
         ({"test": ["train"] * 20}, "the split must be True where an image is for testing, got <U5"),
@@ -105,7 +105,7 @@ def test_lists_and_tensors_are_images_too():
 )
 def test_lists_of_something_else_are_one_line(changes, message):
     with pytest.raises(UserError, match=message) as error:
-        make_images(**{**GOOD, "test": np.zeros(20, dtype=bool), **changes})
+        make_images(**{**GOOD_IMAGES, "test": np.zeros(20, dtype=bool), **changes})
     assert "\n" not in str(error.value)
 
 
@@ -123,7 +123,7 @@ def test_files_that_are_no_npz(tmp_path):
     np.save(tmp_path / "bare.npy", np.zeros(3))
     with pytest.raises(UserError, match="no readable npz file"):
         load_images(settings_of("npz", path=str(tmp_path / "bare.npy")))
-    np.savez_compressed(tmp_path / "damaged.npz", **GOOD)
+    np.savez_compressed(tmp_path / "damaged.npz", **GOOD_IMAGES)
     content = bytearray((tmp_path / "damaged.npz").read_bytes())
     content[60:90] = bytes(30)
     (tmp_path / "damaged.npz").write_bytes(content)
@@ -185,7 +185,7 @@ def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, parts):
 
 
 def test_labels_count_from_zero(tmp_path):
-    path = npz(tmp_path, x=GOOD["x"], y=GOOD["y"] + 1)
+    path = npz(tmp_path, x=GOOD_IMAGES["x"], y=GOOD_IMAGES["y"] + 1)
     with pytest.raises(UserError, match="labels count from 0, found 1..4: number them anew, or set dataset.num_classes"):
         load_images(settings_of("npz", path=path))
     assert load_images(settings_of("npz", path=path, num_classes=5)).num_classes == 5

@@ -46,18 +46,18 @@ def home(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def changed(home, group, old, new):
+def change_part(home, group, old, new):
     path = home / "parts" / f"{PARTS[group]}.py"
     assert re.search(old, path.read_text(), re.S)
     path.write_text(re.sub(old, new, path.read_text(), flags=re.S))
 
 
-def resolved(home, group, *overrides):
+def make_run(home, group, *overrides):
     chosen = (f"{group}={PARTS[group]}", "num_nodes=4", "strategy=fedavg", *overrides)
     return resolve_and_try(OmegaConf.to_container(compose_job(list(chosen), home / "yamls"), resolve=True))
 
 
-def said(found):
+def read_message(found):
     assert "\n" not in str(found.value)
     return str(found.value)
 
@@ -194,10 +194,10 @@ def said(found):
     ],
 )
 def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, group, old, new, message):
-    changed(home, group, old, new)
+    change_part(home, group, old, new)
     with pytest.raises(UserError) as found:
-        resolved(home, group)
-    assert said(found) == message.replace("{home}", str(home))
+        make_run(home, group)
+    assert read_message(found) == message.replace("{home}", str(home))
 
 
 @pytest.mark.parametrize(
@@ -229,13 +229,13 @@ def test_code_that_lacks_something_is_one_line_before_anything_is_loaded(home, g
     ],
 )
 def test_what_code_returns_is_looked_at_when_data_are_loaded(home, group, old, new, message):
-    assert load_federation(resolved(home, group).node).num_nodes == 4
+    assert load_federation(make_run(home, group).node).num_nodes == 4
     for name in [name for name in sys.modules if name.split(".")[0] == "parts"]:
         del sys.modules[name]
-    changed(home, group, old, new)
+    change_part(home, group, old, new)
     with pytest.raises(UserError) as found:
-        load_federation(resolved(home, group).node)
-    assert message in said(found)
+        load_federation(make_run(home, group).node)
+    assert message in read_message(found)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ def test_what_code_returns_is_looked_at_when_data_are_loaded(home, group, old, n
     ],
 )
 def test_a_pattern_that_returns_no_marks_is_one_line(home, old, new, got):
-    changed(home, "participation", old, new)
+    change_part(home, "participation", old, new)
     with pytest.raises(UserError) as found:
-        resolved(home, "participation")
-    assert said(found) == f"Shifts.available must return (4,) bool, {got}"
+        make_run(home, "participation")
+    assert read_message(found) == f"Shifts.available must return (4,) bool, {got}"
 
 
 def test_a_channel_axis_that_comes_first_is_named():
@@ -258,7 +258,7 @@ def test_a_channel_axis_that_comes_first_is_named():
     with pytest.raises(UserError) as found:
         make_images(np.zeros((20, 3, 32, 40), np.uint8), y, test)
     wanted = "images must be at least 8x8 with 1 or 3 channels"
-    assert said(found) == f"{wanted}, got 3x32 with 40; channels come last: x.transpose(0, 2, 3, 1)"
+    assert read_message(found) == f"{wanted}, got 3x32 with 40; channels come last: x.transpose(0, 2, 3, 1)"
     assert make_images(np.zeros((20, 3, 32, 40), np.uint8).transpose(0, 2, 3, 1), y, test).x.shape == (20, 3, 32, 40)
     for shape in ((20, 3, 32, 3), (20, 32, 32, 5)):
         with pytest.raises(UserError, match=r"got \d+x32 with \d$"):
@@ -283,8 +283,8 @@ def test_torchs_data_sets_are_stacked():
 
 
 def test_nodes_share_examples_by_lazy(home):
-    changed(home, "partition", r"def split.*?\n\n\n", f"{piece('lazy')}\n\n")
-    run = resolved(home, "partition", "num_nodes=3").node
+    change_part(home, "partition", r"def split.*?\n\n\n", f"{piece('lazy')}\n\n")
+    run = make_run(home, "partition", "num_nodes=3").node
     partition = load_federation(run).partition
     parts = [set(partition.train(node).tolist()) for node in range(3)]
     common = parts[0] & parts[1]
@@ -292,7 +292,7 @@ def test_nodes_share_examples_by_lazy(home):
     assert parts[0] & parts[2] == parts[1] & parts[2] == common
     assert partition.test_sizes.tolist() == [0, 0, 0]
     with pytest.raises(UserError, match="has no partition.test_fraction"):
-        load_federation(resolved(home, "partition", "num_nodes=3", "partition.test_fraction=0.2").node)
+        load_federation(make_run(home, "partition", "num_nodes=3", "partition.test_fraction=0.2").node)
 
 
 @pytest.mark.parametrize(
@@ -300,18 +300,18 @@ def test_nodes_share_examples_by_lazy(home):
 )
 def test_what_lazy_returns_is_looked_at_too(home, returned, got):
     text = piece("lazy").replace("return Partition(train, [pool[:0]] * num_nodes, y, num_classes)", f"return {returned}")
-    changed(home, "partition", r"def split.*?\n\n\n", f"{text}\n\n")
+    change_part(home, "partition", r"def split.*?\n\n\n", f"{text}\n\n")
     with pytest.raises(UserError) as found:
-        load_federation(resolved(home, "partition").node)
+        load_federation(make_run(home, "partition").node)
     wanted = "parts.sorted_labels.lazy must return a contrafed.data.partition.Partition of 4 nodes"
-    assert said(found) == f"partition=sorted_labels: {wanted}, {got}"
+    assert read_message(found) == f"partition=sorted_labels: {wanted}, {got}"
 
 
 def test_what_explicit_returns_is_looked_at_too(home):
     body = "held = np.arange(8).reshape(4, 2)\n    return list(held), list(held[:, 1:])"
-    changed(home, "partition", r"def split.*?\n\n\n", f"def explicit(config, test, num_nodes):\n    {body}\n\n\n")
+    change_part(home, "partition", r"def split.*?\n\n\n", f"def explicit(config, test, num_nodes):\n    {body}\n\n\n")
     with pytest.raises(UserError, match="explicit must return no position twice; node 0 has 3, of which 2 distinct"):
-        load_federation(resolved(home, "partition").node)
+        load_federation(make_run(home, "partition").node)
 
 
 def test_a_backbone_is_one_stage_and_dropout_a_rate(home):
@@ -319,8 +319,8 @@ def test_a_backbone_is_one_stage_and_dropout_a_rate(home):
         "def Backbone(channels):\n"
         "    return nn.Sequential(nn.Conv2d(channels, 128, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n\n\n"
     )
-    changed(home, "model", r"def build.*", backbone + piece("build"))
-    model = Workspace(resolved(home, "model", "model.width=32").node).model  # a new width, as outlines are cached
+    change_part(home, "model", r"def build.*", backbone + piece("build"))
+    model = Workspace(make_run(home, "model", "model.width=32").node).model  # a new width, as outlines are cached
     assert (model.embedding_size, model.dropout, model.dropped) == (128, 0.2, ("classifier",))
 
 
@@ -337,13 +337,13 @@ def test_both_halves_in_one_file_are_one_method_with_its_plain_name(home):
 
 
 def test_shifts_are_as_the_page_says(home):
-    pattern = make_participation(resolved(home, "participation").participation, None, 4, seed=0)
+    pattern = make_participation(make_run(home, "participation").participation, None, 4, seed=0)
     assert [pattern.participants(t).tolist() for t in (1, 2, 3)] == [[0, 2], [1, 3], [0, 2]]
 
 
 @pytest.mark.parametrize("group", ["model", "dataset"])
 def test_the_command_says_it_in_one_line_too(home, group):
-    changed(home, group, r"def (build|load)", "def nothing")
+    change_part(home, group, r"def (build|load)", "def nothing")
     asked = [sys.executable, str(ROOT / "main.py"), "--config-dir=yamls", f"{group}={PARTS[group]}", "engine=local"]
     env = os.environ | {"PYTHONPATH": str(home)}
     done = subprocess.run(asked, cwd=home, capture_output=True, text=True, env=env, timeout=300)
@@ -389,8 +389,8 @@ def test_a_method_that_returns_something_else_is_told_which_function_and_where(h
         client.update(received, 1)
     line = 1 + next(i for i, text in enumerate(NODE.splitlines()) if "def loss" in text)
     line += body[: body.index(f"def {message.split()[0]}")].count("\n")
-    assert said(found).endswith(f"ReturnError: MyClient.{message} (my_package/my_method.py, line {line})")
-    assert said(found).startswith(f"node {', '.join(map(str, client.nodes))}, round 1, step ")
+    assert read_message(found).endswith(f"ReturnError: MyClient.{message} (my_package/my_method.py, line {line})")
+    assert read_message(found).startswith(f"node {', '.join(map(str, client.nodes))}, round 1, step ")
 
 
 def test_models_to_be_judged_by_must_be_returned_too(home):

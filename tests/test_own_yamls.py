@@ -4,7 +4,7 @@ import importlib.util
 import time
 
 import pytest
-from test_outside import METHOD, OTHER_RULE, packaged, write
+from test_outside import METHOD, OTHER_RULE, write, write_package
 
 from contrafed.config.compose import compose_job
 from contrafed.core import registry
@@ -12,17 +12,17 @@ from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError
 
 OWN_RULE = METHOD.replace("server: my_package.my_rule\n", "")
-AVERAGED = OWN_RULE.replace("_local@local,", "_local@local, server: fedavg,").replace("share: 0.5\n", "")
+AVERAGED_METHOD = OWN_RULE.replace("_local@local,", "_local@local, server: fedavg,").replace("share: 0.5\n", "")
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """Return a folder with the package my_package and the YAMLs yamls/."""
-    write(tmp_path / "yamls" / "strategy" / "mine.yaml", AVERAGED)
-    yield from packaged(tmp_path, monkeypatch)
+    write(tmp_path / "yamls" / "strategy" / "mine.yaml", AVERAGED_METHOD)
+    yield from write_package(tmp_path, monkeypatch)
 
 
-def said(folder, *overrides):
+def get_error_line(folder, *overrides):
     with pytest.raises(UserError) as found:
         compose_job(list(overrides), folder)
     assert "\n" not in str(found.value)
@@ -50,8 +50,8 @@ def said(folder, *overrides):
     ],
 )
 def test_a_yaml_without_its_module_says_how_to_name_one(home, old, new, message):
-    write(home / "yamls" / "strategy" / "mine.yaml", AVERAGED.replace(old, new))
-    assert said(home / "yamls", "strategy=mine") == f"strategy=mine: {message}"
+    write(home / "yamls" / "strategy" / "mine.yaml", AVERAGED_METHOD.replace(old, new))
+    assert get_error_line(home / "yamls", "strategy=mine") == f"strategy=mine: {message}"
 
 
 def test_a_yaml_for_one_of_our_modules_needs_no_package(home):
@@ -84,15 +84,15 @@ def test_our_own_choices_have_their_modules_where_they_are_looked_for(group):
     ],
 )
 def test_a_yaml_where_none_is_looked_for_is_found(home, folder, file, message):
-    write(home / "yamls" / file, AVERAGED.replace("name: mine", "name: other"))
+    write(home / "yamls" / file, AVERAGED_METHOD.replace("name: mine", "name: other"))
     message = message.format(home=home, file=home / "yamls" / file)
-    assert said(home / folder, "strategy=other").startswith(message)
+    assert get_error_line(home / folder, "strategy=other").startswith(message)
 
 
 def test_a_rule_in_the_wrong_folder_is_found_too(home):
     write(home / "yamls" / "server" / "half.yaml", OTHER_RULE)
     expected = f"is looked for in {home}/yamls/strategy/server/half.yaml, but it is {home}/yamls/server/half.yaml"
-    assert said(home / "yamls", "strategy=mine", "strategy.server=half") == f"strategy.server=half {expected}"
+    assert get_error_line(home / "yamls", "strategy=mine", "strategy.server=half") == f"strategy.server=half {expected}"
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_rule_in_the_wrong_folder_is_found_too(home):
     ],
 )
 def test_a_misspelt_default_is_named_with_the_nearest(home, old, new, message):
-    write(home / "yamls" / "strategy" / "mine.yaml", AVERAGED.replace(old, new))
-    assert said(home / "yamls", "strategy=mine") == f"cannot compose the configuration: {message}"
+    write(home / "yamls" / "strategy" / "mine.yaml", AVERAGED_METHOD.replace(old, new))
+    assert get_error_line(home / "yamls", "strategy=mine") == f"cannot compose the configuration: {message}"
 
 
 def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_else_is_broken(home):
@@ -119,7 +119,7 @@ def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_els
     for name, text in {"a": "name: [", "b": "defaults: [b, '', null, 3]", "c": "- 1", "d": "defaults: 3"}.items():
         write(home / "yamls" / "strategy" / f"broken_{name}.yaml", text)
     began = time.perf_counter()
-    found = said(home / "yamls", "strategy=mine", "strategy.server=fedavgm")
+    found = get_error_line(home / "yamls", "strategy=mine", "strategy.server=fedavgm")
     assert time.perf_counter() - began < 5
     assert found.startswith("strategy.server: strategy=mine ")
 
@@ -146,7 +146,7 @@ def test_a_rule_beside_a_method_that_has_its_own_is_refused_at_once_whatever_els
 )
 def test_a_slip_in_an_experiment_of_ones_own_is_one_line(home, text, message):
     write(home / "yamls" / "experiment" / "mine.yaml", f"# @package _global_\n{text}\n")
-    assert said(home / "yamls", "experiment=mine") == message
+    assert get_error_line(home / "yamls", "experiment=mine") == message
 
 
 def test_a_case_of_an_experiment_whose_keys_were_deleted_sets_nothing(home):

@@ -23,7 +23,7 @@ def is_drawn(experiment):
     return bool(plot) and plot.get("kind", "curves") in plots.KINDS
 
 
-def sampled(experiment):
+def sample_jobs(experiment):
     """Return jobs of a grid with every method, and the first and last value of every other axis."""
     asked = []
     for name, axis in read_grid(experiment).items():
@@ -67,7 +67,7 @@ def leave(folder, config):
 @pytest.mark.parametrize("experiment", [name for name in registry.choices("experiment") if is_drawn(name)])
 def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment, monkeypatch):
     monkeypatch.setattr(pictures, "draw", lambda *_: None)
-    for number, job in enumerate(sampled(experiment)):
+    for number, job in enumerate(sample_jobs(experiment)):
         leave(tmp_path / f"{number}", OmegaConf.to_container(compose_job(job), resolve=True))
     runs = find([tmp_path])
     for run in runs:
@@ -79,7 +79,7 @@ def test_an_experiments_own_plot_shows_its_runs(tmp_path, experiment, monkeypatc
     for which, metric in enumerate(metrics):
         for run in runs:
             figure_data.add(into := {}, shape, figure_data.metrics_of(run)[which], run, runs, figure_data.place_of(run, plot))
-            alone = metric in figure_data.BESIDE and figure_data.beside(run, runs, metric) is None
+            alone = metric in figure_data.BASELINE_OF_METRIC and figure_data.beside(run, runs, metric) is None
             assert bool(into) != alone, (run.config["strategy"]["name"], metric)
     assert len(figures.of_papers(runs)) == len(metrics)
 

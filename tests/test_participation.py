@@ -16,12 +16,12 @@ from contrafed.partitions.participation.markovian import transitions
 
 
 @functools.cache
-def composed(name):
+def compose_participation(name):
     return config_of(f"participation={name}")["participation"]
 
 
 def settings_of(name, **changes):
-    return choose("participation", composed(name) | changes)
+    return choose("participation", compose_participation(name) | changes)
 
 
 def heterogeneous(beta, mean_probability, floor, scaling):
@@ -389,7 +389,7 @@ def test_faulty_settings_are_one_line(name, changes, message):
 
 @pytest.mark.parametrize("name", ["full", "uniform", "bernoulli", "markovian", "cyclic", "arrival"])
 def test_no_default_is_hidden_in_the_code(name):
-    settings = composed(name)
+    settings = compose_participation(name)
     choose("participation", settings)
     for key in set(settings) - {"name"}:
         with pytest.raises(UserError, match=f"participation.{key} is missing"):

@@ -10,7 +10,7 @@ from contrafed.core.errors import UserError
 from contrafed.data.checks import check
 from contrafed.data.partition import keep_stratified, make_partition
 
-DRAWN = [
+DRAWN_PARTITIONS = [
     ("iid", {}),
     ("dirichlet", {}),
     ("dirichlet", {"scheme": "per_class"}),
@@ -23,7 +23,7 @@ DRAWN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes"), DRAWN)
+@pytest.mark.parametrize(("name", "changes"), DRAWN_PARTITIONS)
 def test_partitions_are_disjoint_in_range_and_a_function_of_the_seed(name, changes):
     data = data_of(test=300)
     part = make(name, data=data, **changes)

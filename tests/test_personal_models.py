@@ -11,31 +11,31 @@ from rig import config_of
 from contrafed.core.errors import UserError
 from contrafed.runs.run import run
 
-SAVED = (
+SAVED_RUN = (
     "engine=local", "num_nodes=6", "num_rounds=2", "eval_every=1", "participation=uniform", "participation.select=2",
     "model=mlp", "model.hidden=[8]", "model.projection=[5]", "dataset.merge_splits=true",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finish_run(tmp_path_factory):
     """Return the folder and summary of a method's run whose clients saved their models, made once."""
 
     @cache
-    def made(name):
+    def make_run(name):
         folder = tmp_path_factory.mktemp(name) / "run"
         epochs = ["strategy.head_epochs=3"] if name in ("mpfedcon", "fedrep") else []
-        return folder, run(config_of(f"strategy={name}", *SAVED, *epochs, "save_personal=true", f"output_dir={folder}"))
+        return folder, run(config_of(f"strategy={name}", *SAVED_RUN, *epochs, "save_personal=true", f"output_dir={folder}"))
 
-    return made
+    return make_run
 
 
 @pytest.mark.parametrize("name", ["mpfedcon", "fedrep"])
-def test_the_last_evaluation_refits_every_head_and_reports_it_by_itself(tmp_path, finished, name):
+def test_the_last_evaluation_refits_every_head_and_reports_it_by_itself(tmp_path, finish_run, name):
     """A client that never participated has a trained head only there, which no other number includes."""
-    folder, refitted = finished(name)
+    folder, refitted = finish_run(name)
     changes = ("strategy.head_epochs=3", "strategy.eval_head_refresh=false", f"output_dir={tmp_path}/run")
-    plain = run(config_of(f"strategy={name}", *SAVED, *changes))
+    plain = run(config_of(f"strategy={name}", *SAVED_RUN, *changes))
     assert refitted["status"] == plain["status"] == "finished"
     with open(folder / "metrics.csv") as file:
         values = {(int(r["round"]), r["metric"]): float(r["value"]) for r in csv.DictReader(file) if r["scope"] == "personal"}
@@ -49,8 +49,8 @@ def test_the_last_evaluation_refits_every_head_and_reports_it_by_itself(tmp_path
 
 @pytest.mark.parametrize("name", ["mpfedcon", "fedproto", "fedcrl", "local"])
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
-def test_saved_personal_models_score_what_they_scored(tmp_path, finished, name, engine):
-    folder, first = finished(name)
+def test_saved_personal_models_score_what_they_scored(tmp_path, finish_run, name, engine):
+    folder, first = finish_run(name)
     assert sorted(p.name for p in (folder / "personal").iterdir()) == [f"{n}.safetensors" for n in range(6)]
     again = run(config_of(f"evaluate_only={folder}", f"engine={engine}", f"output_dir={tmp_path}/again"))
     for key in ("personal_accuracy_mean", "personal_accuracy_std", "method"):
@@ -66,7 +66,7 @@ def test_saving_changes_no_number_even_for_a_node_without_training_data(tmp_path
     file = tmp_path / "nodes.json"
     file.write_text(json.dumps({"train": [list(range(60)), list(range(60, 90)), []], "test": [[100, 101], [102], [103, 104]]}))
     part = ("num_nodes=3", "partition=file", f"partition.path={file}", "participation=full")
-    shape = [o for o in SAVED if not o.startswith(("participation", "num_nodes"))]
+    shape = [o for o in SAVED_RUN if not o.startswith(("participation", "num_nodes"))]
     logs = []
     for save in (False, True):
         folder = tmp_path / str(save)
@@ -85,7 +85,7 @@ def test_saving_changes_no_number_even_for_a_node_without_training_data(tmp_path
 def test_nodes_that_never_train_have_saved_models_whether_or_not_they_were_scored(tmp_path):
     shape = (
         "strategy=fedrep",
-        *SAVED,
+        *SAVED_RUN,
         "held_out_nodes=2",
         "eval_nodes=false",
         "save_personal=true",
@@ -99,20 +99,20 @@ def test_nodes_that_never_train_have_saved_models_whether_or_not_they_were_score
 
 
 def test_a_saved_global_model_scores_what_it_scored(tmp_path):
-    first = run(config_of("strategy=fedavg", *SAVED, "dataset.merge_splits=false", f"output_dir={tmp_path}/run"))
+    first = run(config_of("strategy=fedavg", *SAVED_RUN, "dataset.merge_splits=false", f"output_dir={tmp_path}/run"))
     again = run(config_of(f"evaluate_only={tmp_path}/run", "engine=local", f"output_dir={tmp_path}/again"))
     assert again["accuracy_final"] == first["accuracy_final"]
 
 
-def test_mistakes_about_saved_models_are_one_line(tmp_path, finished):
+def test_mistakes_about_saved_models_are_one_line(tmp_path, finish_run):
     with pytest.raises(UserError, match="save_personal: strategy=fedavg has no personal models"):
-        run(config_of("strategy=fedavg", *SAVED, "save_personal=true", f"output_dir={tmp_path}/run"))
+        run(config_of("strategy=fedavg", *SAVED_RUN, "save_personal=true", f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="there is no config.yaml in .*nowhere; give the folder of a finished run"):
         run(config_of("evaluate_only=nowhere"))
     with pytest.raises(UserError, match="so that seed, strategy.local.lr cannot be set beside it"):
         config_of("evaluate_only=nowhere", "seed=1", "strategy.local.lr=1", "engine=local")
-    shutil.copytree(finished("fedcrl")[0], tmp_path / "bare", ignore=shutil.ignore_patterns("personal"))
+    shutil.copytree(finish_run("fedcrl")[0], tmp_path / "bare", ignore=shutil.ignore_patterns("personal"))
     with pytest.raises(UserError, match="no personal model of node 0 in .*; the run needs save_personal=true"):
         run(config_of(f"evaluate_only={tmp_path}/bare", "engine=local", f"output_dir={tmp_path}/again"))
 

@@ -16,7 +16,7 @@ from contrafed.data.federation import load_federation
 from contrafed.report import embedding, figures, pictures, plots
 from contrafed.report.runs import find
 
-TINY = (
+TINY_RUN = (
     *("engine=local", "tracker=none", "model=mlp", "model.hidden=[8]", "num_nodes=5", "num_rounds=1"),
     *("partition.min_node_size=8", "strategy.local.iterations=1", "strategy.local.epochs=null"),
 )
@@ -25,7 +25,7 @@ TINY = (
 def ran(folder, experiment, **many):
     """Run jobs of an experiment, each into a folder of its name, and return the folder."""
     for name, choices in many.items():
-        run(config_of(f"experiment={experiment}", "dataset=digits", *TINY, *choices, f"output_dir={folder / name}"))
+        run(config_of(f"experiment={experiment}", "dataset=digits", *TINY_RUN, *choices, f"output_dir={folder / name}"))
     return folder
 
 
@@ -41,21 +41,21 @@ def test_every_experiments_figure_is_drawn(experiment):
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory):
+def embedded_runs(tmp_path_factory):
     jobs = {"global": ["strategy=fedavg"], "own": ["strategy=fedcrl"]}
     return ran(tmp_path_factory.mktemp("tsne"), "fedcrl/figure4", **jobs)
 
 
-def test_representations_stand_beside_each_other_each_of_its_runs_models(embedded, tmp_path, capsys, monkeypatch):
+def test_representations_stand_beside_each_other_each_of_its_runs_models(embedded_runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(pictures, "POINTS", 60)
-    assert report_command.main([str(embedded), "--out", str(tmp_path)]) == 0
+    assert report_command.main([str(embedded_runs), "--out", str(tmp_path)]) == 0
     assert {"fedcrl-figure4.png", "fedcrl-figure4.pdf"} <= {path.name for path in tmp_path.iterdir()}
     assert "left out" not in capsys.readouterr().err
-    figure = figures.of_papers(find([embedded]))["fedcrl-figure4"]
+    figure = figures.of_papers(find([embedded_runs]))["fedcrl-figure4"]
     shown = panels(figure)
     assert list(shown) == ["fedavg", "fedcrl"]
     for (axes,), name, whose in zip(shown.values(), ("global", "own"), ("global model", "nodes' own models"), strict=True):
-        z, labels, _ = embedding.of_run(embedded / name, personal=name == "own", limit=60)
+        z, labels, _ = embedding.of_run(embedded_runs / name, personal=name == "own", limit=60)
         points = embedding.tsne(z)
         assert axes.get_title() == f"{whose}, 60 test images"
         for dots in axes.collections:
@@ -65,12 +65,12 @@ def test_representations_stand_beside_each_other_each_of_its_runs_models(embedde
     assert [text.get_text() for text in legend.get_texts()] == [str(label) for label in range(10)]
 
 
-def test_a_run_whose_models_are_not_there_is_named_and_left_out(embedded, tmp_path, capsys, monkeypatch):
+def test_a_run_whose_models_are_not_there_is_named_and_left_out(embedded_runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(pictures, "POINTS", 60)
-    first, second = find([embedded])
+    first, second = find([embedded_runs])
     (tmp_path / "damaged").mkdir()
     for name in ("config.yaml", "metrics.csv", "summary.json"):
-        (tmp_path / "damaged" / name).write_bytes((embedded / "own" / name).read_bytes())
+        (tmp_path / "damaged" / name).write_bytes((embedded_runs / "own" / name).read_bytes())
     (damaged,) = find([tmp_path])
     assert list(panels(figures.of_papers([first, damaged])["fedcrl-figure4"])) == ["fedavg"]
     (line,) = capsys.readouterr().err.splitlines()
@@ -147,11 +147,11 @@ def assert_shows(axes, took):
     assert raster.images[0].get_array().tolist() == took.tolist()
 
 
-def test_pictures_of_one_kind_are_a_row_and_no_more_than_can_be_told_apart(embedded, capsys, monkeypatch):
+def test_pictures_of_one_kind_are_a_row_and_no_more_than_can_be_told_apart(embedded_runs, capsys, monkeypatch):
     kinds = [f"{kind}, {method}" for kind in ("iid", "skewed") for method in range(3)]
     assert pictures._rows(kinds) == [kinds[:3], kinds[3:]]
     assert pictures._rows(["a, b", "c, d", "e, f"]) == [["a, b", "c, d", "e, f"]]
     assert pictures._rows(list("abcdefg")) == [list("abcde"), list("fg")]
     monkeypatch.setattr(pictures, "PANELS", 1)
-    assert len(panels(pictures.draw("partition", find([embedded]), "it"))) == 1
+    assert len(panels(pictures.draw("partition", find([embedded_runs]), "it"))) == 1
     assert capsys.readouterr().err == "left out of it: own: 1 panels are the most\n"

@@ -9,7 +9,7 @@ from test_outside import write
 from contrafed import report_command
 from contrafed.config.compose import compose_job, to_plain
 from contrafed.core.errors import UserError
-from contrafed.report.match_experiment import placed
+from contrafed.report.match_experiment import match_runs
 from contrafed.report.published import compare
 from contrafed.report.runs import find
 
@@ -42,7 +42,7 @@ def test_seeds_and_where_it_ran_make_no_other_cell_and_all_else_does(tmp_path):
     own = run_of(tmp_path / "own", *PMFL, "strategy.temperature=0.7")
     small = run_of(tmp_path / "small", *PMFL, "scale=small")
     rounds = run_of(tmp_path / "rounds", *PMFL, "num_rounds=9")
-    found = {run.folder: run.config for run in placed(find([same, alpha, small, rounds, own, other]), "pmfl/table5")}
+    found = {run.folder: run.config for run in match_runs(find([same, alpha, small, rounds, own, other]), "pmfl/table5")}
     assert other not in found
     assert found[own]["changed"] == ["strategy.temperature=0.7"]
     assert found[same]["published"]["setting"] == "bernoulli alpha=0.1 beta=0.1"
@@ -52,12 +52,12 @@ def test_seeds_and_where_it_ran_make_no_other_cell_and_all_else_does(tmp_path):
     assert found[small]["scale"] == "small"
     assert found[same]["seed"] == 3
     with pytest.raises(UserError, match="none of 1 run is a job of experiment=pmfl/table5"):
-        placed(find([other]), "pmfl/table5")
+        match_runs(find([other]), "pmfl/table5")
 
 
 def test_a_method_that_needs_plain_sgd_and_a_grid_with_seeds(tmp_path):
     run = run_of(tmp_path / "run", "experiment=fedcosr/table2", "dataset=cifar10", "strategy=pfedme", "seed=2")
-    (found,) = placed(find([run]), "fedcrl/table2")
+    (found,) = match_runs(find([run]), "fedcrl/table2")
     assert found.config["strategy"]["local"]["optimizer"] == "sgd"
     assert [comparison.name for comparison in compare([found])] == ["FedCRL, Table II"]
 

@@ -16,7 +16,7 @@ from contrafed.report.style import method_of, style_of, styles
 METHODS = list(registry.choices("strategy"))
 
 
-def drawn(figure, panel=0):
+def get_panel(figure, panel=0):
     return figure.axes[panel]
 
 
@@ -55,12 +55,12 @@ def test_labels_of_one_method_share_its_colour():
 def test_curves_show_mean_and_band():
     series = {"pmfl": [[(10, 60.0), (20, 70.0)], [(10, 64.0), (20, 70.0)]], "fedau": [[(10, 50.0), (20, 55.0)]]}
     figure = plots.draw("curves", {"full": series, "cyclic": {"pmfl": [[(10, 1.0)]]}}, "title", "round", "accuracy (%)")
-    line = drawn(figure).lines[0]
+    line = get_panel(figure).lines[0]
     assert line.get_ydata().tolist() == [62, 70]
     assert line.get_color() == style_of("pmfl").colour
-    assert len(drawn(figure).collections) == 1  # one band: a single seed has none
+    assert len(get_panel(figure).collections) == 1  # one band: a single seed has none
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pmfl", "fedau"]
-    assert drawn(figure, 1).get_title() == "cyclic"
+    assert get_panel(figure, 1).get_title() == "cyclic"
 
 
 def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path):
@@ -77,46 +77,46 @@ def test_long_curves_are_smoothed_and_say_so():
     long, short = ([[(t, float(t % 2)) for t in range(1, end)]] for end in (201, 41))
     for window, end in ((20, 0.5), (3, 1 / 3)):
         figure = plots.draw("curves", {"": {"pmfl": long, "fedau": short}}, "", "round", "accuracy (%)", None, window)
-        assert [line.get_ydata()[-1] for line in drawn(figure).lines] == pytest.approx([end, end])
+        assert [line.get_ydata()[-1] for line in get_panel(figure).lines] == pytest.approx([end, end])
         assert figure.get_supxlabel() == f"round (means of {window} points)"
     figure = plots.draw("curves", {"": {"pmfl": long, "fedau": short}}, "", "round", "deviation")
-    assert [line.get_ydata()[-1] for line in drawn(figure).lines] == [0, 0]
+    assert [line.get_ydata()[-1] for line in get_panel(figure).lines] == [0, 0]
     assert figure.get_supxlabel() == "round"
 
 
 def test_other_kinds_show_what_they_are_given():
-    step = drawn(plots.draw("cdf", {"": {"pmfl": [1, 1, 3]}}, "", "x", "share")).lines[0]
+    step = get_panel(plots.draw("cdf", {"": {"pmfl": [1, 1, 3]}}, "", "x", "share")).lines[0]
     assert step.get_xydata().tolist() == [[1, 0], [1, pytest.approx(2 / 3)], [3, 1]]
-    swept = drawn(plots.draw("lines", {"": {"pmfl": {0.01: [50.0, 52.0], 1.0: [60.0], 5.0: [70.0]}}}, "", "beta", "y"))
+    swept = get_panel(plots.draw("lines", {"": {"pmfl": {0.01: [50.0, 52.0], 1.0: [60.0], 5.0: [70.0]}}}, "", "beta", "y"))
     assert swept.lines[0].get_ydata().tolist() == [51, 60, 70]
     assert swept.get_xscale() == "log"
     cells = {("1", "0.1"): 50.0, ("1", "0.2"): 70.0, ("2", "0.1"): 60.0}
-    map_ = drawn(plots.draw("heatmap", {"": cells}, "", "x", "y"))
+    map_ = get_panel(plots.draw("heatmap", {"": cells}, "", "x", "y"))
     assert sorted(text.get_text() for text in map_.texts) == ["50.0", "60.0", "70.0"]  # the missing cell is empty
     assert math.isnan(map_.images[0].get_array().filled(np.nan)[1, 1])
-    stopped = drawn(plots.draw("heatmap", {"": {("0.1", "1"): 1.0, ("0.1", "10"): 2.0, ("0.2", "5"): 3.0}}, "", "x", "y"))
+    stopped = get_panel(plots.draw("heatmap", {"": {("0.1", "1"): 1.0, ("0.1", "10"): 2.0, ("0.2", "5"): 3.0}}, "", "x", "y"))
     assert [tick.get_text() for tick in stopped.get_xticklabels()] == ["1", "5", "10"]
     two = plots.draw("heatmap", {"a": cells, "b": {("2", "0.2"): 90.0}}, "", "x", "y")
     assert [axes.images[0].get_clim() for axes in two.axes] == [(50, 90), (50, 90)]
-    assert [tick.get_text() for tick in drawn(two, 1).get_yticklabels()] == ["1", "2"]
-    box = drawn(plots.draw("box", {"": {"pmfl": [1.0, 2.0, 3.0], "fedau": [2.0, 2.0, 5.0]}}, "", "", "y"))
+    assert [tick.get_text() for tick in get_panel(two, 1).get_yticklabels()] == ["1", "2"]
+    box = get_panel(plots.draw("box", {"": {"pmfl": [1.0, 2.0, 3.0], "fedau": [2.0, 2.0, 5.0]}}, "", "", "y"))
     assert [tick.get_text() for tick in box.get_xticklabels()] == ["pmfl", "fedau"]
-    bars = drawn(plots.draw("bars", {"": {"pmfl": [1.0, 3.0], "fedau": [4.0]}}, "", "", "y"))
+    bars = get_panel(plots.draw("bars", {"": {"pmfl": [1.0, 3.0], "fedau": [4.0]}}, "", "", "y"))
     assert [bar.get_height() for bar in bars.patches] == [2, 4]
     nodes = plots.node_bars({"pmfl": {0: 50.0, 1: 90.0}, "fedau": {0: 10.0, 1: 20.0}}, "", "y")
-    assert [bar.get_height() for bar in drawn(nodes, 1).patches] == [20, 10]  # in the order of pmfl's
+    assert [bar.get_height() for bar in get_panel(nodes, 1).patches] == [20, 10]  # in the order of pmfl's
 
 
 def test_a_value_far_below_all_others_keeps_its_number():
     table = {f"m{i}": {"": [90.0 + i]} for i in range(8)}
     figure = plots.dots({**table, "fedawe": {"a": [9.7], "b": [10.3], "": [97.0]}}, "", "accuracy")
-    assert [text.get_text() for text in drawn(figure).texts] == ["9.7, 10.3"]
-    assert drawn(figure).get_xlim()[0] > 60
+    assert [text.get_text() for text in get_panel(figure).texts] == ["9.7, 10.3"]
+    assert get_panel(figure).get_xlim()[0] > 60
 
 
 def test_dots_of_many_settings_are_told_apart():
     figure = plots.dots({"moon": {f"alpha={n}": [float(n)] for n in range(15)}}, "", "accuracy")
-    lines = [line for line in drawn(figure).lines if line.get_label() == "_nolegend_"]
+    lines = [line for line in get_panel(figure).lines if line.get_label() == "_nolegend_"]
     looks = [(line.get_marker(), line.get_markerfacecolor()) for line in lines]
     handles = [(line.get_marker(), line.get_markerfacecolor()) for line in figure.legends[0].legend_handles]
     assert len(set(looks)) == len(set(handles)) == 15
@@ -147,14 +147,16 @@ def test_which_figures_suit_which_runs(tmp_path):
     rows = [(30, node, "accuracy", node / 4) for node in range(4)] + [(10, 0, "weight", 1.0), (10, 1, "weight", 3.0)]
     nodes = figures.of_runs(runs_of(tmp_path / "nodes", {"nodes": rows}), "")
     assert set(nodes) == {"accuracy", "nodes", "nodes_cdf", "weights"}
-    assert drawn(nodes["weights"]).lines[0].get_ydata().tolist() == [2]
+    assert get_panel(nodes["weights"]).lines[0].get_ydata().tolist() == [2]
     many = figures.of_runs(runs_of(tmp_path / "many", *(method(name) for name in METHODS[:17])), "")
-    assert len(drawn(many["accuracy"]).get_yticklabels()) == 17  # dots, a row a method
+    assert len(get_panel(many["accuracy"]).get_yticklabels()) == 17  # dots, a row a method
 
 
 def test_readings_of_one_method_share_a_panel(tmp_path):
     tried = [{"name": "moon", "mu": mu, "tau": tau} for mu, tau in ((1, 1), (1, 2), (1, 3), (2, 1))]
-    axes = drawn(figures.of_runs(runs_of(tmp_path, *(method("moon", strategy=strategy) for strategy in tried)), "")["accuracy"])
+    axes = get_panel(
+        figures.of_runs(runs_of(tmp_path, *(method("moon", strategy=strategy) for strategy in tried)), "")["accuracy"]
+    )
     assert len({line.get_label() for line in axes.lines}) == 4
 
 
@@ -195,10 +197,10 @@ def test_a_papers_figure_is_drawn_as_it_says(tmp_path, plot, panel, shown):
     assert list(found) == ["pmfl-figure8-scale=small"]
     (figure,) = found.values()
     assert figure.get_suptitle().startswith("PMFL, Figure 8 (scale=small, num_rounds=3)")
-    assert drawn(figure).get_title() == panel
+    assert get_panel(figure).get_title() == panel
     assert figure.legends == []
     if shown is not None:
-        assert drawn(figure).lines[0].get_ydata().tolist() == pytest.approx(shown)
+        assert get_panel(figure).lines[0].get_ydata().tolist() == pytest.approx(shown)
     write_run(tmp_path / "b", nodes=rows, published=published, scale="small", changed=["num_rounds=4"])
     assert set(figures.of_papers(find([tmp_path]))) == {f"pmfl-figure8-scale=small-num_rounds={n}" for n in (3, 4)}
     long = [f"strategy.local.of_a_long_name_{i}=1" for i in range(10)]
@@ -225,7 +227,7 @@ def test_bars_of_nodes_and_a_metric_of_each_method(tmp_path):
         own = {"kind": "curves", "metric": "/".join([*scope, "accuracy"]), "line": "strategy.name", "panel": []}
         write_run(tmp_path / "curves" / name, scope=scope, **method(name, published={**published, "method": name, "plot": own}))
     (figure,) = figures.of_papers(find([tmp_path / "curves"])).values()
-    assert {line.get_label() for line in drawn(figure).lines} == {"fedcrl", "fedavg"}
+    assert {line.get_label() for line in get_panel(figure).lines} == {"fedcrl", "fedavg"}
 
 
 def test_values_of_a_key_have_their_methods_colour(tmp_path):
@@ -234,4 +236,4 @@ def test_values_of_a_key_have_their_methods_colour(tmp_path):
         published = {"paper": "pmfl", "figure": 8, "method": "pmfl", "setting": setting, "plot": plot}
         write_run(tmp_path / setting, published=published)
     (figure,) = figures.of_papers(find([tmp_path])).values()
-    assert {bar.get_facecolor()[:3] for bar in drawn(figure).patches} == {to_rgb(style_of("pmfl").colour)}
+    assert {bar.get_facecolor()[:3] for bar in get_panel(figure).patches} == {to_rgb(style_of("pmfl").colour)}

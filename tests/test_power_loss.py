@@ -15,7 +15,7 @@ from contrafed.client_app.files import Moment, StateDir
 from contrafed.runs import checkpoint
 from contrafed.runs.output import LOGS
 
-KEEP = {"checkpoint_keep": 1}
+KEEP_LATEST = {"checkpoint_keep": 1}
 
 
 class Disk:
@@ -65,7 +65,7 @@ class Disk:
 
 
 @contextlib.contextmanager
-def watched(monkeypatch, disk, look):
+def watch_disk(monkeypatch, disk, look):
     """Call ``look`` after every file operation in a block, except those of ``look`` itself."""
     busy = []
 
@@ -96,7 +96,7 @@ def watched(monkeypatch, disk, look):
             after()
             return found
 
-    def opened(path, mode="r", *rest, **options):
+    def open_watched(path, mode="r", *rest, **options):
         if mode not in ("wb", "r+b"):
             return real(path, mode, *rest, **options)
         file = File(path, mode.replace("b", ""))
@@ -104,7 +104,7 @@ def watched(monkeypatch, disk, look):
         return file
 
     def write_text(path, text, encoding):
-        with opened(path, "wb") as file:
+        with open_watched(path, "wb") as file:
             file.write(text.encode(encoding))
 
     real, fsync = open, os.fsync
@@ -118,7 +118,7 @@ def watched(monkeypatch, disk, look):
             (shutil, "copyfile"),
         ):
             patch.setattr(module, name, operation(getattr(module, name)))
-        patch.setattr("builtins.open", opened)
+        patch.setattr("builtins.open", open_watched)
         patch.setattr(Path, "write_text", write_text)
         yield
 
@@ -134,7 +134,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="whic
 def test_after_every_operation_of_saving_the_last_good_checkpoint_is_found(tmp_path, monkeypatch):
     run, expected, seen, looks = tmp_path / "disk" / "run", {0: ({}, {})}, set(), []
     run.mkdir(parents=True)
-    keeper, good = checkpoint.Checkpoints(run, KEEP, None), 0
+    keeper, good = checkpoint.Checkpoints(run, KEEP_LATEST, None), 0
     for name in LOGS:
         (run / f"{name}.csv").write_text("header\n")
     disk = Disk(tmp_path / "disk")
@@ -162,11 +162,11 @@ def test_after_every_operation_of_saving_the_last_good_checkpoint_is_found(tmp_p
                 log.write(f"{t},row\n")
         logs = {name: (run / f"{name}.csv").stat().st_size for name in LOGS}
         expected[t] = ({"w": torch.full((30,), float(t))}, expected[t - 1][1] | value(t))
-        with watched(monkeypatch, disk, look):
+        with watch_disk(monkeypatch, disk, look):
             keeper.save(t, expected[t][0], {"t": np.array([t])}, value(t), logs)
             keeper.wait()
         good = t
-    with watched(monkeypatch, disk, look):
+    with watch_disk(monkeypatch, disk, look):
         keeper.close()
     assert seen == {0, 1, 2, 3, 4}
     assert len(looks) > 80
@@ -188,7 +188,7 @@ def test_after_every_operation_of_a_node_its_memory_is_the_old_or_the_new_one(tm
             assert there.read(Moment("2", 3, {"1": 2}, 2, known=2))["a"][0] == 2
         shutil.rmtree(tmp_path / "pictures")
 
-    with watched(monkeypatch, disk, look):
+    with watch_disk(monkeypatch, disk, look):
         for t in (3, 4):
             write(t, 2)
     assert seen == {2, 3, 4}

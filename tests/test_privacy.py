@@ -14,7 +14,7 @@ from rig import config_of, resolve_and_try, same
 from safetensors import safe_open
 from scipy.optimize import brentq
 from scipy.stats import norm
-from test_checkpoint import SMALL, equal, outcome, stopped  # noqa: F401
+from test_checkpoint import SMALL_RUN, equal, outcome, stop_run  # noqa: F401
 from tiny import run_tiny
 
 from contrafed.config.run_config import resolve
@@ -23,7 +23,7 @@ from contrafed.core.privacy import central, laplace, local
 from contrafed.core.privacy.mechanism import noise
 from contrafed.core.randomness import torch_generator
 from contrafed.runs.run import run
-from contrafed.runs.setup import deployed
+from contrafed.runs.setup import compose_deployed_run
 from contrafed.server.accountant import Budget
 from contrafed.server.privacy import PrivateReplies
 from contrafed.server.replies import Replies, Reply
@@ -37,18 +37,18 @@ SUMS = (
     "fedavg", "fedavgm", "fedadam", "fedagm", "fedau", "pmfl", "fedhyper", "fednova", "fedawe", "pfedme", "fedproc",
     "fedcrl", "fedproto", "mpfedcon",
 )  # fmt: skip
-OTHERS = {
+UNPROTECTED_METHODS = {
     "fedexp": "measures how far single updates are apart", "fedvarp": "keeps every node's last update",
     "mifa": "keeps every node's last update", "fedamp": "mixes single models for every node",
     "fedgh": "trains the head on single prototypes", "feddyn": "takes two sums of the same updates",
     "fedpac": "mixes single heads for every node", "scaffold": "reads replies one by one",
     "fedppo": "rewards its agent for single nodes", "local": "reads replies one by one",
 }  # fmt: skip
-SAMPLED = ("strategy=fedavg", "strategy.weights=all_nodes", "participation=bernoulli", "participation.beta=null",
+SAMPLED_RUN = ("strategy=fedavg", "strategy.weights=all_nodes", "participation=bernoulli", "participation.beta=null",
            "privacy=central", "privacy.amplification=true")  # fmt: skip
 
 
-def drawn(purpose, *shape, node=0):
+def draw_noise(purpose, *shape, node=0):
     return torch.randn(shape, generator=torch_generator(SEED, purpose, ROUND, node), dtype=torch.float64)
 
 
@@ -73,7 +73,7 @@ def hidden(config=CENTRAL, **changes):
 def test_a_sum_is_of_clipped_changes_with_noise_by_the_largest_weight():
     weights = np.array([0.25, 0.75])
     clipped = 0.25 * torch.tensor([0.6, 0.8], dtype=torch.float64) + 0.75 * torch.tensor([0.3, 0.4], dtype=torch.float64)
-    noisy = clipped + 0.5 * 1.0 * 0.75 * drawn("update noise", 2)
+    noisy = clipped + 0.5 * 1.0 * 0.75 * draw_noise("update noise", 2)
     torch.testing.assert_close(hidden().weighted_sum("delta", weights)["w"], noisy, rtol=0, atol=1e-7)
     torch.testing.assert_close(hidden().mean("model", weights * 8)["w"], 1 + noisy, rtol=0, atol=1e-7)
     ((term,), factors) = hidden().terms("delta", weights)
@@ -86,14 +86,14 @@ def test_a_sum_is_of_clipped_changes_with_noise_by_the_largest_weight():
 def test_prototypes_are_clipped_over_all_classes_and_noised_class_by_class():
     # Each table (3, 4) has norm 5 and is scaled by 2/5. Only client 0 has class 0, and both have class 1.
     weights = torch.tensor([[1.0, 1.0], [0.0, 3.0]], dtype=torch.float64)
-    noise = drawn("prototype noise", 2, 1)
+    noise = draw_noise("prototype noise", 2, 1)
     expected = torch.tensor([[1.2], [1.6]], dtype=torch.float64) + 0.5 * 2.0 * torch.tensor([[1.0], [0.75]]) * noise
     torch.testing.assert_close(hidden().class_means(weights), expected, rtol=0, atol=1e-7)
 
 
 def test_a_rule_reads_no_single_reply_and_no_second_sum():
     replies = hidden()
-    for read in (replies.models, replies.deltas, lambda: replies[0].group("model")):
+    for read in (replies.models, replies.deltas, lambda: replies[0].get_tensors("model")):
         with pytest.raises(UserError, match="sums alone have noise"):
             read()
     assert all(set(reply.tensors) == {"proto/count"} for reply in replies)
@@ -111,8 +111,8 @@ def test_a_node_clips_and_adds_noise_of_its_own():
     got = made_private(sent, received, LOCAL, SEED, ROUND, [5, 9])
     for row, node, change, table in ((0, 5, [0.6, 0.8], [[1.2], [1.6]]), (1, 9, [0.3, 0.4], [[0.0], [1.0]])):
         change, table = torch.tensor(change, dtype=torch.float64), torch.tensor(table, dtype=torch.float64)
-        torch.testing.assert_close(got["model/w"][row], 1 + change + 0.5 * drawn("update noise", 2, node=node))
-        torch.testing.assert_close(got["proto/mean"][row], table + 1.0 * drawn("prototype noise", 2, 1, node=node))
+        torch.testing.assert_close(got["model/w"][row], 1 + change + 0.5 * draw_noise("update noise", 2, node=node))
+        torch.testing.assert_close(got["proto/mean"][row], table + 1.0 * draw_noise("prototype noise", 2, 1, node=node))
         alone = made_private({n: v[row : row + 1] for n, v in sent.items()}, {n: v[:1] for n, v in received.items()},
                              LOCAL, SEED, ROUND, [node])  # fmt: skip
         assert all(torch.equal(alone[name][0], got[name][row]) for name in sent)
@@ -188,9 +188,9 @@ def test_every_rule_that_sums_goes_with_central_privacy(tmp_path, name):
     assert spent["epsilon"] > 0
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", UNPROTECTED_METHODS)
 def test_what_epsilon_would_not_hold_for_is_refused_with_the_reason(name):
-    with pytest.raises(UserError, match=OTHERS[name]):
+    with pytest.raises(UserError, match=UNPROTECTED_METHODS[name]):
         resolve(config_of(f"strategy={name}", "privacy=central"))
     with pytest.raises(UserError, match="keeps every node's latest centres"):
         resolve(config_of("strategy=mpfedcon", "strategy.centre_memory=bank", "privacy=central"))
@@ -211,15 +211,15 @@ def test_what_epsilon_would_not_hold_for_is_refused_with_the_reason(name):
     ],
 )
 def test_amplification_needs_uniform_independent_sampling(change, reason):
-    changed = [o for o in SAMPLED if not (change == "participation=markovian" and o.startswith("participation"))]
+    changed = [o for o in SAMPLED_RUN if not (change == "participation=markovian" and o.startswith("participation"))]
     with pytest.raises(UserError, match=reason) as error:
         resolve(config_of(*changed, change))
     assert str(error.value).startswith("privacy.amplification=true: ")
-    resolve(config_of(*SAMPLED))
+    resolve(config_of(*SAMPLED_RUN))
 
 
 def test_with_amplification_a_round_that_nobody_came_to_has_noise_too(tmp_path):
-    few = (*SAMPLED, "num_rounds=1", "seed=1", "participation.mean_probability=0.000001", "engine=local")
+    few = (*SAMPLED_RUN, "num_rounds=1", "seed=1", "participation.mean_probability=0.000001", "engine=local")
     spent, moved, *_ = run_tiny(tmp_path / "a", *few)
     begun = run_tiny(tmp_path / "b", *few, "privacy.amplification=false")[1]
     # The weight is 1/6. The sample's std is within a few percent of the noise's.
@@ -229,17 +229,17 @@ def test_with_amplification_a_round_that_nobody_came_to_has_noise_too(tmp_path):
 
 
 @pytest.mark.parametrize(("choice", "method", "engine"), [("central", "pmfl", "local"), ("local", "fedcrl", "ray")])
-def test_a_stopped_run_goes_on_to_the_same_epsilon_also_in_ray(tmp_path, stopped, choice, method, engine):  # noqa: F811
+def test_a_stopped_run_goes_on_to_the_same_epsilon_also_in_ray(tmp_path, stop_run, choice, method, engine):  # noqa: F811
     with_noise = (f"privacy={choice}", f"strategy={method}")
-    whole = run(config_of(*SMALL, *with_noise, f"output_dir={tmp_path}/whole"))
-    folder = stopped(method, *with_noise)
+    whole = run(config_of(*SMALL_RUN, *with_noise, f"output_dir={tmp_path}/whole"))
+    folder = stop_run(method, *with_noise)
     there = ("engine=ray", "engine.workers=2") if engine == "ray" else ()
-    summary = run(config_of(*SMALL, *with_noise, *there, "resume=latest", f"output_dir={folder}"))
+    summary = run(config_of(*SMALL_RUN, *with_noise, *there, "resume=latest", f"output_dir={folder}"))
     assert equal(outcome(folder), outcome(tmp_path / "whole"))
     assert [summary[key] for key in ("epsilon", "privacy_rounds")] == [whole[key] for key in ("epsilon", "privacy_rounds")]
     rows = [line.split(",") for line in (folder / "participants.csv").read_text().splitlines()[1:]]
     assert summary["privacy_rounds"] == max(Counter(node for _, node in rows).values())
-    plain = run(config_of(*SMALL, f"strategy={method}", f"output_dir={tmp_path}/plain"))
+    plain = run(config_of(*SMALL_RUN, f"strategy={method}", f"output_dir={tmp_path}/plain"))
     assert "epsilon" not in plain
     assert not same(outcome(tmp_path / "plain")[0], outcome(folder)[0])
 
@@ -304,12 +304,14 @@ def test_without_the_accountant_a_line_names_the_extra(monkeypatch):
 
 def test_devices_need_secret_noise_and_a_resumed_run_the_same(tmp_path):
     with pytest.raises(UserError, match="privacy on devices needs privacy.noise=secret"):
-        deployed(f"privacy=local num_nodes=3 output_dir={tmp_path}/a")
+        compose_deployed_run(f"privacy=local num_nodes=3 output_dir={tmp_path}/a")
     assert not (tmp_path / "a").exists()
-    assert deployed(f"privacy=local privacy.noise=secret num_nodes=3 output_dir={tmp_path}/b").node.privacy is not None
-    sampled = " ".join(SAMPLED)
+    assert (
+        compose_deployed_run(f"privacy=local privacy.noise=secret num_nodes=3 output_dir={tmp_path}/b").node.privacy is not None
+    )
+    sampled = " ".join(SAMPLED_RUN)
     with pytest.raises(UserError, match="hides who takes part, which all devices know from the seed"):
-        deployed(f"{sampled} privacy.noise=secret num_nodes=3 output_dir={tmp_path}/c")
+        compose_deployed_run(f"{sampled} privacy.noise=secret num_nodes=3 output_dir={tmp_path}/c")
     with pytest.raises(UserError, match="rounds that a resumed run repeats would have other noise"):
         resolve(config_of("strategy=fedavg", "privacy=central", "privacy.noise=secret", "resume=latest"))
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rig import config_of, same
-from tiny import TINY, run_tiny
+from tiny import TINY_RUN, run_tiny
 
 import contrafed.engines.flower
 import contrafed.engines.ray
@@ -18,13 +18,13 @@ from contrafed.config.run_config import resolve
 from contrafed.core.client_run import choose
 from contrafed.core.errors import UserError
 from contrafed.engines import shared_memory
-from contrafed.engines.scheduling import balanced, guided
+from contrafed.engines.scheduling import schedule_balanced, schedule_guided
 from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.run import run
 
 
 def test_three_ray_workers_equal_local(tmp_path, local_runs, monkeypatch):
-    monkeypatch.setattr(contrafed.engines.ray, "LEAST", 0)
+    monkeypatch.setattr(contrafed.engines.ray, "MIN_BATCH_SECONDS", 0)
     half = ("engine=ray", "engine.workers=3", "engine.cpus_per_worker=0.5")
     _, model, metrics, _ = run_tiny(tmp_path / "run", "strategy=pmfl", *half)
     assert same(model, local_runs("pmfl")[1])
@@ -78,12 +78,12 @@ def test_two_ray_nodes_equal_one(tmp_path, local_runs):
         cluster.shutdown()
 
 
-@pytest.mark.parametrize("least", [contrafed.engines.ray.LEAST, 0])
+@pytest.mark.parametrize("least", [contrafed.engines.ray.MIN_BATCH_SECONDS, 0])
 def test_a_killed_worker_is_replaced_and_the_numbers_do_not_change(tmp_path, local_runs, monkeypatch, least):
     """Each of two workers dies before a round. Its messages run again, and PMFL's clients keep their state."""
     import ray
 
-    monkeypatch.setattr(contrafed.engines.ray, "LEAST", least)  # 0: every batch is cut as far as it goes
+    monkeypatch.setattr(contrafed.engines.ray, "MIN_BATCH_SECONDS", least)  # 0: every batch is cut as far as it goes
     killed = []
     original = contrafed.engines.ray.RayGrid.execute
 
@@ -113,16 +113,16 @@ class Fragile(contrafed.engines.ray.Worker):
         return super()._results(records, batch, *states)
 
 
-@pytest.mark.parametrize("least", [contrafed.engines.ray.LEAST, 0])
+@pytest.mark.parametrize("least", [contrafed.engines.ray.MIN_BATCH_SECONDS, 0])
 def test_a_node_that_kills_its_worker_fails_alone(tmp_path, monkeypatch, capsys, least):
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr(contrafed.engines.ray, "Worker", Fragile)
-    monkeypatch.setattr(contrafed.engines.ray, "LEAST", least)
+    monkeypatch.setattr(contrafed.engines.ray, "MIN_BATCH_SECONDS", least)
     asked = ("strategy=fedavg", "participation=full", "engine=ray", "engine.workers=2", "eval_every=1000", "num_rounds=2")
     try:
-        summary = run(config_of(*TINY, *asked, f"output_dir={tmp_path / 'run'}"))
+        summary = run(config_of(*TINY_RUN, *asked, f"output_dir={tmp_path / 'run'}"))
     finally:
         ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     assert summary["failures"] == 2
@@ -156,7 +156,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path, monkeypatch):
 
 def test_batches_are_smaller_towards_the_end_and_hold_every_task_once():
     costs = [3.0, 50.0, 1.0, 2.0, 40.0, 8.0, 8.0, 8.0, 1.0, 1.0]
-    batches = list(guided(costs, 2, 2.0))
+    batches = list(schedule_guided(costs, 2, 2.0))
     sums = [sum(costs[i] for i in batch) for batch in batches]
     assert sorted(i for batch in batches for i in batch) == list(range(10))
     assert batches[:2] == [[1], [4]]  # longer than their share, and so alone
@@ -167,9 +167,9 @@ def test_batches_are_smaller_towards_the_end_and_hold_every_task_once():
 
 def test_a_short_round_is_one_batch_for_each_worker():
     costs = [1.0, 2.0, 3.0, 4.0]
-    assert list(guided(costs, 2, 2.5)) == list(balanced(costs, 2)) == [[0, 3], [1, 2]]
-    assert len(list(guided(costs, 2, 2.4))) > 2
-    assert list(balanced([5.0], 3)) == [[0]]
+    assert list(schedule_guided(costs, 2, 2.5)) == list(schedule_balanced(costs, 2)) == [[0, 3], [1, 2]]
+    assert len(list(schedule_guided(costs, 2, 2.4))) > 2
+    assert list(schedule_balanced([5.0], 3)) == [[0]]
 
 
 def test_more_workers_than_ray_has_cores_is_refused_with_the_numbers(tmp_path):
@@ -239,7 +239,7 @@ def test_a_run_whose_nodes_have_no_gpu_evaluates_without_one(tmp_path, monkeypat
     monkeypatch.setattr(contrafed.engines.ray, "start_ray", lambda *_: None)
     monkeypatch.setattr(contrafed.engines.flower, "_check_resources", lambda _: None)
     with pytest.raises(UserError, match="far enough"):
-        run(config_of(*TINY, *f"engine={engine}".split(), f"output_dir={tmp_path / 'run'}"))
+        run(config_of(*TINY_RUN, *f"engine={engine}".split(), f"output_dir={tmp_path / 'run'}"))
     assert made == ["cpu"]
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import TINY, run_tiny
+from tiny import TINY_RUN, run_tiny
 
 from contrafed.core.errors import UserError
 from contrafed.engines import ray_access
@@ -119,7 +119,7 @@ def test_a_wrong_address_is_one_line_within_seconds(tmp_path):
     assert time.monotonic() - began < 6
     stop_ray()
     with pytest.raises(UserError, match=r"^engine\.address=127\.0\.0\.1:9: "):
-        run_tiny(tmp_path / "run", *TINY, "engine=ray", "engine.address=127.0.0.1:9")
+        run_tiny(tmp_path / "run", *TINY_RUN, "engine=ray", "engine.address=127.0.0.1:9")
 
 
 def test_an_address_that_is_not_used_is_reported(monkeypatch, capsys):

@@ -41,7 +41,7 @@ class Doomed(contrafed.engines.ray.Worker):
 
 
 @pytest.fixture
-def doomed(tmp_path, monkeypatch):
+def kill_folder(tmp_path, monkeypatch):
     import ray
 
     (tmp_path / "kills").mkdir()
@@ -62,16 +62,16 @@ def equals_local(found, local):
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_sigkill_of_a_worker_at_work(tmp_path, local_runs, monkeypatch, doomed, kind, moment):
+def test_sigkill_of_a_worker_at_work(tmp_path, local_runs, monkeypatch, kill_folder, kind, moment):
     monkeypatch.setattr(Doomed, "kind", kind)
     monkeypatch.setattr(Doomed, "moment", moment)
     found = run_tiny(tmp_path / "run", "strategy=fedcrl", "engine=ray", "engine.workers=2")
-    assert len(list(doomed.iterdir())) == KILLS
+    assert len(list(kill_folder.iterdir())) == KILLS
     equals_local(found, local_runs("fedcrl"))
 
 
 @pytest.mark.slow
-def test_sigkill_of_a_worker_between_rounds(tmp_path, local_runs, monkeypatch, doomed):
+def test_sigkill_of_a_worker_between_rounds(tmp_path, local_runs, monkeypatch, kill_folder):
     import ray
 
     killed, original = [], contrafed.engines.ray.RayGrid.execute

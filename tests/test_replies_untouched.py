@@ -1,6 +1,6 @@
 """A strategy that writes into a reply would change the client's state, which has the same tensors in this process."""
 
-from test_rule_faults import rule, stopped
+from test_rule_faults import get_stop, rule
 
 
 def test_replies_are_not_changed_in_place():
@@ -12,4 +12,4 @@ def test_replies_are_not_changed_in_place():
         return {name: value / len(replies) for name, value in total.items()}
 
     said = "round 1: Mine.aggregate must not change replies in place: what nodes remember may be the same tensors"
-    assert stopped(rule(aggregate=aggregate)) == (said, "failed")
+    assert get_stop(rule(aggregate=aggregate)) == (said, "failed")

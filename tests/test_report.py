@@ -15,7 +15,7 @@ from reported import method, write_run
 from contrafed import report_command
 from contrafed.core.errors import UserError
 from contrafed.report import figures, pages, results, tables
-from contrafed.report.groups import groups, usable, varied
+from contrafed.report.groups import find_varied_keys, group_runs, usable
 from contrafed.report.pages import leave
 from contrafed.report.runs import find, read
 
@@ -42,8 +42,8 @@ def answer(capsys, *arguments):
 
 def test_what_was_varied_and_groups_over_seeds(sweep):
     runs = find([sweep])
-    assert varied(runs) == ["participation.name"]
-    found = {group.label: group for group in groups(runs)}
+    assert find_varied_keys(runs) == ["participation.name"]
+    found = {group.label: group for group in group_runs(runs)}
     assert set(found) == {f"{name} participation={p}" for name in ("moon", "fedavg") for p in ("full", "cyclic")}
     assert found["moon participation=full"].numbers("accuracy_final") == [0.8, 0.6]
 
@@ -52,8 +52,8 @@ def test_a_key_of_another_choice_is_not_varied(tmp_path):
     write_run(tmp_path / "a", participation={"name": "markovian", "beta": 0.1})
     write_run(tmp_path / "b", participation={"name": "full"}, **method("moon"))
     write_run(tmp_path / "c", participation={"name": "markovian", "beta": 0.5})
-    assert varied(find([tmp_path])) == ["participation.name", "participation.beta"]
-    assert varied(find([tmp_path / "a", tmp_path / "b"])) == ["participation.name"]
+    assert find_varied_keys(find([tmp_path])) == ["participation.name", "participation.beta"]
+    assert find_varied_keys(find([tmp_path / "a", tmp_path / "b"])) == ["participation.name"]
 
 
 def test_a_key_that_only_one_method_has_otherwise_is_said_with_it(sweep):
@@ -62,13 +62,13 @@ def test_a_key_that_only_one_method_has_otherwise_is_said_with_it(sweep):
     for pattern in ("full", "cyclic"):
         strategy = {"name": "moon", "server": "fedavg", "local": {"lr": 0.3}}
         write_run(sweep / f"fast-{pattern}", (0.1, 0.9), strategy=strategy, participation={"name": pattern})
-    found, title = figures.quiet(groups(find([sweep])), "sweep")
+    found, title = figures.quiet(group_runs(find([sweep])), "sweep")
     assert title == "sweep (local.lr=0.1 unless said)"
     assert {group.label for group in found} == {
         *(f"{name} participation={p}" for name in ("moon", "fedavg") for p in ("full", "cyclic")),
         *(f"moon local.lr=0.3 participation={p}" for p in ("full", "cyclic")),
     }
-    assert figures.quiet(groups(runs), "sweep") == (groups(runs), "sweep")
+    assert figures.quiet(group_runs(runs), "sweep") == (group_runs(runs), "sweep")
 
 
 def test_methods_are_named_with_another_server_rule(tmp_path):
@@ -217,11 +217,11 @@ def test_a_run_that_did_not_end_says_how_far_it_came(tmp_path):
     write_run(tmp_path / "moon", **method("moon"))
     kept, aside = usable(find([tmp_path]), unfinished=True)
     assert aside == ["short: long is the same configuration and seed"]
-    assert {group.label for group in groups(kept)} == {"fedavg to round 20", "fedavg to round 10", "moon"}
+    assert {group.label for group in group_runs(kept)} == {"fedavg to round 20", "fedavg to round 10", "moon"}
     assert not any("FedAvg" in head for head in tables.runs_table(kept, "t").heads)
     write_run(tmp_path / "whole", (0.1, 0.2, 0.2, 0.2))
     kept, _ = usable(find([tmp_path]), unfinished=True)
-    assert {group.label for group in groups(kept)} == {"fedavg", "fedavg to round 10", "moon"}
+    assert {group.label for group in group_runs(kept)} == {"fedavg", "fedavg to round 10", "moon"}
     assert {row[-3] for row in tables.runs_table(kept, "t").rows} == {"20.00"}
 
 
@@ -240,7 +240,7 @@ def test_one_run_stands_in_every_table_that_names_it_and_counts_once(tmp_path):
         write_run(tmp_path / table, published={"table": table})
     kept, aside = usable(find([tmp_path]))
     assert (len(kept), aside) == (2, [])
-    assert [len(group.runs) for group in groups(kept)] == [1]
+    assert [len(group.runs) for group in group_runs(kept)] == [1]
 
 
 def test_a_run_that_has_not_begun_is_no_run(tmp_path):
@@ -305,7 +305,7 @@ def test_a_paper_s_table_with_one_method_of_ours_is_one_line(tmp_path, monkeypat
 
 
 def test_long_curves_are_thinned_and_reach_a_target_in_the_same_round(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "POINTS", 5)
+    monkeypatch.setattr(results, "MAX_POINTS", 5)
     accuracies = [0.1, 0.2, 0.1, 0.6, 0.3, 0.2, 0.25, 0.61, 0.3, 0.4, 0.5]
     run = read(
         write_run(tmp_path / "a", accuracies, nodes=[(10, 0, "weight", 1), (10, 1, "weight", 3), (20, 0, "weight", 5)]), "a"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from test_deployment import ROOT, Federation, app_folder, command, finished, listens, wait_for
+from test_deployment import ROOT, Federation, app_folder, command, listens, wait_for, wait_for_summary
 
 from contrafed.runs.output import versions
 
@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Pages whose sections have no numbers, and such a number next to the name, also across lines of a comment.
 PAGE, NUMBER = r"\b(?:METHODS|BASELINES)(?:\.md)?\b", r"(?:[Ss]ections?|[Ss]ec\.|§)[\s#]*\d"
 BEFORE, AFTER = rf"{NUMBER}[\d., and]*[\s#]*(?:of|in)\s+(?:docs/)?{PAGE}", rf"{PAGE}[\s:,(#]*{NUMBER}"
-NUMBERED = re.compile(rf"{BEFORE}|{AFTER}|\b(?:METHODS|BASELINES)\s+[A-Z]?\d")
+NUMBERED_PATTERN = re.compile(rf"{BEFORE}|{AFTER}|\b(?:METHODS|BASELINES)\s+[A-Z]?\d")
 
 
 def text_of(name):
@@ -130,7 +130,7 @@ def test_no_text_refers_to_a_numbered_section_of_methods():
         if name.endswith((".png", ".pdf")) or not (ROOT / name).is_file():
             continue
         text, read = text_of(name), read + 1
-        found += [f"{name}:{text.count(chr(10), 0, hit.start()) + 1}: {hit[0]}" for hit in NUMBERED.finditer(text)]
+        found += [f"{name}:{text.count(chr(10), 0, hit.start()) + 1}: {hit[0]}" for hit in NUMBERED_PATTERN.finditer(text)]
     assert found == []
     assert read > 500
 
@@ -140,14 +140,14 @@ def test_no_text_refers_to_a_numbered_section_of_methods():
     [" section 41.10", " sections 5 and 47.3", " 41.7, ", ".md, section 3", ":\n    # section 0.1", " P10", "\n    section 9"],
 )
 def test_a_numbered_section_is_noticed(after):
-    assert NUMBERED.search("as " + "METHODS" + after)
-    assert NUMBERED.search("as " + "BASELINES" + after)
+    assert NUMBERED_PATTERN.search("as " + "METHODS" + after)
+    assert NUMBERED_PATTERN.search("as " + "BASELINES" + after)
 
 
 def test_a_page_and_sections_of_papers_may_be_named():
-    assert NUMBERED.search("section " + "4.6 of docs/" + "METHODS.md")
+    assert NUMBERED_PATTERN.search("section " + "4.6 of docs/" + "METHODS.md")
     for text in ("docs/METHODS.md says why", "Fang et al. 2020, section 5.1", "for name in METHODS[:17]", "METHODS.md: 41"):
-        assert not NUMBERED.search(text), text
+        assert not NUMBERED_PATTERN.search(text), text
 
 
 def test_flower_is_told_all_that_its_format_has_room_for():
@@ -197,7 +197,7 @@ def test_the_commands_of_the_containers_make_a_federation(tmp_path):
         (tmp_path / "operator-home" / "config.toml").write_text(connection)
         small = "strategy=pmfl num_nodes=3 num_rounds=1 participation=full model=mlp model.hidden=[12]"
         with one.running(f"{small} output_dir={tmp_path}/runs/a"):
-            summary = finished(tmp_path / "runs" / "a")
+            summary = wait_for_summary(tmp_path / "runs" / "a")
     finally:
         one.stop()
     assert (summary["status"], summary["engine"], summary["failures"]) == ("finished", "devices", 0)

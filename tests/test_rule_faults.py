@@ -28,7 +28,7 @@ def rule(**functions):
     return type("Mine", (FedAvg,), functions)
 
 
-def stopped(made):
+def get_stop(made):
     """Return the single line and the status with which a round of two clients ends under a strategy."""
     with pytest.raises(RunStopped) as found:
         digits_run("fedavg", 1, nodes=2, rule=made)
@@ -69,7 +69,7 @@ def unsent(**functions):
 )
 def test_what_is_no_model_is_refused_before_it_is_taken(change, said):
     made = rule(aggregate=lambda self, model, replies: change(self.mean(model, replies)))
-    line, status = stopped(made)
+    line, status = get_stop(made)
     assert re.match(rf"round 1: Mine.aggregate must return tensors of the model by name: {said}", line)
     assert status == "failed"
 
@@ -98,7 +98,7 @@ def test_what_would_last_beside_the_state_is_refused():
         return self.ema
 
     wanted = "what lasts goes into self.state, what does not is begun in setup()"
-    assert stopped(rule(aggregate=aggregate))[0] == f"round 1: Mine: no checkpoint holds self.ema: {wanted}"
+    assert get_stop(rule(aggregate=aggregate))[0] == f"round 1: Mine: no checkpoint holds self.ema: {wanted}"
     digits_run("fedavg", 1, nodes=2, rule=rule(aggregate=aggregate, setup=lambda self: setattr(self, "ema", None)))
 
 
@@ -141,7 +141,7 @@ def test_a_run_that_its_rule_ends_is_one_line_and_keeps_its_checkpoints(tmp_path
 def test_a_sum_of_what_no_node_sends_names_what_they_send(sums):
     made = rule(aggregate=lambda self, model, replies: getattr(replies, sums)("modle", np.ones(len(replies))))
     said = "unknown group of tensors 'modle', did you mean 'model'? choices: delta, model"
-    assert stopped(made)[0] == f"round 1: Mine.aggregate: {said}"
+    assert get_stop(made)[0] == f"round 1: Mine.aggregate: {said}"
 
 
 def test_nodes_may_send_nothing_or_none_of_the_model():
@@ -174,7 +174,7 @@ def test_a_metric_that_is_no_number_is_named(value, got):
         return self.mean(model, replies)
 
     wanted = "must be a finite number, such as float(x), or NaN, got "
-    assert stopped(rule(aggregate=aggregate))[0] == f"round 1: Mine: self.round.metrics['x'] {wanted}{got}"
+    assert get_stop(rule(aggregate=aggregate))[0] == f"round 1: Mine: self.round.metrics['x'] {wanted}{got}"
 
 
 def test_a_metric_may_be_nan():
@@ -202,11 +202,13 @@ def test_a_metric_of_nodes_has_a_value_for_each(pair, got):
         return self.mean(model, replies)
 
     wanted = "must be (nodes, values), a value for each node, got "
-    assert stopped(rule(aggregate=aggregate))[0] == f"round 1: Mine: self.round.node_metrics['x'] {wanted}{got}"
+    assert get_stop(rule(aggregate=aggregate))[0] == f"round 1: Mine: self.round.node_metrics['x'] {wanted}{got}"
 
 
 Pair = namedtuple("Pair", "first second")
-KEPT = "but a checkpoint holds tensors, arrays, numbers and text, in lists, tuples and dictionaries by text or whole numbers"
+CHECKPOINT_CONTENT = (
+    "but a checkpoint holds tensors, arrays, numbers and text, in lists, tuples and dictionaries by text or whole numbers"
+)
 
 
 @pytest.mark.parametrize(
@@ -228,13 +230,13 @@ KEPT = "but a checkpoint holds tensors, arrays, numbers and text, in lists, tupl
 def test_what_no_checkpoint_holds_is_refused_before_the_run_and_in_the_round_that_brings_it(state, said):
     with pytest.raises(UserError) as found:
         digits_run("fedavg", 1, nodes=2, rule=rule(setup=lambda self: self.state.update(state)))
-    assert str(found.value) == f"Mine: {said}, {KEPT}"
+    assert str(found.value) == f"Mine: {said}, {CHECKPOINT_CONTENT}"
 
     def aggregate(self, model, replies):
         self.state |= state
         return self.mean(model, replies)
 
-    assert stopped(rule(aggregate=aggregate))[0] == f"round 1: Mine: {said}, {KEPT}"
+    assert get_stop(rule(aggregate=aggregate))[0] == f"round 1: Mine: {said}, {CHECKPOINT_CONTENT}"
 
 
 def test_a_state_may_hold_what_a_checkpoint_does():
@@ -260,7 +262,7 @@ def test_a_state_may_hold_what_a_checkpoint_does():
 )
 def test_nodes_that_there_are_not_cannot_be_selected(nodes, got):
     wanted = "round 1: Mine.select must return partition ids, whole numbers of 0..1, each at most once"
-    assert stopped(rule(select=lambda self, server_round: nodes))[0] == f"{wanted}, got {got}"
+    assert get_stop(rule(select=lambda self, server_round: nodes))[0] == f"{wanted}, got {got}"
 
 
 @pytest.mark.parametrize("nodes", [[], [1, 0], np.array([1], dtype=np.uint8)])
@@ -315,13 +317,13 @@ def test_what_the_broadcast_lacks_may_come_with_what_each_node_alone_receives():
 
 
 @pytest.fixture
-def refused(tmp_path, monkeypatch):
+def get_refusal(tmp_path, monkeypatch):
     """Return the error about a user's method with one mistake in its client or its strategy."""
     write(tmp_path / "my_package" / "__init__.py", "")
     write(tmp_path / "yamls" / "strategy" / "mine.yaml", METHOD)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def said(half, more):
+    def check_method(half, more):
         for name, text in (("method", NODE), ("rule", RULE)):
             write(tmp_path / "my_package" / f"my_{name}.py", text + (more if name == half else ""))
         asked = ["strategy=mine", "num_nodes=4", "model=mlp", "model.hidden=[8]"]
@@ -330,7 +332,7 @@ def refused(tmp_path, monkeypatch):
         assert "\n" not in str(found.value)
         return str(found.value)
 
-    yield said
+    yield check_method
     for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
         del sys.modules[name]
 
@@ -367,8 +369,8 @@ RULES = "strategy.server=my_package.my_rule: MyRule"
         ),
     ],
 )
-def test_what_can_be_told_before_a_run_is(refused, half, more, said):
-    assert re.fullmatch(said, refused(half, more))
+def test_what_can_be_told_before_a_run_is(get_refusal, half, more, said):
+    assert re.fullmatch(said, get_refusal(half, more))
 
 
 # ---------------------------------------------------------------------------------------- participation rates

@@ -8,7 +8,7 @@ from contrafed.core.errors import UserError
 from contrafed.runs.notices import said_of_attackers, said_of_delta
 
 
-def resolved(*overrides):
+def resolve_overrides(*overrides):
     return resolve(config_of("strategy=fedavg", *overrides))
 
 
@@ -22,32 +22,32 @@ def resolved(*overrides):
     ],
 )
 def test_how_many_attack(asked, said):
-    assert said_of_attackers(resolved(*asked)) == said
+    assert said_of_attackers(resolve_overrides(*asked)) == said
 
 
 def test_a_share_that_is_nobody_is_refused():
     with pytest.raises(UserError, match=r"^attack.fraction=0.04 of num_nodes=10 makes no attacker$"):
-        resolved("attack=ipm", "attack.fraction=0.04", "num_nodes=10")
+        resolve_overrides("attack=ipm", "attack.fraction=0.04", "num_nodes=10")
 
 
 @pytest.mark.parametrize("attack", ["ipm", "alie"])
 def test_attackers_that_go_by_honest_nodes_need_some(attack):
     with pytest.raises(UserError, match=f"^attack={attack}: all 4 nodes attack, and use the changes of those that do not$"):
-        resolved(f"attack={attack}", "attack.fraction=1", "num_nodes=4")
-    resolved("attack=alie", "attack.fraction=1", "attack.known=attackers", "num_nodes=4")
-    resolved("attack=sign_flip", "attack.fraction=1", "num_nodes=4")
+        resolve_overrides(f"attack={attack}", "attack.fraction=1", "num_nodes=4")
+    resolve_overrides("attack=alie", "attack.fraction=1", "attack.known=attackers", "num_nodes=4")
+    resolve_overrides("attack=sign_flip", "attack.fraction=1", "num_nodes=4")
 
 
 def test_attackers_that_are_held_out_are_none():
     few = ("num_nodes=10", "held_out_nodes=2", "attack=ipm")
     with pytest.raises(UserError, match="^attack=ipm: its 2 nodes are held out, and never train$"):
-        resolved(*few, "attack.nodes=[8,9]")
+        resolve_overrides(*few, "attack.nodes=[8,9]")
     with pytest.raises(UserError, match="^attack=ipm: all 8 nodes attack"):
-        resolved(*few, "attack.nodes=[0,1,2,3,4,5,6,7]")
-    assert said_of_attackers(resolved(*few, "attack.nodes=[3,9]")) == "1 of 8 nodes attack: attack=ipm"
+        resolve_overrides(*few, "attack.nodes=[0,1,2,3,4,5,6,7]")
+    assert said_of_attackers(resolve_overrides(*few, "attack.nodes=[3,9]")) == "1 of 8 nodes attack: attack=ipm"
 
 
 @pytest.mark.parametrize(("delta", "loose"), [("0.00001", False), ("0.24", False), ("0.25", True), ("0.9", True)])
 def test_a_delta_that_lets_a_node_be_told_apart_is_said(delta, loose):
-    line = said_of_delta(resolved("privacy=central", f"privacy.delta={delta}", "num_nodes=4"))
+    line = said_of_delta(resolve_overrides("privacy=central", f"privacy.delta={delta}", "num_nodes=4"))
     assert line.startswith(f"privacy.delta={delta} is not below 1/num_nodes=0.25: ") if loose else line == ""

@@ -20,12 +20,12 @@ from contrafed.server.replies import Replies, Reply
 from contrafed.strategies.fedavg import FedAvg
 
 W = {"model/a": torch.tensor([1.0, 0.1]), "model/b": torch.tensor([[3.0]])}
-TRAINED = {"a": torch.tensor([1.3, 0.7]), "b": torch.tensor([[2.0]])}
+TRAINED_PARAMS = {"a": torch.tensor([1.3, 0.7]), "b": torch.tensor([[2.0]])}
 
 
 def test_models_and_deltas_are_answered_whichever_was_sent():
-    changed = {name: value - W[f"model/{name}"] for name, value in TRAINED.items()}
-    sent_model = Reply(0, {f"model/{n}": v for n, v in TRAINED.items()}, 1, {}, W)
+    changed = {name: value - W[f"model/{name}"] for name, value in TRAINED_PARAMS.items()}
+    sent_model = Reply(0, {f"model/{n}": v for n, v in TRAINED_PARAMS.items()}, 1, {}, W)
     sent_delta = Reply(1, {f"delta/{n}": v for n, v in changed.items()}, 1, {}, W)
     replies = Replies([sent_delta, sent_model])
     assert all(same(found, changed) for found in replies.deltas())
@@ -35,15 +35,15 @@ def test_models_and_deltas_are_answered_whichever_was_sent():
     assert replies.deltas()[1]["a"] is sent_delta.tensors["delta/a"]
     total = replies.weighted_sum("delta", np.array([0.5, 0.5]))
     torch.testing.assert_close(total["b"], torch.tensor([[-1.0]], dtype=torch.float64))
-    assert replies.group("proto") == [{}, {}]
+    assert replies.get_tensors("proto") == [{}, {}]
 
 
 def test_a_change_of_nothing_received_is_no_change():
     reply = Reply(0, {"model/a": torch.ones(1)}, 1, {}, {"cloud/a": torch.ones(1)})
-    assert reply.group("model")["a"] is reply.tensors["model/a"]
+    assert reply.get_tensors("model")["a"] is reply.tensors["model/a"]
     with pytest.raises(ValueError, match="delta/a is not known: the node sends model/a but received no model"):
-        reply.group("delta")
-    assert Reply(0, {"proto/mean": torch.ones(1)}, 1, {}).group("model") == {}  # a method that sends no model
+        reply.get_tensors("delta")
+    assert Reply(0, {"proto/mean": torch.ones(1)}, 1, {}).get_tensors("model") == {}  # a method that sends no model
 
 
 class SendsChanges(FedAvgClient):
@@ -257,7 +257,7 @@ def test_whether_there_are_personal_models_and_a_global_one(name, changes, perso
 # ------------------------------------------------------------------------------------------------------------------- scores
 
 
-def scored(rows, last=1):
+def score_replies(rows, last=1):
     """Return the server's summary of evaluation replies: one dict of metrics per client, or a text for a client that fails."""
     identify()
     rule = stub(strategy_settings("fedavg"), [1] * len(rows))
@@ -274,7 +274,7 @@ def scored(rows, last=1):
 
 def test_other_judged_models_are_reported_under_their_names():
     """Accuracies 1/2 and 1 of 1 and 3 examples are 0.875 by examples. The tuned ones, 0 and 1, are 0.75."""
-    done = scored(
+    done = score_replies(
         [
             {"accuracy": 0.5, "loss": 2.0, "num-examples": 1, "tuned/accuracy": 0.0, "tuned/loss": 8.0},
             {"accuracy": 1.0, "loss": 1.0, "num-examples": 3, "tuned/accuracy": 1.0, "tuned/loss": 4.0},
@@ -295,11 +295,11 @@ def rows_of(folder):
     return {(row["scope"], row["split"], row["metric"]): float(row["value"]) for row in rows}
 
 
-TINY = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "partition.test_fraction=0.2")
+TINY_RUN = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "partition.test_fraction=0.2")
 
 
 def test_personal_models_are_reported_beside_a_whole_global_one(tmp_path):
-    run(config_of("strategy=fedcrl", "strategy.separate=false", *TINY, f"output_dir={tmp_path}/run"))
+    run(config_of("strategy=fedcrl", "strategy.separate=false", *TINY_RUN, f"output_dir={tmp_path}/run"))
     assert {("global", "test", "accuracy"), ("personal", "test", "accuracy")} <= rows_of(tmp_path / "run").keys()
 
 
@@ -307,9 +307,9 @@ def test_another_judged_model_comes_through_a_run(tmp_path, monkeypatch):
     def judged(self, stack):
         return {"model": stack.params, "zero": {name: torch.zeros_like(value) for name, value in stack.params.items()}}
 
-    run(config_of("strategy=fedavg", *TINY, "eval_nodes=true", f"output_dir={tmp_path}/plain"))
+    run(config_of("strategy=fedavg", *TINY_RUN, "eval_nodes=true", f"output_dir={tmp_path}/plain"))
     monkeypatch.setattr(FedAvgClient, "judged", judged)
-    run(config_of("strategy=fedavg", *TINY, "eval_nodes=true", f"output_dir={tmp_path}/both"))
+    run(config_of("strategy=fedavg", *TINY_RUN, "eval_nodes=true", f"output_dir={tmp_path}/both"))
     plain, both = rows_of(tmp_path / "plain"), rows_of(tmp_path / "both")
     assert both | plain == both  # what counts is what it was
     # Scores of zero everywhere: class 0.
@@ -318,7 +318,7 @@ def test_another_judged_model_comes_through_a_run(tmp_path, monkeypatch):
 
 def test_a_model_that_only_some_nodes_judge_is_averaged_over_these():
     extra = {"tuned/accuracy": 0.5, "tuned/loss": 1.0}
-    done = scored(
+    done = score_replies(
         [{"accuracy": 0.0, "loss": 2.0, "num-examples": 1}, {"accuracy": 1.0, "loss": 0.0, "num-examples": 1} | extra]
     )
     assert (done.node_evaluation["accuracy"], done.node_evaluation["tuned/accuracy"]) == (0.5, 0.5)
@@ -336,7 +336,7 @@ def test_a_model_that_only_some_nodes_judge_is_averaged_over_these():
 )
 def test_a_score_that_lacks_a_number_does_not_count(wrong):
     good = {"accuracy": 1.0, "loss": 1.0, "num-examples": 2}
-    done = scored([good, good | {"accuracy": 0.0} | wrong])
+    done = score_replies([good, good | {"accuracy": 0.0} | wrong])
     assert dict(done.rejected) == {"evaluation malformed": 1}
     assert done.node_evaluation["accuracy"] == 1
     assert "tuned/accuracy" not in done.node_evaluation

@@ -102,11 +102,11 @@ def test_memory_out_of_reach_means_the_ordinary_way(tmp_path):
 
 
 def test_few_blocks_stay_mapped():
-    mapped, blocks = {}, [shared_memory.Block(10**5) for _ in range(shared_memory.MAPPED + 3)]
+    mapped, blocks = {}, [shared_memory.Block(10**5) for _ in range(shared_memory.MAX_MAPPED_BLOCKS + 3)]
     for block in blocks:
         assert shared_memory.write(reply(1), block.address, mapped)[0] == "shared"
         block.close()
-    assert len(mapped) == shared_memory.MAPPED
+    assert len(mapped) == shared_memory.MAX_MAPPED_BLOCKS
 
 
 def test_what_is_read_cannot_be_written_to():

@@ -13,7 +13,7 @@ from contrafed import UserError, compose, run
 from contrafed.config.run_config import resolve
 from contrafed.core import registry
 
-QUICK = ("engine=local", "num_nodes=4", "num_rounds=1", "model=mlp", "model.hidden=[8]")
+QUICK_RUN = ("engine=local", "num_nodes=4", "num_rounds=1", "model=mlp", "model.hidden=[8]")
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,13 @@ QUICK = ("engine=local", "num_nodes=4", "num_rounds=1", "model=mlp", "model.hidd
 )
 def test_what_needs_a_score_is_refused_where_nothing_is_scored(asked, advice, tmp_path):
     with pytest.raises(UserError, match=f"no node has a test part of its own; {advice}"):
-        run(config_of(*QUICK, "strategy=fedper", *asked, f"output_dir={tmp_path}/run"))
+        run(config_of(*QUICK_RUN, "strategy=fedper", *asked, f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("choice", ["partition=sampled", "attack=label_flip", "partition=iid"])
 def test_every_kind_of_partition_runs(choice, tmp_path):
-    summary = run(config_of(*QUICK, "strategy=fedavg", choice, f"output_dir={tmp_path}/run"))
+    summary = run(config_of(*QUICK_RUN, "strategy=fedavg", choice, f"output_dir={tmp_path}/run"))
     assert summary["status"] == "finished"
 
 
@@ -46,8 +46,8 @@ def test_paths_need_no_quotes_of_their_own(place):
 
 def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert run(compose(*QUICK, "strategy=fedavg", "output_dir=~/run"))["folder"] == str(tmp_path / "run")
-    again = compose(*QUICK, "strategy=fedavg", "init_from=~/run/model.safetensors", "output_dir=~/again")
+    assert run(compose(*QUICK_RUN, "strategy=fedavg", "output_dir=~/run"))["folder"] == str(tmp_path / "run")
+    again = compose(*QUICK_RUN, "strategy=fedavg", "init_from=~/run/model.safetensors", "output_dir=~/again")
     assert run(again)["status"] == "finished"
 
 
@@ -68,8 +68,8 @@ def test_a_home_is_found_in_a_runs_folder(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_no_run_can_take_is_one_line(called, asked, said):
-    done = called(*asked)
+def test_what_no_run_can_take_is_one_line(call_command, asked, said):
+    done = call_command(*asked)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
@@ -113,7 +113,7 @@ def test_a_run_that_ends_while_its_engine_starts_leaves_no_claim(tmp_path, monke
         raise stopped
 
     monkeypatch.setattr("contrafed.engines.local.run", starts)
-    again = config_of(*QUICK, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
+    again = config_of(*QUICK_RUN, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     with pytest.raises(stopped):
         run(again)
     assert not (tmp_path / "run").exists()
@@ -125,7 +125,7 @@ def test_a_run_that_ends_while_its_engine_starts_leaves_no_claim(tmp_path, monke
 
 def test_a_folder_in_which_another_process_writes_is_left_alone(tmp_path):
     """Also by a notebook and ``flwr run``, which resume in a run's folder without the command line."""
-    resumed = config_of(*QUICK, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
+    resumed = config_of(*QUICK_RUN, "strategy=fedavg", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/run")
     run(resumed)
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.csv")}
     other = os.open(tmp_path / "run", os.O_RDONLY)
@@ -139,7 +139,7 @@ def test_a_folder_in_which_another_process_writes_is_left_alone(tmp_path):
 def test_features_without_test_images_are_refused_before_the_run(tmp_path):
     nothing = ("dataset.merge_splits=true", "partition.test_fraction=0", "log=[features]")
     with pytest.raises(UserError, match=r"log=\[features\] needs test images on the server"):
-        run(config_of(*QUICK, "strategy=fedavg", *nothing, f"output_dir={tmp_path}/run"))
+        run(config_of(*QUICK_RUN, "strategy=fedavg", *nothing, f"output_dir={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -155,20 +155,20 @@ def test_compose_and_run_take_what_they_say():
 
 def test_a_run_in_which_no_reply_counts_says_so(tmp_path, capsys):
     asked = ("strategy=fedavg", "participation=full", "engine.max_norm=1e-6", f"output_dir={tmp_path}/run")
-    assert run(config_of(*QUICK, *asked))["replies_rejected"] == 4
+    assert run(config_of(*QUICK_RUN, *asked))["replies_rejected"] == 4
     assert "no reply counted in any round: the global model is the initial one" in capsys.readouterr().out.splitlines()
 
 
 def test_a_run_without_a_step_has_replies_that_count(tmp_path, capsys):
     asked = ("strategy=fedavg", "participation=full", "strategy.local.iterations=0", "strategy.local.epochs=null")
-    assert run(config_of(*QUICK, *asked, f"output_dir={tmp_path}/run"))["replies_rejected"] == 0
+    assert run(config_of(*QUICK_RUN, *asked, f"output_dir={tmp_path}/run"))["replies_rejected"] == 0
     assert "no reply counted" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg strategy/server=fednova", "mifa"])
 def test_a_rate_that_comes_to_0_is_refused_before_any_work(method, tmp_path):
     asked = (
-        *QUICK,
+        *QUICK_RUN,
         *f"strategy={method}".split(),
         "num_rounds=300",
         "strategy.local.lr_decay=0.05",
@@ -179,22 +179,22 @@ def test_a_rate_that_comes_to_0_is_refused_before_any_work(method, tmp_path):
 
 
 def test_a_second_run_says_in_which_folder_it_is(tmp_path, capsys):
-    config = config_of(*QUICK, "strategy=fedavg", f"output_dir={tmp_path}/run")
+    config = config_of(*QUICK_RUN, "strategy=fedavg", f"output_dir={tmp_path}/run")
     first = run(config)
     assert "has a run already" not in capsys.readouterr().out
     assert (first["folder"], run(config)["folder"]) == (f"{tmp_path}/run", f"{tmp_path}/run-2")
     assert f"{tmp_path}/run has a run already: this one's folder is {tmp_path}/run-2\n" in capsys.readouterr().out
 
 
-def test_one_job_of_a_table_is_said_to_be_one(tmp_path, called):
-    asked = ("experiment=digits", *QUICK, "strategy=fedavg", "seed=0")
-    one = called(*asked, "participation=uniform", f"output_dir={tmp_path}/one")
+def test_one_job_of_a_table_is_said_to_be_one(tmp_path, call_command):
+    asked = ("experiment=digits", *QUICK_RUN, "strategy=fedavg", "seed=0")
+    one = call_command(*asked, "participation=uniform", f"output_dir={tmp_path}/one")
     assert "runs them all" not in one.stdout
-    some = called(*asked, f"output_dir={tmp_path}/some")
+    some = call_command(*asked, f"output_dir={tmp_path}/some")
     assert "this is one of 3 jobs: this line with -m runs them all" in some.stdout.splitlines()
 
 
-def test_flags_are_named(called):
+def test_flags_are_named(call_command):
     for wrong, says in (
         (["--num_rounds=3"], "error: --num_rounds=3: keys have no dashes, write num_rounds=3\n"),
         (
@@ -208,11 +208,11 @@ def test_flags_are_named(called):
         (["--resolve"], "error: --resolve goes with --cfg"),
         (["--cfg", "job", "-p", "strategi"], "error: unknown package 'strategi', did you mean 'strategy'?"),
     ):
-        done = called(*wrong)
+        done = call_command(*wrong)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), wrong
         assert done.stderr.startswith(says)
-    assert called("--version").stdout == f"contrafed {version('contrafed')}\n"
-    part = called("strategy=fedcrl", "--cfg", "job", "--package=participation", "--resolve")
+    assert call_command("--version").stdout == f"contrafed {version('contrafed')}\n"
+    part = call_command("strategy=fedcrl", "--cfg", "job", "--package=participation", "--resolve")
     assert yaml.safe_load(part.stdout) == compose("strategy=fedcrl")["participation"]
 
 
@@ -235,8 +235,8 @@ def test_a_yaml_of_ones_own_that_would_do_nothing_is_refused(tmp_path, group, te
         resolve(compose("experiment=mine" if group == "experiment" else "strategy=fedavg", config_dir=tmp_path))
 
 
-def test_a_sweep_without_a_table_says_why(tmp_path, called):
-    done = called("-m", *QUICK, "strategy=fedper,lgfedavg", f"output_dir={tmp_path}/sweep")
+def test_a_sweep_without_a_table_says_why(tmp_path, call_command):
+    done = call_command("-m", *QUICK_RUN, "strategy=fedper,lgfedavg", f"output_dir={tmp_path}/sweep")
     (line,) = [line for line in done.stdout.splitlines() if "no table" in line]
     assert "nothing was evaluated" in line
 

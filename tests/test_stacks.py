@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rig import METHODS, Schedule, close, config_of, digits_run, given, run_strategy, sized_workspace, workspace_of
+from rig import METHODS, Schedule, build_received, close, config_of, digits_run, run_strategy, sized_workspace, workspace_of
 
 
 @pytest.mark.parametrize("local", [{}, {"iterations": None, "epochs": 2, "batch_size": 7}], ids=["own", "epochs"])
@@ -43,15 +43,15 @@ def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
     config = config_of("strategy=fedavg", "num_nodes=40", "model=cnn", "model.hidden=16", "model.dropout=0.3")
     config["strategy"]["local"] |= {"iterations": None, "epochs": 1, "batch_size": 9}
 
-    def trained(stack_size):
+    def train_model(stack_size):
         workspace = workspace_of(config, dtype=torch.float64)
         return run_strategy(workspace, config, Schedule([range(4)] * 2), 2, stack_size=stack_size)[0][-1]
 
-    alone = trained(1)
-    close(trained(4), alone)
+    alone = train_model(1)
+    close(train_model(4), alone)
     config["model"]["dropout"] = 0.0
     with pytest.raises(AssertionError):
-        close(trained(1), alone)
+        close(train_model(1), alone)
 
 
 # --------------------------------------------------------------------------------------------- two phases that are unlike
@@ -60,7 +60,7 @@ def test_stacked_dropout_sees_the_masks_that_each_node_alone_sees():
 def together_and_alone(workspace, kind, rounds=2):
     """Compare the uploads, states and reports of a stack of all clients with those of each alone. No stack is retried."""
     nodes = range(len(workspace.federation.partition.sizes))
-    received = given(workspace)
+    received = build_received(workspace)
     stack, lone = kind(workspace, nodes), [kind(workspace, [node]) for node in nodes]
     for server_round in range(1, rounds + 1):
         found = stack.update([received] * len(nodes), server_round)

@@ -9,17 +9,17 @@ import pytest
 from reported import write_run
 from rig import config_of
 from safetensors.torch import load_file
-from tiny import TINY
+from tiny import TINY_RUN
 
 from contrafed.core.errors import UserError
 from contrafed.report.runs import read
 from contrafed.runs.early_stopping import Stopping
-from contrafed.runs.output import shown
+from contrafed.runs.output import select_shown_scores
 from contrafed.runs.run import run
 from contrafed.server.base import Round
 
-SIX = (*TINY, "num_rounds=6", "participation=full", "engine=local", "strategy=fedavg", "tracker=none")
-STILL = "strategy.local.lr=1e-12"  # nothing is learned, so that no accuracy rises
+SIX_ROUNDS = (*TINY_RUN, "num_rounds=6", "participation=full", "engine=local", "strategy=fedavg", "tracker=none")
+NO_LEARNING = "strategy.local.lr=1e-12"  # nothing is learned, so that no accuracy rises
 
 
 def metrics(folder):
@@ -55,7 +55,7 @@ def test_when_a_run_ends(patience, target, curve, stopped, reached):
 def whole(tmp_path_factory):
     """Return a run of six rounds, and the accuracy that its third round first reaches."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run(config_of(*SIX, f"output_dir={folder}"))
+    run(config_of(*SIX_ROUNDS, f"output_dir={folder}"))
     found = accuracies(folder)
     target = found[3]
     assert max(found[1], found[2]) < target
@@ -64,7 +64,7 @@ def whole(tmp_path_factory):
 
 def test_a_run_ends_at_its_target_with_rounds_and_bytes_to_it(whole, tmp_path):
     folder, target = whole
-    summary = run(config_of(*SIX, f"target_accuracy={target}", f"output_dir={tmp_path}/run"))
+    summary = run(config_of(*SIX_ROUNDS, f"target_accuracy={target}", f"output_dir={tmp_path}/run"))
     assert (summary["status"], summary["stopped_by"], summary["rounds"]) == ("finished", "target_accuracy", 3)
     assert (summary["rounds_to_target"], summary["target_accuracy"]) == (3, target)
     assert summary["bytes_up_to_target"] == summary["bytes_up"] == 3 * 6 * 4 * summary["parameters"]
@@ -74,7 +74,7 @@ def test_a_run_ends_at_its_target_with_rounds_and_bytes_to_it(whole, tmp_path):
 
 
 def test_a_target_beyond_reach_is_said_to_be(tmp_path):
-    summary = run(config_of(*SIX, "num_rounds=1", "target_accuracy=1.0", f"output_dir={tmp_path}/run"))
+    summary = run(config_of(*SIX_ROUNDS, "num_rounds=1", "target_accuracy=1.0", f"output_dir={tmp_path}/run"))
     assert (summary["rounds_to_target"], summary["bytes_up_to_target"], summary["rounds"]) == (None, None, 1)
     assert "stopped_by" not in summary
 
@@ -82,16 +82,18 @@ def test_a_target_beyond_reach_is_said_to_be(tmp_path):
 def test_a_run_that_is_judged_by_nodes_never_ends_by_the_servers_score():
     """Without a client's reply the round has no score."""
     done = Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}, judging=True)
-    assert shown(done, True) == ("personal", {})
-    assert shown(done, False) == ("global", {"accuracy": 0.9})
+    assert select_shown_scores(done, True) == ("personal", {})
+    assert select_shown_scores(done, False) == ("global", {"accuracy": 0.9})
     done.node_evaluation = {"accuracy": 0.5}
-    assert shown(done, True) == ("personal", {"accuracy": 0.5})
-    assert shown(Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}), True)[0] == "global"  # no client has a test part
+    assert select_shown_scores(done, True) == ("personal", {"accuracy": 0.5})
+    assert (
+        select_shown_scores(Round(4, np.arange(2), evaluation={"test/accuracy": 0.9}), True)[0] == "global"
+    )  # no client has a test part
 
 
 def test_a_finished_run_is_looked_at_again_for_a_target(whole, tmp_path):
     _, target = whole
-    finished = (*SIX, "checkpoint_every=3", f"output_dir={tmp_path}/run")
+    finished = (*SIX_ROUNDS, "checkpoint_every=3", f"output_dir={tmp_path}/run")
     run(config_of(*finished))
     summary = run(config_of(*finished, "resume=latest", f"target_accuracy={target}"))
     assert (summary["rounds"], summary["rounds_to_target"]) == (6, 3)
@@ -100,7 +102,7 @@ def test_a_finished_run_is_looked_at_again_for_a_target(whole, tmp_path):
 
 
 def test_a_run_without_progress_ends_by_patience_also_resumed(tmp_path, capsys):
-    patient = (*SIX, STILL, "early_stop=3", "checkpoint_every=1")
+    patient = (*SIX_ROUNDS, NO_LEARNING, "early_stop=3", "checkpoint_every=1")
     summary = run(config_of(*patient, f"output_dir={tmp_path}/whole"))
     assert (summary["stopped_by"], summary["rounds"]) == ("early_stop", 4)
     assert "ended after round 4: the accuracy has not risen for early_stop=3 evaluations" in capsys.readouterr().out
@@ -116,13 +118,15 @@ def test_a_run_without_progress_ends_by_patience_also_resumed(tmp_path, capsys):
     assert (resumed["stopped_by"], resumed["rounds"]) == ("early_stop", 4)
     assert (tmp_path / "cut" / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
     # With more patience the same run continues.
-    onward = run(config_of(*SIX, STILL, "early_stop=5", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/cut"))
+    onward = run(
+        config_of(*SIX_ROUNDS, NO_LEARNING, "early_stop=5", "checkpoint_every=1", "resume=latest", f"output_dir={tmp_path}/cut")
+    )
     assert (onward["rounds"], "stopped_by" in onward) == (6, False)
 
 
 def test_the_last_round_of_a_run_that_ended_early_is_judged_as_the_last(tmp_path):
     """FedAvg+FT tunes before the last evaluation, and every client saves its model."""
-    tuned = [*SIX, "strategy=fedavg_ft", STILL, "early_stop=2", "save_personal=true", f"output_dir={tmp_path}/run"]
+    tuned = [*SIX_ROUNDS, "strategy=fedavg_ft", NO_LEARNING, "early_stop=2", "save_personal=true", f"output_dir={tmp_path}/run"]
     tuned.remove("strategy=fedavg")
     summary = run(config_of(*tuned))
     assert (summary["stopped_by"], summary["rounds"]) == ("early_stop", 3)
@@ -136,7 +140,7 @@ def test_the_last_round_of_a_run_that_ended_early_is_judged_as_the_last(tmp_path
 def test_a_callback_gets_every_round_and_may_end_the_run(whole, tmp_path):
     folder, _ = whole
     seen = {}
-    run(config_of(*SIX, f"output_dir={tmp_path}/run"), on_round=seen.__setitem__)
+    run(config_of(*SIX_ROUNDS, f"output_dir={tmp_path}/run"), on_round=seen.__setitem__)
     assert sorted(seen) == list(range(7))
     assert {t: values["global/test/accuracy"] for t, values in seen.items()} == accuracies(folder)
     assert "global/system/bytes_up" in seen[1]
@@ -148,7 +152,7 @@ def test_a_callback_gets_every_round_and_may_end_the_run(whole, tmp_path):
             raise ValueError("the notebook's own")
 
     with pytest.raises(ValueError, match="the notebook's own"):
-        run(config_of(*SIX, f"output_dir={tmp_path}/failed"), on_round=failing)
+        run(config_of(*SIX_ROUNDS, f"output_dir={tmp_path}/failed"), on_round=failing)
     assert json.loads((tmp_path / "failed" / "summary.json").read_text())["status"] == "failed"
     assert max(int(row["round"]) for row in metrics(tmp_path / "failed")) == 2
     assert load_file(tmp_path / "failed" / "model.safetensors")
@@ -159,7 +163,7 @@ def test_what_never_could_end_a_run_is_refused(tmp_path, ends):
     asked = ("strategy=fedper", "eval_nodes=false", ends, f"output_dir={tmp_path}/run")
     said = f"^{ends.partition('=')[0]}: eval_nodes=false leaves no model to score, so there is no accuracy to look at$"
     with pytest.raises(UserError, match=said):
-        run(config_of(*(override for override in SIX if override != "strategy=fedavg"), *asked))
+        run(config_of(*(override for override in SIX_ROUNDS if override != "strategy=fedavg"), *asked))
     assert not (tmp_path / "run").exists()
 
 

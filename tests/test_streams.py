@@ -13,7 +13,7 @@ from contrafed.core.stdio import outliving
 RUN = (sys.executable, "main.py", "engine=local", "num_nodes=8", "model=mlp", "tracker=none")
 
 
-def begun(folder, *overrides):
+def start_run(folder, *overrides):
     """Start a run whose output has no reader from its second line on."""
     process = subprocess.Popen(
         (*RUN, *overrides, f"output_dir={folder}"),
@@ -29,7 +29,7 @@ def begun(folder, *overrides):
 
 
 def test_a_run_goes_on_when_its_reader_is_gone(tmp_path):
-    process = begun(tmp_path / "run", "num_rounds=8", "eval_every=1")
+    process = start_run(tmp_path / "run", "num_rounds=8", "eval_every=1")
     _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -37,7 +37,9 @@ def test_a_run_goes_on_when_its_reader_is_gone(tmp_path):
 
 
 def test_ctrl_c_that_ends_the_reader_too_leaves_everything_written(tmp_path):
-    process = begun(tmp_path / "run", "num_rounds=100000", "eval_every=100000")  # the remaining output is written at the end
+    process = start_run(
+        tmp_path / "run", "num_rounds=100000", "eval_every=100000"
+    )  # the remaining output is written at the end
     rounds, ends = tmp_path / "run" / "times.csv", time.monotonic() + 240
     while time.monotonic() < ends and not (rounds.exists() and rounds.read_text().count("\n") > 10):
         time.sleep(0.05)

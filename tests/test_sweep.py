@@ -5,13 +5,13 @@ import time
 
 import pytest
 from omegaconf import OmegaConf
-from rig import checked, checked_jobs
+from rig import check_overrides, checked_jobs
 
 from contrafed.config.compose import compose_job, expand_jobs, read_grid, take_shard
 from contrafed.config.overrides import rename_arguments
 from contrafed.core import registry
 from contrafed.core.errors import UserError
-from contrafed.report.published import ELSEWHERE
+from contrafed.report.published import MEASURED_BY
 from contrafed.runs.run import run
 
 EXPERIMENT = """# @package _global_
@@ -89,20 +89,20 @@ def test_a_choice_keeps_the_cases_that_leave_it_as_it_is():
 
 
 def test_cases_and_conditions_set_what_the_command_line_does_not(folder):
-    def composed(*overrides):
+    def compose_table(*overrides):
         config = OmegaConf.to_container(compose_job([TABLE, *overrides], folder), resolve=True)
         return config, (config["num_rounds"], config["num_nodes"], config["model"]["name"], config["strategy"]["history_size"])
 
-    assert composed("variant=full")[1] == (300, 50, "cnn_pmfl", 5)
-    config, values = composed("variant=flat", "dataset=mnist", "scale=small", "strategy.history_size=2")
+    assert compose_table("variant=full")[1] == (300, 50, "cnn_pmfl", 5)
+    config, values = compose_table("variant=flat", "dataset=mnist", "scale=small", "strategy.history_size=2")
     assert values == (4, 4, "mlp", 2)  # the scale comes last
     assert config["model"]["hidden"] == [8]  # the case's, which comes after what holds for the data set
     assert (config["experiment"], config["scale"], config["changed"]) == ("own/table", "small", ["strategy.history_size=2"])
     assert config["published"] == {"paper": "own", "method": "pmfl/flat"}
     assert not {"grid", "where", "variant"} & set(config)
-    assert composed("variant=late", "dataset=mnist")[1][0] == 7
-    assert composed("variant=late", "dataset=mnist", "num_rounds=9")[1][0] == 9
-    assert composed("variant=flat", "dataset=mnist", "model=lenet", "seed=3")[0]["changed"] == ["model=lenet"]
+    assert compose_table("variant=late", "dataset=mnist")[1][0] == 7
+    assert compose_table("variant=late", "dataset=mnist", "num_rounds=9")[1][0] == 9
+    assert compose_table("variant=flat", "dataset=mnist", "model=lenet", "seed=3")[0]["changed"] == ["model=lenet"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_jobs_are_split_by_their_numbers():
 EXPERIMENTS = list(registry.choices("experiment"))
 
 
-def sampled(experiment):
+def sample_jobs(experiment):
     """Return jobs of a grid with every value of every axis."""
     jobs = expand_jobs([f"experiment={experiment}"])
     seen, kept = set(), []
@@ -184,8 +184,8 @@ def sampled(experiment):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes(experiment):
-    for job in sampled(experiment):
-        run = checked(*job.overrides)
+    for job in sample_jobs(experiment):
+        run = check_overrides(*job.overrides)
         assert (run.composed["experiment"], run.composed["changed"]) == (experiment, [])
         said = run.composed.get("published") or {}
         if said.get("table"):  # the column of the paper's table that our value fills
@@ -195,7 +195,7 @@ def test_every_experiment_composes(experiment):
 
 def test_what_is_no_axis_of_the_grid_changes_its_setting():
     asked = ["experiment=fedrcl/table5", "strategy.server=fedadam", "strategy=fedrcl", "seed=3", "strategy.local.lr=0.5"]
-    run = checked(*rename_arguments(asked))
+    run = check_overrides(*rename_arguments(asked))
     assert run.composed["changed"] == ["strategy.local.lr=0.5"]
 
 
@@ -215,11 +215,11 @@ PUBLISHED = {
 def rows_of(paper, table):
     """Return the published rows of a table, as (dataset, setting, method, metric)."""
     with (registry.CONF.parent / "contrafed" / "report" / "published" / f"{paper}.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] not in ELSEWHERE]
+        rows = [row for row in csv.DictReader(file) if row["table"] == table and row["metric"] not in MEASURED_BY]
     return {tuple(row[key] for key in ("dataset", "setting", "method", "metric")) for row in rows}
 
 
-def filled(experiment, *overrides):
+def list_filled_rows(experiment, *overrides):
     """Return the rows that a grid's jobs fill."""
     found = set()
     for job in expand_jobs([f"experiment={experiment}", *overrides]):
@@ -235,11 +235,11 @@ def test_every_published_row_has_a_job(paper, table):
     seed = ["seed=0"] if "seed" in read_grid(experiment) else []
     wanted = rows_of(paper, table)
     assert wanted
-    assert filled(experiment, *seed) == wanted
+    assert list_filled_rows(experiment, *seed) == wanted
 
 
 # Generated images diverge at the last cell's rates, 0.3 on clients and 2 on the server, or in its twenty steps.
-LARGEST_LAST = {"pmfl/figure10", "pmfl/figure14"}
+LARGEST_LAST_EXPERIMENTS = {"pmfl/figure10", "pmfl/figure14"}
 
 
 @pytest.mark.slow
@@ -247,10 +247,10 @@ LARGEST_LAST = {"pmfl/figure10", "pmfl/figure14"}
 def test_a_cell_of_every_experiment_runs_at_a_small_scale(experiment, tmp_path):
     """Each on generated images of its data set's shape and classes, and the digits on themselves."""
     jobs = expand_jobs([f"experiment={experiment}", "scale=small", "engine=local"])
-    job = jobs[0 if experiment in LARGEST_LAST else -1]
+    job = jobs[0 if experiment in LARGEST_LAST_EXPERIMENTS else -1]
     paths = [] if "digits" in experiment else ["dataset.download=false", f"dataset.root={tmp_path}"]
     began = time.monotonic()
-    wanted = checked(*job.overrides, *paths, f"output_dir={tmp_path}/run")
+    wanted = check_overrides(*job.overrides, *paths, f"output_dir={tmp_path}/run")
     summary = run(wanted.composed)
     print(f"{experiment}: {time.monotonic() - began:.1f} s, {job.name}, {summary.get('stand_in')}", flush=True)
     assert (summary["status"], summary["scale"], summary["rounds"]) == ("finished", "small", 4)

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from rig import checked, config_of
+from rig import check_overrides, config_of
 
-from contrafed.command import INTERRUPTED
+from contrafed.command import INTERRUPTED_STATUS
 from contrafed.config.compose import Job, expand_jobs
 from contrafed.runs import run
 from contrafed.runs.checkpoint import identity
@@ -22,41 +22,41 @@ from hydra_plugins.contrafed_sweeper import ContrafedSweeper, Left, find_runs
 
 
 @pytest.fixture
-def called(called, monkeypatch, tmp_path):
+def call_command(call_command, monkeypatch, tmp_path):
     """Run the command in this process and an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
-        done = called(*arguments)
+        done = call_command(*arguments)
         return SimpleNamespace(status=done.returncode, out=done.stdout, err=done.stderr)
 
     return call
 
 
-QUICK = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
-DIGITS = ("-m", "experiment=digits", *QUICK, "participation=uniform", "strategy=fedavg")
+QUICK_RUN = ("engine=local", "num_nodes=4", "num_rounds=2", "eval_every=1", "model=mlp", "model.hidden=[8]")
+DIGITS_SWEEP = ("-m", "experiment=digits", *QUICK_RUN, "participation=uniform", "strategy=fedavg")
 
 
-def finished(home):
+def list_finished(home):
     return sorted(path.parent.name for path in Path(home).glob("*/summary.json") if '"finished"' in path.read_text())
 
 
-def test_a_sweep_runs_what_its_folder_does_not_hold(called):
-    first = called(*DIGITS, "seed=0")
-    assert (first.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
+def test_a_sweep_runs_what_its_folder_does_not_hold(call_command):
+    first = call_command(*DIGITS_SWEEP, "seed=0")
+    assert (first.status, list_finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
     assert "1 job: 1 to run in outputs/digits" in first.out
     before = Path("outputs/digits/fedavg-uniform-seed=0/metrics.csv").stat().st_mtime_ns
     # Known by its configuration: also under another name.
     Path("outputs/digits/fedavg-uniform-seed=0").rename("outputs/digits/renamed")
-    more = called(*DIGITS, "seed=0,1")
-    assert (more.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=1", "renamed"])
+    more = call_command(*DIGITS_SWEEP, "seed=0,1")
+    assert (more.status, list_finished("outputs/digits")) == (0, ["fedavg-uniform-seed=1", "renamed"])
     assert "2 jobs, 1 of them finished already: 1 to run in outputs/digits" in more.out
     said = "[job 1, 1 left, less than a minute to go] experiment=digits strategy=fedavg participation=uniform seed=1"
     assert said in more.out
     assert Path("outputs/digits/renamed/metrics.csv").stat().st_mtime_ns == before
     # Another configuration is another run, in a separate folder if the name is taken.
-    changed = called(*DIGITS, "seed=1", "num_rounds=1")
-    assert (changed.status, finished("outputs/digits")) == (
+    changed = call_command(*DIGITS_SWEEP, "seed=1", "num_rounds=1")
+    assert (changed.status, list_finished("outputs/digits")) == (
         0, ["fedavg-uniform-seed=1", "fedavg-uniform-seed=1-2", "renamed"],
     )  # fmt: skip
     stored = yaml.safe_load(Path("outputs/digits/fedavg-uniform-seed=1-2/config.yaml").read_text())
@@ -64,21 +64,21 @@ def test_a_sweep_runs_what_its_folder_does_not_hold(called):
     assert "num_rounds=1" in stored["changed"]
 
 
-def test_a_data_set_that_cannot_be_loaded_is_told_once_before_the_first_job(called):
+def test_a_data_set_that_cannot_be_loaded_is_told_once_before_the_first_job(call_command):
     Path("bad.npz").write_bytes(b"no archive")
-    sets = ("-m", *QUICK, "dataset=npz", "output_dir=out")
-    refused = called(*sets, "dataset.path=bad.npz", "strategy=fedavg,moon", "seed=0,1")
+    sets = ("-m", *QUICK_RUN, "dataset=npz", "output_dir=out")
+    refused = call_command(*sets, "dataset.path=bad.npz", "strategy=fedavg,moon", "seed=0,1")
     assert (refused.status, refused.err.count("error: "), "[job" in refused.out) == (2, 1, False)
     assert "bad.npz" in refused.err
     assert list(Path("out").iterdir()) == []
 
 
 @pytest.mark.parametrize("asked", [(), ("checkpoint_every=2",)])
-def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, monkeypatch, asked):
+def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(call_command, monkeypatch, asked):
     """A job without a request for checkpoints keeps them until it is finished."""
     monkeypatch.setattr(contrafed_sweeper, "MIN_CHECKPOINT_ROUNDS", 2)
     whole = ("seed=0", "num_rounds=6", *asked)
-    assert called(*DIGITS, *whole, "output_dir=whole").status == 0
+    assert call_command(*DIGITS_SWEEP, *whole, "output_dir=whole").status == 0
     from contrafed.runs.output import RunRecorder
 
     real = RunRecorder.flush
@@ -90,11 +90,11 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, mon
 
     with monkeypatch.context() as patched:
         patched.setattr(RunRecorder, "flush", stops)
-        stopped = called(*DIGITS, *whole)
-    assert stopped.status == INTERRUPTED
-    assert finished("outputs/digits") == []
-    again = called(*DIGITS, *whole)
-    assert (again.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
+        stopped = call_command(*DIGITS_SWEEP, *whole)
+    assert stopped.status == INTERRUPTED_STATUS
+    assert list_finished("outputs/digits") == []
+    again = call_command(*DIGITS_SWEEP, *whole)
+    assert (again.status, list_finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
     summary = json.loads(Path("outputs/digits/fedavg-uniform-seed=0/summary.json").read_text())
     assert Path(summary["resumed_from"]).name == "000004"
     assert Path("outputs/digits/fedavg-uniform-seed=0/checkpoints").exists() == bool(asked)
@@ -102,7 +102,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_to_the_same_bytes(called, mon
     assert a == b
 
 
-def test_a_stopped_sweep_leaves_the_table_of_what_is_finished(called, monkeypatch):
+def test_a_stopped_sweep_leaves_the_table_of_what_is_finished(call_command, monkeypatch):
     real = run.run_resolved
 
     def stops(wanted, **more):
@@ -111,7 +111,7 @@ def test_a_stopped_sweep_leaves_the_table_of_what_is_finished(called, monkeypatc
         return real(wanted, **more)
 
     monkeypatch.setattr(run, "run_resolved", stops)
-    assert called(*DIGITS, "seed=0,1,2").status == INTERRUPTED
+    assert call_command(*DIGITS_SWEEP, "seed=0,1,2").status == INTERRUPTED_STATUS
     assert "| fedavg | 2 |" in Path("outputs/digits/sweep.md").read_text()
 
 
@@ -119,7 +119,7 @@ def test_where_the_data_lie_makes_no_other_run():
     """Nor another table: a finished job is found on another disk."""
     asked = ["experiment=pmfl/base", "dataset=svhn"]
     one, other, third = (
-        checked(*asked, *more).composed
+        check_overrides(*asked, *more).composed
         for more in ([], ["dataset.root=elsewhere", "dataset.download=true"], ["dataset.fraction=0.5"])
     )
     assert identity(one) == identity(other) != identity(third)
@@ -128,13 +128,15 @@ def test_where_the_data_lie_makes_no_other_run():
 
 def test_cells_that_a_scale_makes_alike_are_jobs_of_their_own():
     """Half and double the clients or rounds are both twenty clients and four rounds at scale=small."""
-    keys = {identity(checked(*job.overrides).composed) for job in expand_jobs(["experiment=mpfedcon/table2", "scale=small"])}
+    keys = {
+        identity(check_overrides(*job.overrides).composed) for job in expand_jobs(["experiment=mpfedcon/table2", "scale=small"])
+    }
     assert len(keys) == 24
 
 
 def test_a_job_that_is_shortened_stands_beside_the_cell_of_its_case():
     job = ["experiment=mpfedcon/table2", "nodes=m100", "rounds=t200", "method=fedrep", "num_rounds=60"]
-    composed = checked(*job).composed
+    composed = check_overrides(*job).composed
     assert composed["published"]["setting"] == "clients=100 classes=5 m=100 T=200"
     assert (composed["num_rounds"], composed["changed"]) == (60, ["num_rounds=60"])
 
@@ -155,19 +157,19 @@ def test_the_time_to_go_is_by_method_data_and_rounds_that_are_left(tmp_path, mon
     assert jobs._estimate_time([of("pmfl", 1000), of("fedavg", 60), of("moon", 960)]) == ", about 1 h 46 min to go"
 
 
-def test_a_folder_that_is_a_runs_or_has_a_jobs_is_refused_before_any_job(called):
-    assert called(*QUICK, "strategy=fedavg", "output_dir=one").status == 0
-    some = ("-m", *QUICK, "strategy=fedavg", "seed=0,1")
-    onto = called(*some, "output_dir=one")
+def test_a_folder_that_is_a_runs_or_has_a_jobs_is_refused_before_any_job(call_command):
+    assert call_command(*QUICK_RUN, "strategy=fedavg", "output_dir=one").status == 0
+    some = ("-m", *QUICK_RUN, "strategy=fedavg", "seed=0,1")
+    onto = call_command(*some, "output_dir=one")
     assert (onto.status, onto.err) == (
         2,
         "error: output_dir: one already holds a run; name another folder or move that one away\n",
     )
     Path("one").rename("1")
-    again = called(*some, "output_dir=.")
+    again = call_command(*some, "output_dir=.")
     assert (again.status, Path("0").exists()) == (2, False)
     assert again.err == "error: output_dir: 1 already holds a run; name another folder or move that one away\n"
-    above = called(*QUICK, "strategy=fedavg", "output_dir=.")
+    above = call_command(*QUICK_RUN, "strategy=fedavg", "output_dir=.")
     assert (above.status, above.err.count("\n")) == (2, 1)
     assert "holds the run 1 in a folder below; name another folder" in above.err
 
@@ -179,15 +181,15 @@ def sweeper_in(folder, named=False):
     return sweeper
 
 
-def test_a_run_and_a_sweep_of_one_second_have_folders_of_their_own(called):
-    one, some = (*QUICK, "strategy=fedavg"), ("-m", *QUICK, "strategy=fedavg", "seed=0,1")
-    assert called(*one, "output_dir=outputs/now").status == 0
+def test_a_run_and_a_sweep_of_one_second_have_folders_of_their_own(call_command):
+    one, some = (*QUICK_RUN, "strategy=fedavg"), ("-m", *QUICK_RUN, "strategy=fedavg", "seed=0,1")
+    assert call_command(*one, "output_dir=outputs/now").status == 0
     assert sweeper_in("outputs/now")._find_home(Job(0, [], "run", None, None), None) == Path("outputs/now-2")
-    assert called(*some, "output_dir=outputs/later").status == 0
+    assert call_command(*some, "output_dir=outputs/later").status == 0
     assert claim_folder(Path("outputs/later"), unique=True) == Path("outputs/later-2")
 
 
-def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):
+def test_a_stopped_job_with_secret_noise_begins_anew(call_command, monkeypatch):
     """Repeated rounds would have other noise, so it has no checkpoint to resume from."""
     from contrafed.runs.output import RunRecorder
 
@@ -198,28 +200,28 @@ def test_a_stopped_job_with_secret_noise_begins_anew(called, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(RunRecorder, "flush", stops)
-        assert called(*DIGITS, *secret).status == INTERRUPTED
-    again = called(*DIGITS, *secret)
+        assert call_command(*DIGITS_SWEEP, *secret).status == INTERRUPTED_STATUS
+    again = call_command(*DIGITS_SWEEP, *secret)
     assert (again.status, again.err) == (0, "")
-    assert len(finished("outputs/digits")) == 1
+    assert len(list_finished("outputs/digits")) == 1
 
 
-def test_what_is_left_of_a_sweep_of_no_experiment_is_done_by_resume(called):
+def test_what_is_left_of_a_sweep_of_no_experiment_is_done_by_resume(call_command):
     """A finished job without checkpoints was counted as failed."""
-    some = ("-m", *QUICK, "strategy=fedavg", "seed=0,1", "output_dir=some")
-    assert called(*some).status == 0
+    some = ("-m", *QUICK_RUN, "strategy=fedavg", "seed=0,1", "output_dir=some")
+    assert call_command(*some).status == 0
     shutil.rmtree("some/1")
-    again = called(*some, "resume=latest")
-    assert (again.status, again.err, finished("some")) == (0, "", ["0", "1"])
+    again = call_command(*some, "resume=latest")
+    assert (again.status, again.err, list_finished("some")) == (0, "", ["0", "1"])
     assert "2 jobs, 1 of them finished already: 1 to run in some" in again.out
-    other = called(*some, "resume=latest", "num_rounds=1")
+    other = call_command(*some, "resume=latest", "num_rounds=1")
     assert (other.status, "0 of 2 jobs finished, 2 failed" in other.out) == (2, True)  # another configuration does not resume
 
 
-def test_a_failing_job_does_not_end_a_sweep(called):
-    done = called(*DIGITS, "partition=pathological", "partition.classes_per_node=3,20,4", "seed=0")
+def test_a_failing_job_does_not_end_a_sweep(call_command):
+    done = call_command(*DIGITS_SWEEP, "partition=pathological", "partition.classes_per_node=3,20,4", "seed=0")
     assert done.status == 2
-    assert finished("outputs/digits") == [f"fedavg-uniform-seed=0-classes_per_node={n}" for n in (3, 4)]
+    assert list_finished("outputs/digits") == [f"fedavg-uniform-seed=0-classes_per_node={n}" for n in (3, 4)]
     assert not Path("outputs/digits/fedavg-uniform-seed=0-classes_per_node=20").exists()
     assert "2 of 3 jobs finished, 1 failed" in done.out
     assert "1 job(s) failed: experiment=digits" in done.err
@@ -242,42 +244,45 @@ def lock(folder):
     return handle
 
 
-def test_two_processes_do_not_run_one_job(called):
-    (first, _), home = expand_jobs(["experiment=digits", *DIGITS[2:], "seed=0,1"]), Path("outputs/digits/fedavg-uniform-seed=0")
+def test_two_processes_do_not_run_one_job(call_command):
+    (first, _), home = (
+        expand_jobs(["experiment=digits", *DIGITS_SWEEP[2:], "seed=0,1"]),
+        Path("outputs/digits/fedavg-uniform-seed=0"),
+    )
     elsewhere = lock(home)
-    (home / "config.yaml").write_text(checked(*first.overrides).text)
-    busy = called(*DIGITS, "seed=0,1")
-    assert (busy.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=1"])
+    (home / "config.yaml").write_text(check_overrides(*first.overrides).text)
+    busy = call_command(*DIGITS_SWEEP, "seed=0,1")
+    assert (busy.status, list_finished("outputs/digits")) == (0, ["fedavg-uniform-seed=1"])
     assert "another process is at it" in busy.out
     assert "1 of 2 jobs finished, 0 failed, 1 left to another process" in busy.out
     os.close(elsewhere)
-    assert called(*DIGITS, "seed=0,1", "shard=1/2").status == 0
-    assert finished("outputs/digits") == ["fedavg-uniform-seed=0", "fedavg-uniform-seed=1"]
-    empty = called(*DIGITS, "seed=0", "shard=2/2")
+    assert call_command(*DIGITS_SWEEP, "seed=0,1", "shard=1/2").status == 0
+    assert list_finished("outputs/digits") == ["fedavg-uniform-seed=0", "fedavg-uniform-seed=1"]
+    empty = call_command(*DIGITS_SWEEP, "seed=0", "shard=2/2")
     assert (empty.status, empty.err) == (2, "error: shard=2/2: the sweep has only 1 jobs\n")
 
 
-def test_two_processes_do_not_run_one_job_that_cannot_go_on(called):
+def test_two_processes_do_not_run_one_job_that_cannot_go_on(call_command):
     """Secret noise must not be drawn twice."""
-    asked = ("experiment=digits", *DIGITS[2:], "seed=0", "privacy=local", "privacy.noise=secret")
+    asked = ("experiment=digits", *DIGITS_SWEEP[2:], "seed=0", "privacy=local", "privacy.noise=secret")
     (job,), home = expand_jobs([*asked]), Path("outputs/digits/fedavg-uniform-seed=0")
     elsewhere = lock(home)
-    (home / "config.yaml").write_text(checked(*job.overrides).text)
-    busy = called("-m", *asked)
-    assert (busy.status, finished("outputs/digits")) == (0, [])
+    (home / "config.yaml").write_text(check_overrides(*job.overrides).text)
+    busy = call_command("-m", *asked)
+    assert (busy.status, list_finished("outputs/digits")) == (0, [])
     assert "another process is at it" in busy.out
     os.close(elsewhere)
-    assert called("-m", *asked).status == 0  # anew, under another name
-    assert finished("outputs/digits") == ["fedavg-uniform-seed=0-2"]
+    assert call_command("-m", *asked).status == 0  # anew, under another name
+    assert list_finished("outputs/digits") == ["fedavg-uniform-seed=0-2"]
 
 
-def test_a_folder_may_be_named_with_hydras_plus(called):
-    assert called(*DIGITS, "seed=0", "++output_dir=named").status == 0
-    assert finished("named") == ["fedavg-uniform-seed=0"]
+def test_a_folder_may_be_named_with_hydras_plus(call_command):
+    assert call_command(*DIGITS_SWEEP, "seed=0", "++output_dir=named").status == 0
+    assert list_finished("named") == ["fedavg-uniform-seed=0"]
     assert not Path("outputs").exists()
 
 
-def test_a_job_waits_for_what_another_process_begins_under_its_name(called, monkeypatch):
+def test_a_job_waits_for_what_another_process_begins_under_its_name(call_command, monkeypatch):
     """Until the other has loaded its data, its run is unknown. It could be the same one."""
     home, looks = Path("outputs/digits/fedavg-uniform-seed=0"), []
     elsewhere = lock(home)
@@ -288,23 +293,23 @@ def test_a_job_waits_for_what_another_process_begins_under_its_name(called, monk
             (home / "config.yaml").write_text("seed: 7\n")
 
     monkeypatch.setattr(contrafed_sweeper.time, "sleep", begins)
-    done = called(*DIGITS, "seed=0")
+    done = call_command(*DIGITS_SWEEP, "seed=0")
     os.close(elsewhere)
-    assert (done.status, looks, finished("outputs/digits")) == (
+    assert (done.status, looks, list_finished("outputs/digits")) == (
         0,
         [contrafed_sweeper.POLL_SECONDS] * 2,
         ["fedavg-uniform-seed=0-2"],
     )
 
 
-def test_a_numbered_job_finds_its_folder_taken_by_a_process_that_has_not_claimed_it(called):
-    some, held = ("-m", *QUICK, "strategy=fedavg", "seed=0,1"), []
+def test_a_numbered_job_finds_its_folder_taken_by_a_process_that_has_not_claimed_it(call_command):
+    some, held = ("-m", *QUICK_RUN, "strategy=fedavg", "seed=0,1"), []
     held.append(lock("named/0"))
-    refused = called(*some, "output_dir=named")
-    assert (refused.status, finished("named")) == (2, ["1"])
+    refused = call_command(*some, "output_dir=named")
+    assert (refused.status, list_finished("named")) == (2, ["1"])
     assert "error: output_dir: another process writes in named/0\n" in refused.err
     held.append(lock("dated/0"))
-    sweeper, run = sweeper_in("dated"), checked(*QUICK)
+    sweeper, run = sweeper_in("dated"), check_overrides(*QUICK_RUN)
     assert sweeper._find_folder(Left(Job(0, [], "run", None, None), run, Path("dated"))) == Path("dated/0-2")
     assert claim_folder(Path("dated/0"), unique=True) == Path("dated/0-2")
     assert not Path("dated/0/config.yaml").exists()
@@ -312,16 +317,16 @@ def test_a_numbered_job_finds_its_folder_taken_by_a_process_that_has_not_claimed
         os.close(handle)
 
 
-def test_parts_of_a_sweep_leave_a_table_of_all_that_is_finished(called):
+def test_parts_of_a_sweep_leave_a_table_of_all_that_is_finished(call_command):
     """The table is complete after the last part, in any order, and has no other runs of the folder."""
-    plain = ("-m", *QUICK, "strategy=fedavg", "output_dir=plain")
-    for line, home in ((DIGITS, "outputs/digits"), (plain, "plain")):
+    plain = ("-m", *QUICK_RUN, "strategy=fedavg", "output_dir=plain")
+    for line, home in ((DIGITS_SWEEP, "outputs/digits"), (plain, "plain")):
         for shard in ("shard=1/2", "shard=2/2"):
-            done = called(*line, "seed=0,1,2", shard)
+            done = call_command(*line, "seed=0,1,2", shard)
         assert done.status == 0
         assert f"of 3 runs are in {home}" in done.out
-        assert called(*QUICK, "strategy=moon", f"output_dir={home}/moon").status == 0
-    assert "of 3 runs" in called(*DIGITS, "seed=0,1,2", "shard=1/2").out
+        assert call_command(*QUICK_RUN, "strategy=moon", f"output_dir={home}/moon").status == 0
+    assert "of 3 runs" in call_command(*DIGITS_SWEEP, "seed=0,1,2", "shard=1/2").out
     (row,) = Path("outputs/digits/sweep.csv").read_text().splitlines()[1:]
     assert row.startswith("fedavg,3,")
 
@@ -333,10 +338,10 @@ def test_a_damaged_run_is_nobodys(tmp_path):
     assert [path.name for path in find_runs(tmp_path).values()] == ["c"]
 
 
-def test_a_foreign_summary_ends_no_sweep(called):
-    assert called(*DIGITS, "seed=0").status == 0
+def test_a_foreign_summary_ends_no_sweep(call_command):
+    assert call_command(*DIGITS_SWEEP, "seed=0").status == 0
     summary = Path("outputs/digits/fedavg-uniform-seed=0/summary.json")
     for text, said in (('{"status": "finished"}', "1 of them finished already"), ("[]", "1 to run")):
         summary.write_text(text)
-        done = called(*DIGITS, "seed=0,1", "shard=1/2")
+        done = call_command(*DIGITS_SWEEP, "seed=0,1", "shard=1/2")
         assert (done.status, said in done.out) == (0, True)

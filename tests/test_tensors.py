@@ -94,8 +94,8 @@ def models_and_factors(count):
 @pytest.fixture
 def large(monkeypatch):
     """Treat small models as large ones: they are added in blocks, by three threads."""
-    monkeypatch.setattr("contrafed.core.weighted_sum.BLOCK", 8)
-    monkeypatch.setattr("contrafed.core.weighted_sum.LARGE", 100)
+    monkeypatch.setattr("contrafed.core.weighted_sum.BLOCK_NUMBERS", 8)
+    monkeypatch.setattr("contrafed.core.weighted_sum.MIN_THREADED_NUMBERS", 100)
     monkeypatch.setattr("contrafed.core.weighted_sum.cores", lambda: 3)
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from reported import method, write_run
-from test_sweep_runs import DIGITS, called, finished  # noqa: F401
+from test_sweep_runs import DIGITS_SWEEP, call_command, list_finished  # noqa: F401
 
 from contrafed.config.compose import compose_job
 from contrafed.config.grid import select_axes
 from contrafed.report import figures, published, results, tables
-from contrafed.report.groups import groups, usable, varied
+from contrafed.report.groups import find_varied_keys, group_runs, usable
 from contrafed.report.runs import find, read
 from contrafed.runs.checkpoint import identity
-from contrafed.runs.output.folder import taken
+from contrafed.runs.output.folder import is_held_elsewhere
 from hydra_plugins import contrafed_sweeper
 
 
@@ -32,7 +32,7 @@ def test_server_rules_beside_one_method_are_groups_of_their_own(tmp_path):
         write_run(tmp_path / rule, (0.1, 0.1 + k / 10), **of_a_paper(rule))
     runs, _ = usable(find([tmp_path]))
     names = {"fedrcl" if rule == "fedavg" else f"fedrcl+{rule}" for rule in rules}
-    assert {group.method for group in groups(runs)} == names
+    assert {group.method for group in group_runs(runs)} == names
 
 
 def test_a_run_of_before_a_key_was_has_it_at_the_value_that_it_came_with(tmp_path):
@@ -41,10 +41,10 @@ def test_a_run_of_before_a_key_was_has_it_at_the_value_that_it_came_with(tmp_pat
     mu = OmegaConf.to_container(compose_job(["strategy=moon"]).strategy)["contrast_weight"]
     write_run(tmp_path / "old", (0.1, 0.5), strategy=old | rest)
     write_run(tmp_path / "new", (0.1, 0.6), strategy=old | rest | {"contrast_weight": mu}, seed=1)
-    (group,) = groups(find([tmp_path]))
+    (group,) = group_runs(find([tmp_path]))
     assert sorted(group.numbers("accuracy_final")) == [0.5, 0.6]
     write_run(tmp_path / "other", (0.1, 0.9), strategy=old | rest | {"contrast_weight": mu + 7})
-    found = {group.label: group.numbers("accuracy_final") for group in groups(find([tmp_path]))}
+    found = {group.label: group.numbers("accuracy_final") for group in group_runs(find([tmp_path]))}
     assert found == {f"moon contrast_weight={mu:g}": [0.6, 0.5], f"moon contrast_weight={mu + 7:g}": [0.9]}
 
 
@@ -110,7 +110,7 @@ def test_what_one_method_alone_varies_is_no_panel_of_its_own(tmp_path, monkeypat
     write_run(tmp_path / "a")
     for weight in (1, 10):
         write_run(tmp_path / f"m{weight}", strategy={**method("moon")["strategy"], "contrast_weight": weight})
-    found, drawn = groups(find([tmp_path])), []
+    found, drawn = group_runs(find([tmp_path])), []
     monkeypatch.setattr(figures.plots, "draw", lambda kind, panels, *rest, **window: drawn.append(panels))
     figures.accuracy(found, "t", "accuracy", lambda run: run.points("global", "test", "accuracy"))
     (panels,) = drawn
@@ -123,7 +123,7 @@ def test_what_most_groups_of_one_method_have_goes_without_saying(tmp_path):
     for number, (epochs, lr) in enumerate(((1, 0.1), (5, 0.1), (1, 0.3), (1, 0.1))):
         strategy = {"name": "moon", "server": "fedavg", "local": {"lr": lr, "epochs": epochs}}
         write_run(tmp_path / str(number), seed=number, strategy=strategy)
-    found, title = figures.quiet(groups(find([tmp_path])), "moon")
+    found, title = figures.quiet(group_runs(find([tmp_path])), "moon")
     assert title == "moon (local.lr=0.1, local.epochs=1 unless said)"
     assert [group.label for group in found] == ["moon", "moon local.epochs=5", "moon local.lr=0.3"]
 
@@ -150,7 +150,7 @@ def test_what_says_which_replies_count_makes_another_run(tmp_path):
         write_run(tmp_path / name, **method("moon", engine={"name": "local", "max_norm": limit, "stack_size": len(name)}))
     runs = find([tmp_path])
     assert len(usable(runs)[0]) == 2
-    assert varied(runs) == ["engine.max_norm"]
+    assert find_varied_keys(runs) == ["engine.max_norm"]
     asked = compose_job(["experiment=pmfl/table1", "engine=local", "engine.max_norm=1", "engine.stack_size=2", "seed=3"])
     assert list(asked.changed) == ["engine.max_norm=1"]
 
@@ -180,7 +180,7 @@ def test_seeds_are_of_one_group_however_a_number_is_written(tmp_path):
     for seed, one in enumerate((1, 1.0)):
         write_run(tmp_path / f"{seed}", seed=seed, partition__alpha=one)
     write_run(tmp_path / "other", partition__alpha=0.5)
-    found = {group.setting: len(group.runs) for group in groups(find([tmp_path]))}
+    found = {group.setting: len(group.runs) for group in group_runs(find([tmp_path]))}
     assert found == {(("partition.alpha", "1"),): 2, (("partition.alpha", "0.5"),): 1}
 
 
@@ -189,7 +189,7 @@ def test_what_is_written_down_beside_makes_no_other_run(tmp_path):
     assert list(asked.changed) == []
     for name, more in (("plain", {}), ("logged", {"log": ["deviation"], "metrics": ["accuracy", "macro_f1"]})):
         write_run(tmp_path / name, **more)
-    assert varied(find([tmp_path])) == []
+    assert find_varied_keys(find([tmp_path])) == []
 
 
 def test_a_long_list_of_changes_makes_no_name_that_cannot_be_written(tmp_path):
@@ -204,30 +204,30 @@ def test_a_long_list_of_changes_makes_no_name_that_cannot_be_written(tmp_path):
     assert max(map(len, stems)) < 200
 
 
-def test_a_run_that_another_process_just_begins_is_waited_for_and_not_run_twice(called, monkeypatch):  # noqa: F811
+def test_a_run_that_another_process_just_begins_is_waited_for_and_not_run_twice(call_command, monkeypatch):  # noqa: F811
     """After it claims its folder, while Ray starts, the folder does not identify the run yet."""
-    done = called(*DIGITS, "seed=0")
-    assert (done.status, finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
+    done = call_command(*DIGITS_SWEEP, "seed=0")
+    assert (done.status, list_finished("outputs/digits")) == (0, ["fedavg-uniform-seed=0"])
     folder = Path("outputs/digits/fedavg-uniform-seed=0")
     config, text = folder / "config.yaml", (folder / "config.yaml").read_text()
     (folder / "summary.json").unlink()
     config.write_text("")
     held = os.open(folder, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    assert taken(folder)
+    assert is_held_elsewhere(folder)
 
     monkeypatch.setattr(contrafed_sweeper.time, "sleep", lambda seconds: config.write_text(text))  # between two looks
-    again = called(*DIGITS, "seed=0")
+    again = call_command(*DIGITS_SWEEP, "seed=0")
     os.close(held)
-    assert not taken(folder)
+    assert not is_held_elsewhere(folder)
     assert "another process begins a run of this name" in again.out
     assert "another process is at it" in again.out
     assert [path.name for path in Path("outputs/digits").iterdir()] == ["fedavg-uniform-seed=0"]
 
 
-def test_a_finished_sweep_says_that_it_saved_no_personal_models(called):  # noqa: F811
-    asked = ("-m", "experiment=digits", *DIGITS[2:-1], "strategy=fedper", "seed=0")
-    assert called(*asked).status == 0
-    again = called(*asked, "save_personal=true")
+def test_a_finished_sweep_says_that_it_saved_no_personal_models(call_command):  # noqa: F811
+    asked = ("-m", "experiment=digits", *DIGITS_SWEEP[2:-1], "strategy=fedper", "seed=0")
+    assert call_command(*asked).status == 0
+    again = call_command(*asked, "save_personal=true")
     assert again.status == 0
     assert "finished without saving its personal models" in again.out

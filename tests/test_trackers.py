@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 from rig import config_of
-from tiny import TINY
+from tiny import TINY_RUN
 
 from contrafed.config.run_config import resolve
 from contrafed.core.client_run import Choice
@@ -21,12 +21,12 @@ from contrafed.runs.run import run
 from contrafed.runs.trackers import Followed
 from contrafed.runs.trackers.tensorboard import TensorBoard
 
-SMALL = (*TINY, "num_rounds=2", "participation=full", "engine=local", "strategy=fedavg")
+SMALL_RUN = (*TINY_RUN, "num_rounds=2", "participation=full", "engine=local", "strategy=fedavg")
 
 
-def tracked(folder, *overrides):
+def run_tracked(folder, *overrides):
     """Run with a tracker, and return the rows of its metrics.csv as (name, round) -> value."""
-    summary = run(config_of(*SMALL, f"output_dir={folder}", *overrides))
+    summary = run(config_of(*SMALL_RUN, f"output_dir={folder}", *overrides))
     assert summary["status"] == "finished"
     rows = csv.DictReader((folder / "metrics.csv").open())
     return {(f"{r['scope']}/{r['split']}/{r['metric']}", int(r["round"])): float(r["value"]) for r in rows}
@@ -35,7 +35,7 @@ def tracked(folder, *overrides):
 def test_tensorboard_holds_what_the_csv_does_and_its_command_is_printed(tmp_path, capsys):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    expected = tracked(tmp_path / "a run")
+    expected = run_tracked(tmp_path / "a run")
     assert f"to follow it: tensorboard --logdir '{tmp_path}/a run/tensorboard'\n" in capsys.readouterr().out
     events = EventAccumulator(str(tmp_path / "a run" / "tensorboard")).Reload()
     found = {(name, e.step): e.value for name in events.Tags()["scalars"] for e in events.Scalars(name)}
@@ -43,10 +43,10 @@ def test_tensorboard_holds_what_the_csv_does_and_its_command_is_printed(tmp_path
 
 
 def test_without_a_tracker_the_csv_is_the_same(tmp_path, capsys):
-    tracked(tmp_path / "none", "tracker=none")
+    run_tracked(tmp_path / "none", "tracker=none")
     assert "to follow it" not in capsys.readouterr().out
     assert not (tmp_path / "none" / "tensorboard").exists()
-    tracked(tmp_path / "with")
+    run_tracked(tmp_path / "with")
     assert (tmp_path / "none" / "metrics.csv").read_bytes() == (tmp_path / "with" / "metrics.csv").read_bytes()
 
 
@@ -88,18 +88,18 @@ def test_a_tracker_that_cannot_begin_is_a_line(tmp_path):
 
 
 def test_a_tracker_that_cannot_begin_leaves_no_folder_and_a_finished_run_as_it_is(tmp_path, monkeypatch):
-    def closed(self, config, run):
+    def refuse_start(self, config, run):
         raise ValueError("no key")
 
-    config = config_of(*SMALL, f"output_dir={tmp_path / 'run'}", "checkpoint_every=1")
+    config = config_of(*SMALL_RUN, f"output_dir={tmp_path / 'run'}", "checkpoint_every=1")
     with monkeypatch.context() as change:
-        change.setattr(TensorBoard, "__init__", closed)
+        change.setattr(TensorBoard, "__init__", refuse_start)
         with pytest.raises(UserError, match="tracker=tensorboard cannot begin"):
             run(config)
     assert not (tmp_path / "run").exists()
     run(config)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    monkeypatch.setattr(TensorBoard, "__init__", closed)
+    monkeypatch.setattr(TensorBoard, "__init__", refuse_start)
     with pytest.raises(UserError, match="tracker=tensorboard cannot begin"):
         run({**config, "resume": "latest"}, unique=False)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
@@ -110,7 +110,7 @@ def test_a_tracker_whose_package_is_missing_is_a_line(monkeypatch, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     message = rf"tracker={name} needs the Python package '{name}': pip install 'contrafed\[{name}\]', or pip install {name}"
     with pytest.raises(UserError, match=message):
-        resolve(config_of(*SMALL, f"tracker={name}"))
+        resolve(config_of(*SMALL_RUN, f"tracker={name}"))
 
 
 def needs(*packages):
@@ -136,7 +136,7 @@ def records_of(content):
 def test_wandb_keeps_a_run_offline(tmp_path, capsys):
     from wandb.proto.wandb_internal_pb2 import Record
 
-    expected = tracked(tmp_path / "run", "tracker=wandb")
+    expected = run_tracked(tmp_path / "run", "tracker=wandb")
     (kept,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert f"to follow it: wandb sync {kept}\n" in capsys.readouterr().out
     assert kept.name.endswith((tmp_path / "run" / "wandb.id").read_text())
@@ -160,10 +160,10 @@ def test_mlflow_keeps_a_run_in_a_file_and_goes_on_with_it(tmp_path, capsys):
     from mlflow import MlflowClient
 
     stopped = lambda t, values: (_ for _ in ()).throw(KeyboardInterrupt) if t == 2 else None  # noqa: E731
-    settings = (*SMALL, "num_rounds=3", "tracker=mlflow", "checkpoint_every=1", f"output_dir={tmp_path}/run")
+    settings = (*SMALL_RUN, "num_rounds=3", "tracker=mlflow", "checkpoint_every=1", f"output_dir={tmp_path}/run")
     with pytest.raises(KeyboardInterrupt):
         run(config_of(*settings), on_round=stopped)
-    expected = tracked(tmp_path / "run", "num_rounds=3", "tracker=mlflow", "checkpoint_every=1", "resume=latest")
+    expected = run_tracked(tmp_path / "run", "num_rounds=3", "tracker=mlflow", "checkpoint_every=1", "resume=latest")
     store = f"sqlite:///{tmp_path}/run/mlflow.db"
     assert f"to follow it: mlflow ui --backend-store-uri {store}\n" in capsys.readouterr().out
     client = MlflowClient(tracking_uri=store)

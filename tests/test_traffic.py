@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reported import write_run
 from rig import Schedule, config_of, run_strategy, workspace_of
-from tiny import TINY
+from tiny import TINY_RUN
 
 from contrafed import run
 from contrafed.core import registry
@@ -23,8 +23,8 @@ from contrafed.training.workspace import client_class_of
 
 # Content that the formulas lack, down and up: validity and counts, one number per class, FedProc's a_t, whether
 # there is a mixed head for FedPAC, the two accuracies of FedPPO.
-BESIDE = dict.fromkeys(("fedproto", "fedcrl", "fedcosr", "mpfedcon"), (10, 10))
-BESIDE |= {"fedgh": (0, 10), "fedproc": (11, 10), "fedpac": (11, 10), "fedppo": (0, 2)}
+EXTRA_NUMBERS = dict.fromkeys(("fedproto", "fedcrl", "fedcosr", "mpfedcon"), (10, 10))
+EXTRA_NUMBERS |= {"fedgh": (0, 10), "fedproc": (11, 10), "fedpac": (11, 10), "fedppo": (0, 2)}
 
 
 def payload(record):
@@ -38,7 +38,7 @@ def payload(record):
     return total
 
 
-def measured(folder):
+def measure_bytes(folder):
     """Return the bytes of a received message and of an accepted reply in a round."""
     run = read(folder, folder.name)
     return run.number("bytes_down_per_node"), run.number("bytes_up_per_node")
@@ -74,7 +74,7 @@ def test_bytes_by_count_equal_what_is_serialised_and_the_papers_formula(name, ow
     _, strategy = run_strategy(workspace, config, Schedule([range(3)]), 1, wrap=Wire)
     assert (strategy.round.bytes_down, strategy.round.bytes_up) == (seen["down"], seen["up"])
     by_formula = count_scalars(workspace.client_class, workspace.model, workspace.config)
-    one_way = [sum(pair) for pair in zip(by_formula, BESIDE.get(name, (0, 0)), strict=True)]
+    one_way = [sum(pair) for pair in zip(by_formula, EXTRA_NUMBERS.get(name, (0, 0)), strict=True)]
     nodes = len(strategy.round.participants)  # three, from which FedPPO selects
     assert nodes
     assert [seen["down"], seen["up"]] == [nodes * 4 * scalars for scalars in one_way]
@@ -86,42 +86,42 @@ def test_a_formula_by_hand_and_none_for_messages_of_ones_own():
     encoder, projector, classifier = 64 * 12 + 12, 12 * 9 + 9, 9 * 10 + 10
     whole = encoder + projector + classifier
 
-    def counted(**attributes):
+    def count_mine(**attributes):
         return count_scalars(type("Mine", (Client,), attributes), model, None)
 
-    assert counted() == (whole, whole)
-    assert counted(shared=("classifier",)) == (classifier, classifier)
-    assert counted(traffic=("theta omega", "pi v h"), messages=None) == (whole + 10 * 9, classifier + 1 + 10 * 9)
-    assert counted(messages=None) is None
-    assert counted(traffic=None) is None
-    assert counted(shared=(), traffic=("", "")) == (0, 0)
+    assert count_mine() == (whole, whole)
+    assert count_mine(shared=("classifier",)) == (classifier, classifier)
+    assert count_mine(traffic=("theta omega", "pi v h"), messages=None) == (whole + 10 * 9, classifier + 1 + 10 * 9)
+    assert count_mine(messages=None) is None
+    assert count_mine(traffic=None) is None
+    assert count_mine(shared=(), traffic=("", "")) == (0, 0)
 
 
 def test_a_node_sends_as_much_where_replies_are_lost(tmp_path):
     """If half of the replies are lost, summary, log and tables still report the bytes of one reply."""
     lossy = ("strategy=fedcrl", "num_nodes=4", "num_rounds=4", "participation=full", "participation.loss_rate=0.5")
-    summary = run(config_of(*TINY, *lossy, "engine=local", f"output_dir={tmp_path / 'a'}"))
+    summary = run(config_of(*TINY_RUN, *lossy, "engine=local", f"output_dir={tmp_path / 'a'}"))
     with (tmp_path / "a" / "metrics.csv").open() as file:
         lost = [float(row["value"]) for row in csv.DictReader(file) if row["metric"] == "lost"]
     assert sum(lost) > 0
     assert summary["bytes_down_per_node"] == summary["bytes_up_per_node"]
     assert summary["bytes_up_by_formula"] == summary["bytes_up_per_node"] - 4 * 10
     assert summary["bytes_up"] == (4 * 4 - sum(lost)) * summary["bytes_up_per_node"]
-    assert measured(tmp_path / "a") == (summary["bytes_down_per_node"], summary["bytes_up_per_node"])
+    assert measure_bytes(tmp_path / "a") == (summary["bytes_down_per_node"], summary["bytes_up_per_node"])
 
 
 def test_a_log_alone_tells_what_a_node_sends(tmp_path):
     """One of two replies was lost in the second round. Rejected evaluations are not lost replies."""
     write_run(tmp_path / "a", replies=(2, 1, 2), system={"replies_rejected": 3})
-    assert measured(tmp_path / "a") == (2 * 2**20, 2**20)
+    assert measure_bytes(tmp_path / "a") == (2 * 2**20, 2**20)
     (found,) = find([tmp_path])
     results.keep([found], tmp_path / "results", "a")
     (stored,) = results.load(tmp_path / "results" / "a.csv")
     assert tables.runs_table([stored], "t").rows == tables.runs_table([found], "t").rows
     assert "3.000" in tables.runs_table([stored], "t").rows[0]
-    assert all(map(math.isnan, measured(write_run(tmp_path / "b", (0.1,)))))  # no client participated
+    assert all(map(math.isnan, measure_bytes(write_run(tmp_path / "b", (0.1,)))))  # no client participated
     with pytest.raises(UserError, match="there is no folder"):
-        measured(tmp_path / "c")
+        measure_bytes(tmp_path / "c")
 
 
 def test_the_papers_network_sends_what_the_paper_counts():

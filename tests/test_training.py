@@ -56,14 +56,14 @@ def test_gradients_are_whole_in_their_parameters_layout_and_gone_after_the_step(
             stages = [params[f"encoder.stages.{layer}.bias"] for layer in (0, 1)]
             return {"loss": (stages[0] + stages[1]).sum() + super().loss(params, batch, constants)["loss"]}
 
-    def watched(self, params, step):
+    def record_step(self, params, step):
         gradients = [value.grad for value in params.values()]
         norms = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0).sqrt()
         layouts = [(value.stride(), value.grad.stride()) for value in params.values()]
         seen.append((params, norms, layouts, len({gradient.data_ptr() for gradient in gradients})))
         taken(self, params, step)
 
-    monkeypatch.setattr(Optimizer, "step", watched)
+    monkeypatch.setattr(Optimizer, "step", record_step)
     client = Shared(workspace, range(stack_size))
     client.update([{f"model/{name}": value for name, value in workspace.initial.items()}] * stack_size, 1)
     assert len(seen) == 5
@@ -155,9 +155,9 @@ def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
             mine = torch.tensor([[float(node)] for node in stack.nodes])
             work, model = replace(self.config.local, batch_size=0.06), {"mine": mine}
             phases = [
-                self.train(stack, work=work, constants=model, loss=self.told, purpose="first"),
-                self.train(stack, work=work, frozen={"mine": (self.name, model)}, loss=self.told, purpose="second"),
-                self.train(stack, each_step=self.asked, loss=self.told),
+                self.train(stack, work=work, constants=model, loss=self.compute_mine, purpose="first"),
+                self.train(stack, work=work, frozen={"mine": (self.name, model)}, loss=self.compute_mine, purpose="second"),
+                self.train(stack, each_step=self.check_batch, loss=self.compute_mine),
             ]
             for losses in phases:
                 seen.append((losses.steps, losses.mean("mine").tolist(), losses.counts.sum(1).tolist()))
@@ -166,11 +166,11 @@ def test_each_phase_is_sorted_by_its_own_steps_and_put_back():
         def name(self, model, x):
             return model["mine"].expand(len(x), 1)
 
-        def asked(self, now):
+        def check_batch(self, now):
             assert len(now.batch.y) == len(now.stack)
             return {"mine": torch.tensor([[float(node)] for node in now.stack.nodes])}
 
-        def told(self, params, batch, constants):
+        def compute_mine(self, params, batch, constants):
             return self.loss(params, batch, {}) | {"mine": constants["mine"].mean()}
 
     client = Phases(workspace, [0, 1])

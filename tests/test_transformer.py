@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rig import config_of, given, workspace_of
+from rig import build_received, config_of, workspace_of
 from test_models import built_by
 from torch import nn
 from torch.func import functional_call, vmap
@@ -93,7 +93,7 @@ def test_a_stack_trains_as_its_nodes_alone():
 
     for nodes in ([0, 1, 2], [0], [1], [2]):
         client = Watched(workspace, nodes)
-        found += client.update([given(workspace)] * len(nodes), 1)
+        found += client.update([build_received(workspace)] * len(nodes), 1)
     assert seen == [3, 1, 1, 1]
     for stacked, alone in zip(found[:3], found[3:], strict=True):
         for name, value in stacked.tensors.items():

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rig import config_of
-from tiny import TINY, tiny_workspace
+from tiny import TINY_RUN, tiny_workspace
 from wire import ROOT, RUN, Wire, plain, run_devices
 
 import contrafed.client_app.app
@@ -26,13 +26,13 @@ from contrafed.training.workspace import uninstall
 
 pytestmark = pytest.mark.usefixtures("quick_devices")
 
-NASTY = [
+NASTY_TEXTS = [
     "", ".", "..", "../../up", "/etc/passwd", "/", "~root/x", "1/../../2", "1\0", "1\n", "9" * 5000, "1@", "1@2/../..", "-1",
     "1e3", "file:///etc", "C:\\x", "4242-1.safetensors", "\u0663\u0664", "1@\u0662", "\u202e1", "\ud800",
 ]  # fmt: skip
-ANYTHING = st.one_of(
-    st.sampled_from(NASTY), st.text(), st.integers(-(2**62), 2**62), st.floats(), st.binary(), st.booleans(),
-    st.lists(st.one_of(st.sampled_from(NASTY), st.text())), st.lists(st.integers(-9, 9)),
+ANY_VALUE = st.one_of(
+    st.sampled_from(NASTY_TEXTS), st.text(), st.integers(-(2**62), 2**62), st.floats(), st.binary(), st.booleans(),
+    st.lists(st.one_of(st.sampled_from(NASTY_TEXTS), st.text())), st.lists(st.integers(-9, 9)),
 )  # fmt: skip
 KEYS = ("run", "past", "known", "checkpoint", "save", "load", "server-round", "final")
 
@@ -59,13 +59,13 @@ def or_refused(function, *arguments):
         return None, str(error)
 
 
-@given(ANYTHING)
+@given(ANY_VALUE)
 def test_a_runs_name_is_digits_or_refused(value):
     name, said = or_refused(run_name, value)
     assert (said is None and re.fullmatch("[0-9]{1,20}", name, re.ASCII)) or ("\n" not in said and len(said) < 300)
 
 
-@given(st.dictionaries(st.sampled_from(KEYS), ANYTHING))
+@given(st.dictionaries(st.sampled_from(KEYS), ANY_VALUE))
 def test_where_a_run_stands_is_read_or_refused(config):
     found, said = or_refused(moment_of, config, "7")
     if found is None:
@@ -106,7 +106,7 @@ def node(tmp_path_factory):
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE]),
-    st.dictionaries(st.sampled_from(KEYS), ANYTHING, min_size=1),
+    st.dictionaries(st.sampled_from(KEYS), ANY_VALUE, min_size=1),
 )
 def test_a_node_writes_below_its_own_folder_only(node, kind, changes):
     global watching
@@ -129,7 +129,7 @@ def test_data_sets_lie_where_the_node_says(tmp_path):
     (mine / "way-out").symlink_to(tmp_path)
 
     def text(**changes):
-        run = json.loads(node_run(config_of(*TINY)).to_json())
+        run = json.loads(node_run(config_of(*TINY_RUN)).to_json())
         for key, value in changes.items():
             group, name = key.split("_")
             run[group][name] = value
@@ -157,7 +157,7 @@ def test_data_sets_lie_where_the_node_says(tmp_path):
 
 def test_a_data_set_of_the_hub_is_no_folder_of_the_nodes(tmp_path, monkeypatch):
     def text(repository, path=None):
-        run = json.loads(node_run(config_of(*TINY)).to_json())
+        run = json.loads(node_run(config_of(*TINY_RUN)).to_json())
         run["dataset"] |= {"repository": repository, "path": path, "root": str(tmp_path)}
         return json.dumps(run)
 
@@ -189,7 +189,7 @@ def test_a_path_to_save_to_is_refused_without_state_dir(tmp_path):
     context = Context(RUN, 10, {"partition-id": 0}, RecordDict(), {})
     for key in ("save", "load"):
         with pytest.raises(UserError, match="--node-config needs state-dir"):
-            contrafed.client_app.app._places({key: str(tmp_path)}, context, None)
+            contrafed.client_app.app._resolve_personal_paths({key: str(tmp_path)}, context, None)
 
 
 def test_deploy_lists_every_field_that_a_node_sends(tmp_path):

@@ -11,7 +11,7 @@ from contrafed.core.client_run import node_run
 from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.runs.run import run
 
-TINY = (
+TINY_RUN = (
     "partition.test_fraction=0.2",
     "num_nodes=6",
     "num_rounds=3",
@@ -20,19 +20,19 @@ TINY = (
     "model.hidden=[12]",
     "partition.min_node_size=5",
 )
-HALF = ("participation=bernoulli", "participation.beta=null", "participation.mean_probability=0.5")
+HALF_AVAILABLE = ("participation=bernoulli", "participation.beta=null", "participation.mean_probability=0.5")
 
 
 def run_tiny(folder, *overrides):
     """Run the tiny experiment, and return (summary, final model, metrics.csv, nodes.csv)."""
-    summary = run(config_of(*TINY, *HALF, f"output_dir={folder}", *overrides))
+    summary = run(config_of(*TINY_RUN, *HALF_AVAILABLE, f"output_dir={folder}", *overrides))
     out = summary["folder"]
     read = lambda name: open(os.path.join(out, name), "rb").read()  # noqa: E731, SIM115
     return summary, load_file(os.path.join(out, "model.safetensors")), read("metrics.csv"), read("nodes.csv")
 
 
 def tiny_workspace(*overrides):
-    config = config_of(*TINY, *overrides)
+    config = config_of(*TINY_RUN, *overrides)
     workspace = workspace_of(config)
     return config, workspace, node_run(config).to_json()
 

@@ -16,12 +16,12 @@ from contrafed.engines.worker import FIRST_NODE_ID
 from contrafed.server.base import Round
 
 NODES = 8
-TRAIN = (21, 9, 1, 17, 30, 12, 26, 0)  # one client holds a single example, one none, and two have a last batch of one
-TEST = (4, 4, 1, 0, 6, 4, 3, 5)
-CENTRAL = 40
+TRAIN_SIZES = (21, 9, 1, 17, 30, 12, 26, 0)  # one client holds a single example, one none, and two have a last batch of one
+TEST_SIZES = (4, 4, 1, 0, 6, 4, 3, 5)
+CENTRAL_TESTS = 40
 # Clients 0 and 2 are absent and return. Round 3 has no client. A cohort exceeds a stack.
 ROUNDS = ((0, 1, 2, 3), (1, 3, 4, 5), (), (0, 1, 2, 4, 6))
-STACK = 4
+STACK_SIZE = 4
 
 
 @dataclass
@@ -41,9 +41,9 @@ def write_problem(folder):
     """Write digits, partition and trace files below ``folder``, and return the overrides that select them."""
     x, y = load_digits(return_X_y=True)
     central = np.arange(len(y)) % 45 == 0
-    own = np.flatnonzero(~central)[: sum(TRAIN) + sum(TEST)]
+    own = np.flatnonzero(~central)[: sum(TRAIN_SIZES) + sum(TEST_SIZES)]
     own = own[np.argsort(y[own] // 2, kind="stable")]  # neighbours share two classes
-    parts = np.split(own, np.cumsum(TRAIN + TEST)[:-1])
+    parts = np.split(own, np.cumsum(TRAIN_SIZES + TEST_SIZES)[:-1])
     lists = {"train": [p.tolist() for p in parts[:NODES]], "test": [p.tolist() for p in parts[NODES:]]}
     np.savez(folder / "digits.npz", x=(x * 15).astype(np.uint8).reshape(-1, 8, 8), y=y, split=central.astype(int))
     (folder / "nodes.json").write_text(json.dumps(lists))
@@ -72,7 +72,7 @@ def watch(config, rounds=ROUNDS, *, stack_size=1, judge=True, trouble=None, devi
 
     class Watched(method):
         def update(self, received, server_round, deadline=None):
-            found.arrived += [(server_round, n, copied(m)) for n, m in zip(self.nodes, self.memories, strict=True)]
+            found.arrived += [(server_round, n, copy_tensors(m)) for n, m in zip(self.nodes, self.memories, strict=True)]
             return super().update(received, server_round, deadline)
 
         def local_work(self, stack):
@@ -94,7 +94,7 @@ def watch(config, rounds=ROUNDS, *, stack_size=1, judge=True, trouble=None, devi
 
     def after_round(done):
         found.rounds.append(done)
-        found.memories.append({node - FIRST_NODE_ID: copied(grid.memory.get(node)) for node in grid.memory})
+        found.memories.append({node - FIRST_NODE_ID: copy_tensors(grid.memory.get(node)) for node in grid.memory})
 
     found.workspace.client_class = Watched
     found.models, _ = run_strategy(
@@ -111,7 +111,7 @@ def watch(config, rounds=ROUNDS, *, stack_size=1, judge=True, trouble=None, devi
     return found
 
 
-def copied(tensors):
+def copy_tensors(tensors):
     """Return copies on the host, because a client state may be written to later."""
     return {name: value.clone() for name, value in on_host(tensors).items()}
 

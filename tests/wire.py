@@ -15,11 +15,11 @@ import contrafed.client_app.app
 from contrafed.engines.device_grid import DeviceGrid
 from contrafed.engines.worker import identify
 from contrafed.runs.server_app import serve
-from contrafed.runs.setup import deployed
+from contrafed.runs.setup import compose_deployed_run
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = 4242
-SMALL = (
+SMALL_RUN = (
     "num_nodes=3", "num_rounds=3", "eval_every=1", "participation=full", "model=mlp", "model.hidden=[12]",
     "partition.min_node_size=5", "partition.test_fraction=0.2", "engine=local",
 )  # fmt: skip
@@ -86,7 +86,7 @@ def plain(**more):
 
 def run_devices(folder, wire, *overrides):
     """Run on the devices behind ``wire``, and return (model, metrics.csv, nodes.csv, summary)."""
-    config = deployed(" ".join([*SMALL, *overrides, f"output_dir={folder}"]))
+    config = compose_deployed_run(" ".join([*SMALL_RUN, *overrides, f"output_dir={folder}"]))
     serve(DeviceGrid(wire, wire.run_id, config.wait_for_nodes), config)
     read = lambda name: (folder / name).read_bytes()  # noqa: E731
     return load_file(folder / "model.safetensors"), read("metrics.csv"), read("nodes.csv"), json.loads(read("summary.json"))

@@ -55,7 +55,7 @@ def train(message: Message, context: Context) -> Message:
     elif memory:
         node.state.write(memory, node.now)
     report = node.report | ({"remembers": True} if memory else {})
-    return _reply(message, up, count, metrics, _said(node.client.diverged, report))
+    return _reply(message, up, count, metrics, _build_report(node.client.diverged, report))
 
 
 @app.evaluate()
@@ -65,7 +65,7 @@ def evaluate(message: Message, context: Context) -> Message:
     Client state stays unchanged, and the run's last evaluation deletes it.
     """
     node = _open(message, context)
-    config = node.config | _places(node.config, context, node.state)
+    config = node.config | _resolve_personal_paths(node.config, context, node.state)
     if node.report:  # its client state is lost, so this is not its model
         config.pop("save", None)
     (judged,) = _judge(node.client, [node.received], config, None)
@@ -92,7 +92,7 @@ def query(message: Message, context: Context) -> Message:
             state.open()
         elif now.checkpoint is not None and workspace.client_class.remembers(workspace.model, workspace.config):
             raise UserError("checkpoint_every and resume: --node-config needs state-dir, where this node remembers")
-        _places(config, context, state)
+        _resolve_personal_paths(config, context, state)
     except (UserError, OSError) as error:
         return Message(RecordDict({codec.CONFIG: ConfigRecord({"refused": " ".join(str(error).split())})}), reply_to=message)
     partition, data = workspace.federation.partition, own_data(context)
@@ -117,7 +117,7 @@ def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline
     workspace = workspace_for(str(config["settings"]))
     memories = [codec.state_of(context.state, MEMORY) for context in contexts]
     client = workspace.client_class(workspace, [_node(context) for context in contexts], memories)
-    received = _received(messages)
+    received = _decode_received(messages)
     if messages[0].metadata.message_type == MessageType.EVALUATE:
         judged = _judge(client, received, config, deadline)
         return [_scores(message, found) for message, found in zip(messages, judged, strict=True)]
@@ -126,7 +126,7 @@ def run_stack(messages: Sequence[Message], contexts: Sequence[Context], deadline
     for message, context, update in zip(messages, contexts, updates, strict=True):
         if not update.diverged:
             _commit(context, update.memory)
-        replies.append(_reply(message, update.tensors, update.num_examples, update.metrics, _said(update.diverged)))
+        replies.append(_reply(message, update.tensors, update.num_examples, update.metrics, _build_report(update.diverged)))
     return replies
 
 
@@ -147,7 +147,7 @@ def _judge(client: Client, received: list[Tensors], config: Mapping[str, Any], d
     return judged
 
 
-def _received(messages: Sequence[Message]) -> list[Tensors]:
+def _decode_received(messages: Sequence[Message]) -> list[Tensors]:
     """Decode each distinct array record once, so that a broadcast stays one set of tensors."""
     decoded: dict[int, Tensors] = {}
     out = []
@@ -202,7 +202,7 @@ def _state(context: Context, workspace: Workspace, run: str) -> StateDir | None:
     return StateDir(folder, run, _node(context), workspace.run.strategy.name)
 
 
-def _places(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:
+def _resolve_personal_paths(config: Mapping[str, Any], context: Context, state: StateDir | None) -> dict[str, str]:
     """Return the folders of ``save`` and ``load`` on this client: below its own state-dir, never where a server says.
 
     A server of devices sends a run's id. Paths come only from the engines, whose clients are on this machine.
@@ -269,7 +269,7 @@ def _check(client: Client, received: Tensors) -> None:
             raise MemoryFileError(f"{name} has shape {tuple(value.shape)}, not {tuple(like.shape)}")
 
 
-def _said(diverged: str, report: Mapping[str, str | bool] | None = None) -> dict[str, str | bool]:
+def _build_report(diverged: str, report: Mapping[str, str | bool] | None = None) -> dict[str, str | bool]:
     """Return a reply's report, with the place of a divergence."""
     return {**(report or {}), **({codec.DIVERGED: diverged} if diverged else {})}
 

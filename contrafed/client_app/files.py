@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from contrafed.core.disk import replace
-from contrafed.core.tensors import PRIVATE, Tensors, group, raw, read, write
+from contrafed.core.tensors import PRIVATE, Tensors, raw, read, select_prefix, write
 
 # Client state of another run is removed after so long without a change. Runs side by side keep theirs.
 STALE_SECONDS = 30 * 24 * 3600.0
@@ -43,7 +43,7 @@ def write_personal(folder: str, node: int, model: Tensors, received: Tensors) ->
 def read_personal(folder: str, node: int) -> tuple[Tensors, Tensors]:
     """Return the model by tensor name, and the other tensors by message name, as ``write_personal`` wrote them."""
     tensors = read(personal_file(folder, node))
-    return group(tensors, "model"), {name: value for name, value in tensors.items() if not name.startswith("model/")}
+    return select_prefix(tensors, "model"), {name: value for name, value in tensors.items() if not name.startswith("model/")}
 
 
 def shapes_in(folder: str, node: int) -> dict[str, tuple[int, ...]]:
@@ -93,7 +93,7 @@ class StateDir:
         return self.folder / "memory" / f"{self.run}-{self.node}.safetensors"
 
     @property
-    def kept(self) -> Path:
+    def checkpoint_state_file(self) -> Path:
         """The file of the client state at the last checkpoint, once there is a newer state."""
         return self.memory.with_suffix(".kept")
 
@@ -118,7 +118,7 @@ class StateDir:
         Raises:
             MemoryFileError: If a file is damaged, or if the server knows of newer client state.
         """
-        for path in (self.memory, self.kept):
+        for path in (self.memory, self.checkpoint_state_file):
             if path.exists():
                 tensors, (sitting, server_round) = self._read(path)
                 if now.holds(sitting, server_round):
@@ -146,7 +146,7 @@ class StateDir:
             if self._is_of_checkpoint(now):
                 whole = self.memory.with_suffix(".part-kept")
                 shutil.copy(self.memory, whole)  # with its mode
-                replace(whole, self.kept)
+                replace(whole, self.checkpoint_state_file)
             replace(new, self.memory)
         except OSError:
             new.unlink(missing_ok=True)
@@ -156,7 +156,7 @@ class StateDir:
     def remove(self) -> None:
         """Delete the client state."""
         self.memory.unlink(missing_ok=True)
-        self.kept.unlink(missing_ok=True)
+        self.checkpoint_state_file.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> tuple[Tensors, tuple[str, int]]:
         """Return the tensors in a file of client state, and the attempt and round that wrote them."""

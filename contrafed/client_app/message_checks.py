@@ -9,22 +9,22 @@ from typing import Any
 
 from contrafed.client_app.files import Moment
 from contrafed.core.errors import UserError
-from contrafed.data.images import GENERATED
+from contrafed.data.images import GENERATED_PATH
 
 # Flower's run ids have 64 bits.
-RUN = re.compile(r"[0-9]{1,20}")
-LEFT = re.compile(r"([0-9]{1,20})@([0-9]{1,9})")
+RUN_ID_PATTERN = re.compile(r"[0-9]{1,20}")
+CHECKPOINT_PATTERN = re.compile(r"([0-9]{1,20})@([0-9]{1,9})")
 # Keys of the server's settings that name files: a data set's, and a partition's lists.
 GROUPS, KEYS = ("dataset", "partition"), ("root", "path")
 # The name of a data set of the hub, and never a folder.
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+REPOSITORY_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # Folder of data sets on a device without data-dir in its --node-config.
 DATA_DIR = "~/.cache/contrafed"
 
 
 def run_name(value: Any) -> str:
     """Return the id of a run from a server's message, which names files. Raises ``UserError`` for anything but digits."""
-    if not isinstance(value, str) or not RUN.fullmatch(value):
+    if not isinstance(value, str) or not RUN_ID_PATTERN.fullmatch(value):
         raise UserError(f"a run is known by its number of at most 20 digits, got {str(value)[:40]!r}")
     return value
 
@@ -38,7 +38,7 @@ def moment_of(config: Mapping[str, Any], sitting: str) -> tuple[str, Moment]:
     past: dict[str, int] = {}
     left: Any = config.get("past", [])
     for item in left if isinstance(left, list) else [left]:
-        found = LEFT.fullmatch(item) if isinstance(item, str) else None
+        found = CHECKPOINT_PATTERN.fullmatch(item) if isinstance(item, str) else None
         if found is None:
             raise UserError(f"what a run went on from is RUN@ROUND, got {str(item)[:40]!r}")
         past[found[1]] = int(found[2])
@@ -58,12 +58,12 @@ def check_paths(settings: str, data_dir: str) -> None:
     """Raise ``UserError`` if the server's settings name files outside ``data_dir``, the client's own choice."""
     allowed, groups = Path(data_dir).expanduser().resolve(), json.loads(settings)
     repository = groups["dataset"].get("repository")
-    if repository is not None and (not REPOSITORY.fullmatch(str(repository)) or Path(str(repository)).exists()):
+    if repository is not None and (not REPOSITORY_PATTERN.fullmatch(str(repository)) or Path(str(repository)).exists()):
         raise UserError(f"dataset.repository={str(repository)[:100]!r} names no data set of the hub")
     for group in GROUPS:
         for key in KEYS:
             value = groups[group].get(key)
-            if value is None or (group, key, value) == ("dataset", "path", GENERATED):
+            if value is None or (group, key, value) == ("dataset", "path", GENERATED_PATH):
                 continue
             try:
                 inside = Path(str(value)).expanduser().resolve().is_relative_to(allowed)

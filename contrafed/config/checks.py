@@ -15,10 +15,10 @@ from contrafed.config.run_config import GROUPS as TYPED_GROUPS
 from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES
 from contrafed.core.errors import UserError, unknown
-from contrafed.core.schema import dotted
+from contrafed.core.schema import flatten_keys
 
-OPTIONAL = ("experiment", "scale")  # groups with null for no choice
-GROUPS = (*TYPED_GROUPS, SERVER, *OPTIONAL)
+OPTIONAL_GROUPS = ("experiment", "scale")  # groups with null for no choice
+GROUPS = (*TYPED_GROUPS, SERVER, *OPTIONAL_GROUPS)
 
 # Sections of an experiment's file that are not settings.
 SECTIONS = ("grid", "where", "published", "changed")
@@ -141,10 +141,10 @@ def _explain_key(where: str, name: str, here: Any) -> UserError:
     values: Any = OmegaConf.to_container(here) if isinstance(here, DictConfig) else {}
     values = {str(key): value for key, value in values.items() if where or key not in (*SECTIONS, "hydra")}
     above = f"{where}." if where else ""
-    same = [above + key for key in dotted(values) if key.endswith(f".{name}")]
+    same = [above + key for key in flatten_keys(values) if key.endswith(f".{name}")]
     if same and name != "name":
         return UserError(f"unknown key '{above}{name}', did you mean {' or '.join(same[:3])}?")
-    return unknown(f"{where} key" if where else "key", name, values if where else [*values, *OPTIONAL, "shard"])
+    return unknown(f"{where} key" if where else "key", name, values if where else [*values, *OPTIONAL_GROUPS, "shard"])
 
 
 def check_modules(config: DictConfig, own: Path | None) -> None:

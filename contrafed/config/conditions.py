@@ -7,7 +7,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from contrafed.config.checks import GROUPS, OPTIONAL
+from contrafed.config.checks import GROUPS, OPTIONAL_GROUPS
 from contrafed.config.grid import (
     Case,
     Grid,
@@ -20,10 +20,10 @@ from contrafed.config.overrides import SERVER, hydra_key, parse_overrides
 from contrafed.config.run_config import EVALUATION_KEYS, HOW_IT_RUNS, SCORING_KEYS, counts
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.run_folder import read_config
-from contrafed.core.schema import dotted
+from contrafed.core.schema import flatten_keys
 
 # Keys that a command line may set in addition to an experiment and still have its setting.
-FREE = (*OPTIONAL, "seed", "log", "metrics", *HOW_IT_RUNS)
+FREE_KEYS = (*OPTIONAL_GROUPS, "seed", "log", "metrics", *HOW_IT_RUNS)
 
 
 def find_experiment(overrides: Sequence[Override]) -> str | None:
@@ -84,21 +84,21 @@ def merge(
         UserError: For a key that does not exist.
     """
     where, _ = remove_sections(config)
-    origin = {o.key_or_group: o.value() for o in asked if o.key_or_group in OPTIONAL and not o.is_delete()}
+    origin = {o.key_or_group: o.value() for o in asked if o.key_or_group in OPTIONAL_GROUPS and not o.is_delete()}
     if origin:
         with open_dict(config):
             config.experiment, config.scale = origin.get("experiment"), origin.get("scale")
             free = {hydra_key(key) for key in axes}
             lines = [o for o in asked if not o.is_hydra_override() and o.key_or_group not in free]
-            config.changed = [str(o.input_line) for o in lines if counts(o.key_or_group, FREE)]
+            config.changed = [str(o.input_line) for o in lines if counts(o.key_or_group, FREE_KEYS)]
     holding = {condition: values for condition, values in where.items() if condition_holds(condition, config, own)}
     other_server = any(o.key_or_group == SERVER for o in task)  # then the method has other keys than its experiment expects
     for condition, values in holding.items():
         if "scale=" not in condition:
             what = None if other_server and "strategy=" in condition else f"key in the experiment's where '{condition}'"
-            _put(config, values, task, what)
+            _set_free_keys(config, values, task, what)
     kept = {key: OmegaConf.select(config, key) for key in cases if _is_set(key, task)}
-    _put(config, cases, [], "key in the experiment's grid")
+    _set_free_keys(config, cases, [], "key in the experiment's grid")
     # a small run, or one with another setting of a case's key, is compared with the full one's published value
     if config.get("published") is not None:
         _resolve_published(config)
@@ -106,12 +106,12 @@ def merge(
         OmegaConf.update(config, key, value)
     for condition, values in holding.items():
         if "scale=" in condition:
-            _put(config, values, task, None)
+            _set_free_keys(config, values, task, None)
     if config.get("evaluate_only") is not None:
         _take_scoring(config, [o for o in task if not o.is_hydra_override()])
 
 
-def _put(config: DictConfig, values: Case, task: list[Override], what: str | None) -> None:
+def _set_free_keys(config: DictConfig, values: Case, task: list[Override], what: str | None) -> None:
     """Set dotted keys that the command line does not set.
 
     Raises ``UserError`` with ``what`` for a missing key. If ``what`` is None the key is skipped.
@@ -129,7 +129,7 @@ def _put(config: DictConfig, values: Case, task: list[Override], what: str | Non
 def _is_set(key: str, task: list[Override]) -> bool:
     """Return whether the command line sets a key, or a group that contains it. A mapping sets only its own keys."""
     asked = {o.key_or_group: o.value() for o in task if o.key_or_group not in GROUPS and not o.is_delete()}
-    return any(f"{key}.".startswith(f"{name}.") for name in dotted(asked))
+    return any(f"{key}.".startswith(f"{name}.") for name in flatten_keys(asked))
 
 
 def _resolve_published(config: DictConfig) -> None:

@@ -109,7 +109,7 @@ class ConfigLoader(ConfigLoaderImpl):
         if several := next((o.input_line for o in parsed if o.is_sweep_override()), None):
             raise UserError(f"{several} lists several values: add -m to run them all, or brackets where they are one list")
         # experiment=null and scale=null are the defaults, but not choices of Hydra's.
-        asked = [o for o in parsed if o.is_delete() or o.value() is not None or o.key_or_group not in checks.OPTIONAL]
+        asked = [o for o in parsed if o.is_delete() or o.value() is not None or o.key_or_group not in checks.OPTIONAL_GROUPS]
         task = [o for o in asked if not o.is_hydra_override()]
         checks.check_names(task, self.own)
         axes = self.read_grid(experiment := conditions.find_experiment(task))

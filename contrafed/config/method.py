@@ -27,7 +27,7 @@ from contrafed.server.base import FederatedStrategy, Population, strategy_class_
 from contrafed.server.buffers import leave_out
 from contrafed.server.checks import broadcast, judged_fault, sent_fault, state_fault
 from contrafed.server.norm_limit import NormLimit
-from contrafed.server.privacy import protected
+from contrafed.server.privacy import count_protected_kinds
 from contrafed.training.base import Client
 from contrafed.training.loop import is_in, is_pattern
 from contrafed.training.workspace import client_class_of
@@ -53,7 +53,7 @@ def check_model(run: Run, model: SplitModel) -> None:
             f"model.buffers: privacy={run.privacy.name} adds no noise to {bare[0]}. Fix: model.buffers=local or frozen"
         )
     if not isinstance(run.privacy.config, none.Config):
-        protected(list(up), list(down), strategy.name)
+        count_protected_kinds(list(up), list(down), strategy.name)
     if run.attack.name != "none" and not run.attack.config.flips_labels and not up:
         raise UserError(f"attack={run.attack.name}: strategy={strategy.name} sends nothing that attackers could change")
 
@@ -187,7 +187,7 @@ def _name(run: Run) -> str:
 
 def _blame(what: str, author: type) -> contextlib.AbstractContextManager[None]:
     """Return a context that reports errors in it as errors of an author's class."""
-    return registry.blamed(what, inspect.getfile(author))
+    return registry.report_author_errors(what, inspect.getfile(author))
 
 
 def _declared_fault(messages: Any, client: type[Client], model: SplitModel, config: Any) -> str:

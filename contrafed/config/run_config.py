@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from contrafed.core import registry
 from contrafed.core.client_run import PACKAGES, Choice, NodeRun, choose, node_run
-from contrafed.core.disk import expanded
+from contrafed.core.disk import expand_home
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.metrics import beside_accuracy
 from contrafed.core.run_folder import read_config
@@ -137,7 +137,9 @@ def resolve(composed: Mapping[str, Any]) -> Run:
     check_tracker(chosen["tracker"])
     _check_recipe(node.strategy, top.num_rounds)
     rule_class = strategy_class_of(server)
-    with registry.blamed(f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)):
+    with registry.report_author_errors(
+        f"strategy.server={server.name}: {rule_class.__name__}.check", str(server.module.__file__)
+    ):
         rule_class.check(server.config, node.strategy, participation)
     check_classes(node.strategy, server)
     check_participation(participation, top.num_trained, top.seed_of_federation)
@@ -156,7 +158,7 @@ def resolve(composed: Mapping[str, Any]) -> Run:
 def check_top(config: Mapping[str, Any]) -> Top:
     """Return the checked top-level keys. Raises ``UserError`` for mistakes that are visible without any group's code."""
     top = build(Top, config, "", ignore=frozenset((*GROUPS, *ORIGIN)))
-    top = replace(top, output_dir=os.path.expanduser(top.output_dir), init_from=expanded(top.init_from))
+    top = replace(top, output_dir=os.path.expanduser(top.output_dir), init_from=expand_home(top.init_from))
     for group in GROUPS:
         settings = config.get(group)
         if not isinstance(settings, Mapping) or "name" not in settings:

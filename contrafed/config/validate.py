@@ -12,11 +12,11 @@ from contrafed.data.participation import make_participation, pattern_class_of
 from contrafed.engines.attack import Attack, Attackers
 from contrafed.server.accountant import needs_accountant
 from contrafed.server.base import FederatedStrategy, strategy_class_of
-from contrafed.server.replies import OTHER
+from contrafed.server.replies import OTHER_PREFIX
 from contrafed.training.base import Client
 from contrafed.training.workspace import client_class_of
 
-CLASSES = 10  # of the even class proportions for a trial of a pattern
+EVEN_CLASSES = 10  # of the even class proportions for a trial of a pattern
 
 
 def check_classes(strategy: Choice, server: Choice) -> None:
@@ -26,8 +26,8 @@ def check_classes(strategy: Choice, server: Choice) -> None:
     """
     client, found = client_class_of(strategy), strategy_class_of(server)
     registry.check_overrides(client, Client)
-    if client.upload not in tuple(OTHER):
-        raise UserError(f"strategy={strategy.name}: {client.__name__}: {unknown('upload', client.upload, OTHER)}")
+    if client.upload not in tuple(OTHER_PREFIX):
+        raise UserError(f"strategy={strategy.name}: {client.__name__}: {unknown('upload', client.upload, OTHER_PREFIX)}")
     if found.aggregate is FederatedStrategy.aggregate and found.next_model is FederatedStrategy.next_model:
         wanted = "must define aggregate(self, model, replies), which returns the next global model"
         raise UserError(f"strategy.server={server.name}: {found.__name__} {wanted}")
@@ -38,9 +38,11 @@ def check_participation(participation: Choice, num_trained: int, seed: int) -> N
 
     It is also raised, with the line, if the author's code fails. The pattern is tried with even class proportions.
     """
-    shares = np.broadcast_to(1 / CLASSES, (num_trained, CLASSES))
+    shares = np.broadcast_to(1 / EVEN_CLASSES, (num_trained, EVEN_CLASSES))
     try:
-        with registry.blamed(f"participation={participation.name}", inspect.getfile(pattern_class_of(participation))):
+        with registry.report_author_errors(
+            f"participation={participation.name}", inspect.getfile(pattern_class_of(participation))
+        ):
             pattern = make_participation(participation, lambda: shares, num_trained, seed)
             pattern.probability()
             pattern.participants(1)

@@ -54,7 +54,7 @@ FUNCTIONS = {
     "model": {"build": "config, in_channels, image_size, num_classes"},
 }
 # Classes that its ``Config`` must inherit. They hold the settings that Contrafed itself reads.
-INHERITED = {
+INHERITED_KEYS = {
     "dataset": ("contrafed.data.images", "Common"),
     "partition": ("contrafed.data.partition", "Common"),
     "participation": ("contrafed.data.participation", "Selection"),
@@ -78,8 +78,8 @@ def choose(group: str, values: Mapping[str, Any], module: ModuleType | None = No
     choice = f"{group}={values.get('name')}"
     if group in FUNCTIONS:
         registry.check_functions(module, choice, FUNCTIONS[group])
-    if group in INHERITED:
-        home, name = INHERITED[group]
+    if group in INHERITED_KEYS:
+        home, name = INHERITED_KEYS[group]
         if not issubclass(module.Config, getattr(importlib.import_module(home), name)):
             raise UserError(f"{choice}: Config of {module.__name__} must inherit {name} of {home}")
     if group == "strategy":

@@ -28,12 +28,12 @@ ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 DIVERGED = "diverged"
 # A client's entry in CONFIG: one line for the console.
 NOTE = "note"
-MOST = 600  # characters of a text from a client
+MAX_NOTE_CHARACTERS = 600  # characters of a text from a client
 
 
 def words(said: object) -> str:
-    """Return a client's text ready to print: cut to ``MOST`` characters, without control characters."""
-    return "".join(c if c.isprintable() else " " for c in str(said)[:MOST])
+    """Return a client's text ready to print: cut to ``MAX_NOTE_CHARACTERS`` characters, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in str(said)[:MAX_NOTE_CHARACTERS])
 
 
 class TensorArray(Array):

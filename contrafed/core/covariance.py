@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # Singular values below this share of the largest one count as zero in ranks and pseudo-inverses.
-RELATIVE = 1e-6
+RELATIVE_RANK_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def covariances(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
     means /= counts[:, None]
     apart, centred = f - means[number], means - f.mean(0)
     both = apart.T @ apart / len(f), (centred * counts[:, None]).T @ centred / len(f)
-    rounding = RELATIVE**2 * np.square(f).sum(1).mean()
+    rounding = RELATIVE_RANK_TOLERANCE**2 * np.square(f).sum(1).mean()
     within, between = (s if s.trace() > rounding else np.zeros_like(s) for s in both)
     return within, between
 
@@ -91,5 +91,5 @@ def vci(within: np.ndarray, between: np.ndarray) -> float:
     s = np.linalg.svd(between, compute_uv=False)
     if not s[0]:
         return 1.0
-    rank = int((s > RELATIVE * s[0]).sum())
-    return float(1 - np.trace(np.linalg.pinv(within + between, rcond=RELATIVE, hermitian=True) @ between) / rank)
+    rank = int((s > RELATIVE_RANK_TOLERANCE * s[0]).sum())
+    return float(1 - np.trace(np.linalg.pinv(within + between, rcond=RELATIVE_RANK_TOLERANCE, hermitian=True) @ between) / rank)

@@ -11,7 +11,7 @@ from pathlib import Path
 from contrafed.core.errors import DiskError
 
 # Errors of a disk that is full, read-only or broken, or that allows no file of this size. A network's errors are different.
-FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 
 
 def sync(path: Path) -> None:
@@ -29,7 +29,7 @@ def checksum(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def expanded(path: str | None) -> str | None:
+def expand_home(path: str | None) -> str | None:
     """Replace ~ by the home folder. A shell does not expand it after ``=``."""
     return None if path is None else os.path.expanduser(path)
 
@@ -56,7 +56,7 @@ def told_in_one_line(folder: Path, then: Callable[[], str]) -> Iterator[None]:
 
     def quiet(args: threading.ExceptHookArgs) -> None:
         # A thread of TensorBoard: the next write through it raises the error again.
-        if getattr(args.exc_value, "errno", None) not in FAILING:
+        if getattr(args.exc_value, "errno", None) not in DISK_ERRNOS:
             said(args)
 
     threading.excepthook = quiet
@@ -64,7 +64,7 @@ def told_in_one_line(folder: Path, then: Callable[[], str]) -> Iterator[None]:
         yield
     except OSError as error:
         gone = error.errno == errno.ENOENT and str(error.filename).startswith(str(folder))  # removed by another program
-        if error.errno not in FAILING and not gone and folder.is_dir():
+        if error.errno not in DISK_ERRNOS and not gone and folder.is_dir():
             raise
         raise DiskError(f"cannot write to {error.filename or folder} ({error.strerror}); {then()}") from error
     finally:

@@ -83,13 +83,15 @@ def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = str(error.name)
         if target != missing and not target.startswith(f"{missing}."):
-            raise UserError(f"{choice} needs the Python package '{missing}' ({_place(error)})") from error
+            raise UserError(f"{choice} needs the Python package '{missing}' ({_locate_import_error(error)})") from error
         if "." in name:
             raise UserError(f"{choice}: there is no module {target}; is its package installed, or on PYTHONPATH?") from error
         raise unknown(group, str(settings.get("name")), choices(group)) from None
     except Exception as error:
         what = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-        raise UserError(f"{choice} cannot be imported: {_place(error)}: {type(error).__name__}: {what}") from error
+        raise UserError(
+            f"{choice} cannot be imported: {_locate_import_error(error)}: {type(error).__name__}: {what}"
+        ) from error
     if not is_dataclass(getattr(module, "Config", None)):
         if "." in name:
             raise UserError(f"{choice}: {target} has no dataclass Config, which names its settings")
@@ -99,7 +101,7 @@ def find(package: str, group: str, settings: Mapping[str, Any]) -> ModuleType:
     return module
 
 
-def _place(error: Exception) -> str:
+def _locate_import_error(error: Exception) -> str:
     """Return the file and line where an import failed."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
@@ -119,7 +121,7 @@ def short_place(file: str, line: int | None) -> str:
 
 
 @contextlib.contextmanager
-def blamed(what: str, file: str) -> Iterator[None]:
+def report_author_errors(what: str, file: str) -> Iterator[None]:
     """Raise errors in an author's code as a ``UserError``, with ``what`` and the last line of the author's ``file``."""
     try:
         yield

@@ -100,7 +100,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         kinds = [_base(option) for option in options]
         if type(value) is int and int in kinds:  # then it is out of range
             raise failures[kinds.index(int)]
-        raise UserError(f"{where} must be {' or '.join(map(_bounded, args))}, got {value!r}")
+        raise UserError(f"{where} must be {' or '.join(map(_describe_type, args))}, got {value!r}")
     if origin is Literal:
         if value not in args:
             raise UserError(f"{where} is {value!r}; choices: {', '.join(map(str, args))}")
@@ -141,7 +141,7 @@ def _base(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
-def _bounded(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     """Return the name of a type, with its bounds for a number."""
     rules = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
     return " ".join([_name(hint), *(str(rule) for rule in rules if isinstance(rule, Range))])
@@ -161,11 +161,11 @@ def _name(hint: Any) -> str:
     return str(getattr(hint, "__name__", hint))
 
 
-def dotted(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Return {dotted key: value} of nested mappings, in their order. An empty mapping gives no key."""
     out: dict[str, Any] = {}
     for key, value in values.items():
-        out |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        out |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return out
 
 

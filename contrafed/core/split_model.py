@@ -14,7 +14,7 @@ from contrafed.core.client_run import Buffers, Choice
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import torch_generator
 
-SMALLEST = 8  # pixels of the shorter side
+MIN_SIDE_PX = 8  # pixels of the shorter side
 
 
 class Features(NamedTuple):
@@ -24,7 +24,7 @@ class Features(NamedTuple):
     z: Tensor  # (b, D) input of the classifier: the representation that contrastive losses compare
     levels: tuple[Tensor, ...]  # (b, C_l) pooled outputs of the encoder's stages, lowest first, or empty unless requested
 
-    def compared(self, which: int | Literal["last"]) -> tuple[Tensor, ...]:
+    def select_levels(self, which: int | Literal["last"]) -> tuple[Tensor, ...]:
         """Return the first ``which`` levels, or only the last one."""
         return self.levels[-1:] if which == "last" else self.levels[:which]
 
@@ -246,9 +246,9 @@ def build_model(
             or each
             other.
     """
-    if min(image_size) < SMALLEST or in_channels not in (1, 3):
+    if min(image_size) < MIN_SIDE_PX or in_channels not in (1, 3):
         raise UserError(
-            f"model={choice.name} takes images of at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, "
+            f"model={choice.name} takes images of at least {MIN_SIDE_PX}x{MIN_SIDE_PX} with 1 or 3 channels, "
             f"got {image_size[0]}x{image_size[1]} with {in_channels}"
         )
     shape = f"{in_channels}x{image_size[0]}x{image_size[1]}"
@@ -278,7 +278,7 @@ def _fault(error: Exception, choice: Choice) -> str:
 
 def _check_built(choice: Choice, model: Any, num_classes: int) -> None:
     """Raise ``UserError`` if the built object is not a model that every method can train."""
-    said = _said(choice)
+    said = _explain_build(choice)
     if not isinstance(model, SplitModel):
         raise UserError(f"{said}, got {type(model).__name__}")
     if not isinstance(model.encoder, Stages):
@@ -321,7 +321,7 @@ def _drops(layer: nn.Module) -> bool:
     return isinstance(rate, int | float) and rate > 0
 
 
-def _said(choice: Choice) -> str:
+def _explain_build(choice: Choice) -> str:
     return f"model={choice.name}: {choice.module.__name__}.build must return a contrafed.core.split_model.SplitModel"
 
 
@@ -342,10 +342,12 @@ def _try(choice: Choice, model: SplitModel, images: Tensor) -> None:
         )
     if z.shape != (count, width):
         wanted = f"whose classifier gets ({count}, {width}) of {count} images, got {tuple(z.shape)}"
-        raise UserError(f"{_said(choice)} {wanted}" + ("; nn.Flatten() makes a row of each image" if z.dim() != 2 else ""))
+        raise UserError(
+            f"{_explain_build(choice)} {wanted}" + ("; nn.Flatten() makes a row of each image" if z.dim() != 2 else "")
+        )
     if encoded.dim() != 2:
         rows = f"whose encoder makes a row of each image, ({count}, E), got {tuple(encoded.shape)}"
-        raise UserError(f"{_said(choice)} {rows}; a pool or nn.Flatten() belongs in its last tail")
+        raise UserError(f"{_explain_build(choice)} {rows}; a pool or nn.Flatten() belongs in its last tail")
 
 
 def hidden_layers(
@@ -369,7 +371,7 @@ def hidden_layers(
     return width
 
 
-def pooled(encoder_stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> Stages:
+def add_pooling(encoder_stages: Sequence[nn.Module], tails: Sequence[nn.Module]) -> Stages:
     """Return the stages with a global average pool after the last."""
     ends = list(tails)
     ends[-1] = nn.Sequential(ends[-1], nn.AdaptiveAvgPool2d(1), nn.Flatten())

@@ -38,15 +38,15 @@ def format_of(tensor: Tensor) -> str:
     return " ".join(str(word).removeprefix("torch.") for word in words)
 
 
-def group(tensors: Mapping[str, Tensor], name: str) -> Tensors:
+def select_prefix(tensors: Mapping[str, Tensor], name: str) -> Tensors:
     """Return the tensors ``NAME/x`` under the name x."""
     prefix = f"{name}/"
     # By key: the tensors of a stack's client state are joined only on access.
     return {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
 
 
-def named(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors x under the names ``NAME/x``: the inverse of ``group``."""
+def add_prefix(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the tensors x under the names ``NAME/x``: the inverse of ``select_prefix``."""
     return {f"{name}/{key}": tensor for key, tensor in tensors.items()}
 
 

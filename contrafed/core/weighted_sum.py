@@ -14,8 +14,8 @@ from torch import Tensor
 from contrafed.core.tensors import Tensors, flat, unflat
 
 # Numbers of a tensor that a core adds at a time, so that the sum stays in its cache.
-BLOCK = 2**17
-LARGE = 2**22  # numbers in a model above which threads are worth starting
+BLOCK_NUMBERS = 2**17
+MIN_THREADED_NUMBERS = 2**22  # numbers in a model above which threads are worth starting
 
 
 def cores() -> int:
@@ -44,14 +44,14 @@ def combine(models: Sequence[Tensors], factors: Sequence[float]) -> Tensors:
             elements.add_(flat({name: model[name] for name in first}), alpha=factor)
         return unflat(elements, first)
     totals = {name: torch.empty(like.shape, dtype=torch.float64) for name, like in first.items()}
-    if sum(total.numel() for total in totals.values()) < LARGE:
+    if sum(total.numel() for total in totals.values()) < MIN_THREADED_NUMBERS:
         for name, total in totals.items():
             _add(total, [model[name] for model in models], factors)
         return totals
     blocks: list[list[Tensor]] = []  # each block: a piece of the sum, and the pieces added to it
     for name, total in totals.items():
         vectors = [tensor.reshape(-1) for tensor in (total, *(model[name] for model in models))]
-        blocks += [[v[start : start + BLOCK] for v in vectors] for start in range(0, total.numel(), BLOCK)]
+        blocks += [[v[start : start + BLOCK_NUMBERS] for v in vectors] for start in range(0, total.numel(), BLOCK_NUMBERS)]
     with ThreadPoolExecutor(cores()) as pool:
         list(pool.map(lambda block: _add(block[0], block[1:], factors), blocks))
     return totals

@@ -26,7 +26,7 @@ def split_of(choice: Choice, draw: Any) -> list[np.ndarray]:
         found = choice.module.split(choice.config, draw)
     if moved := [name for name, state in _shared_generators().items() if state != before[name]]:
         raise UserError(f"{said} the same parts whenever it is asked: it draws from {moved[0]}, not from draw.rng")
-    parts = _parts(found, draw.num_nodes, len(draw.y), said, "draw.y")
+    parts = _check_parts(found, draw.num_nodes, len(draw.y), said, "draw.y")
     check_distinct(parts, said)
     return parts
 
@@ -50,8 +50,8 @@ def explicit_of(choice: Choice, test: np.ndarray, num_nodes: int) -> tuple[list[
     said = said_of(choice, "explicit")
     if not isinstance(found, tuple) or len(found) != 2:
         raise UserError(f"{said} training parts and test parts, or None for these, as a pair; got {type(found).__name__}")
-    train = _parts(found[0], num_nodes, len(test), said, "all images")
-    own = None if found[1] is None else _parts(found[1], num_nodes, len(test), said, "all images")
+    train = _check_parts(found[0], num_nodes, len(test), said, "all images")
+    own = None if found[1] is None else _check_parts(found[1], num_nodes, len(test), said, "all images")
     check_distinct(train if own is None else [np.concatenate(both) for both in zip(train, own, strict=True)], said)
     for node, part in enumerate(train):
         _check_trained(part, test, said, node)
@@ -75,7 +75,7 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
     for node in sorted({0, partition.num_nodes - 1}):
         with own_code(choice, "lazy"):
             found = partition.train(node), partition.test(node)
-        train, own = (_part(part, len(test), said, node, "y") for part in found)
+        train, own = (_check_part(part, len(test), said, node, "y") for part in found)
         _check_trained(train, test, said, node)
         if len(both := np.intersect1d(train, own)):
             raise UserError(f"{said} test parts apart from training parts; node {node} has {len(both)} images in both")
@@ -83,7 +83,9 @@ def check_lazy(choice: Choice, partition: Any, test: np.ndarray) -> None:
 
 def own_code(choice: Choice, function: str) -> contextlib.AbstractContextManager[None]:
     """Return a context that reports errors in it as errors of a partition's function."""
-    return registry.blamed(f"partition={choice.name}: {choice.module.__name__}.{function}", str(choice.module.__file__))
+    return registry.report_author_errors(
+        f"partition={choice.name}: {choice.module.__name__}.{function}", str(choice.module.__file__)
+    )
 
 
 def _shared_generators() -> dict[str, Any]:
@@ -92,15 +94,15 @@ def _shared_generators() -> dict[str, Any]:
     return {"numpy.random": (np.asarray(keys).tobytes(), place), "random": random.getstate()}
 
 
-def _parts(found: Any, num_nodes: int, size: int, said: str, of: str) -> list[np.ndarray]:
+def _check_parts(found: Any, num_nodes: int, size: int, said: str, of: str) -> list[np.ndarray]:
     """Return K index arrays into the ``size`` elements of ``of``. Raises ``UserError`` if ``found`` is something else."""
     if not isinstance(found, list) or len(found) != num_nodes:
         got = f"{len(found)} parts" if isinstance(found, list) else type(found).__name__
         raise UserError(f"{said} a list of {num_nodes} index arrays, one a node; got {got}")
-    return [_part(part, size, said, node, of) for node, part in enumerate(found)]
+    return [_check_part(part, size, said, node, of) for node, part in enumerate(found)]
 
 
-def _part(part: Any, size: int, said: str, node: int, of: str) -> np.ndarray:
+def _check_part(part: Any, size: int, said: str, node: int, of: str) -> np.ndarray:
     """Return a client's index array (n,) as int64. Raises ``UserError`` if ``part`` is something else."""
     if not isinstance(part, np.ndarray) or part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
         got = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"

@@ -7,8 +7,8 @@ import numpy as np
 from contrafed.core.client_run import NodeRun
 from contrafed.core.errors import UserError
 from contrafed.data.images import ImageData, load_images
-from contrafed.data.label_flip import flipped
-from contrafed.data.own import fitted, own_images
+from contrafed.data.label_flip import flip_labels
+from contrafed.data.own import adapt_to_run, own_images
 from contrafed.data.partition import Partition, make_partition
 
 
@@ -46,7 +46,7 @@ def load_federation(run: NodeRun, own: tuple[int, str] | None = None) -> Federat
         raise UserError("this run has partition=own: every --node-config needs data=PATH")
     data = load_images(run.dataset)
     if run.images is not None:
-        data = fitted(data, run.images, f"dataset={run.dataset.name} on this node")
+        data = adapt_to_run(data, run.images, f"dataset={run.dataset.name} on this node")
     merged = run.dataset.config.merge_splits
     partition = make_partition(run.partition, data, run.num_nodes, run.seed_of_federation, merged)
-    return Federation(*flipped(data, partition, run.flipped)) if run.flipped else Federation(data, partition)
+    return Federation(*flip_labels(data, partition, run.flipped)) if run.flipped else Federation(data, partition)

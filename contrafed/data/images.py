@@ -18,8 +18,8 @@ from contrafed.data.fingerprint import fingerprint_images
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-GENERATED = "generated"  # value of dataset.path for drawn images
-SMALLEST = 8  # pixels a side: the smallest image that every model accepts
+GENERATED_PATH = "generated"  # value of dataset.path for drawn images
+MIN_SIDE_PX = 8  # pixels a side: the smallest image that every model accepts
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ def make_images(
     if x.ndim != 4 or x.dtype != np.uint8:
         raise UserError(f"images must be uint8 (N,H,W) or (N,H,W,C), got {x.dtype} {x.shape}")
     count, height, width, channels = x.shape
-    if min(height, width) < SMALLEST or channels not in (1, 3):
+    if min(height, width) < MIN_SIDE_PX or channels not in (1, 3):
         first = height in (1, 3) and channels not in (1, 3)
         raise UserError(
-            f"images must be at least {SMALLEST}x{SMALLEST} with 1 or 3 channels, got {height}x{width} with {channels}"
+            f"images must be at least {MIN_SIDE_PX}x{MIN_SIDE_PX} with 1 or 3 channels, got {height}x{width} with {channels}"
             + ("; channels come last: x.transpose(0, 2, 3, 1)" if first else "")
         )
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
@@ -174,7 +174,7 @@ def load_images(dataset: Choice) -> ImageData:
         UserError: For missing or damaged data, or if ``load`` does not return ``ImageData``.
     """
     _check_path(dataset)
-    with registry.blamed(f"dataset={dataset.name}: {dataset.module.__name__}.load", str(dataset.module.__file__)):
+    with registry.report_author_errors(f"dataset={dataset.name}: {dataset.module.__name__}.load", str(dataset.module.__file__)):
         data: ImageData = dataset.module.load(dataset.config, dataset.name)
     if not isinstance(data, ImageData):
         raise UserError(
@@ -182,8 +182,8 @@ def load_images(dataset: Choice) -> ImageData:
         )
     if dataset.config.normalize == "image_deviations":
         data = replace(data, std=image_deviations(data.x[~data.test]))
-    if dataset.config.fraction < 1 and data.stand_in != GENERATED:  # which are few
-        data = thinned(data, dataset.config.fraction)
+    if dataset.config.fraction < 1 and data.stand_in != GENERATED_PATH:  # which are few
+        data = subsample_images(data, dataset.config.fraction)
     if dataset.config.merge_splits:
         data = replace(data, test=torch.zeros_like(data.test))
     if dataset.config.normalize == "half":
@@ -192,7 +192,7 @@ def load_images(dataset: Choice) -> ImageData:
     return replace(data, fingerprint=fingerprint_images(data.x, data.y, data.test, data.owner, data.num_classes))
 
 
-def thinned(data: ImageData, fraction: float) -> ImageData:
+def subsample_images(data: ImageData, fraction: float) -> ImageData:
     """Return the same share of each class in each split, at least one image, in their order. The choice is always the same."""
     rng = generator(0, "fraction of the images")
     kept = []
@@ -218,5 +218,5 @@ def _check_path(dataset: Choice) -> None:
             return
         if dataset.config.path is None:
             raise UserError(f"dataset={dataset.name} needs dataset.path")
-        if dataset.config.path != GENERATED and not Path(dataset.config.path).expanduser().exists():
+        if dataset.config.path != GENERATED_PATH and not Path(dataset.config.path).expanduser().exists():
             raise UserError(f"dataset.path: there is nothing at {dataset.config.path}")

@@ -52,7 +52,7 @@ class Flipped(Partition):
         return self._true.class_proportions()
 
 
-def flipped(data: ImageData, partition: Partition, nodes: Sequence[int]) -> tuple[ImageData, Partition]:
+def flip_labels(data: ImageData, partition: Partition, nodes: Sequence[int]) -> tuple[ImageData, Partition]:
     """Give attackers copies of their training examples with label C - 1 - c in place of c.
 
     Clients may share examples, so only the copies get wrong labels. Source: Fang et al. 2020, section 5.1.

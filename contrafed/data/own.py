@@ -20,7 +20,7 @@ def facts_of(data: ImageData) -> dict[str, Any]:
     return {"shape": list(data.x.shape[1:]), "num_classes": data.num_classes, "mean": mean, "std": std}
 
 
-def fitted(data: ImageData, facts: Mapping[str, Any], where: str) -> ImageData:
+def adapt_to_run(data: ImageData, facts: Mapping[str, Any], where: str) -> ImageData:
     """Return ``data`` normalised as in the run.
 
     Raises:
@@ -66,7 +66,7 @@ def own_images(run: NodeRun, node: int, place: str) -> tuple[ImageData, Partitio
     else:
         module = registry.find(PACKAGES["dataset"], "dataset", {"name": "npz"})
         data = module.load(module.Config(**shared, num_classes=facts["num_classes"]), "npz")
-    data = fitted(data, facts, str(path))
+    data = adapt_to_run(data, facts, str(path))
     mine = [np.flatnonzero(data.test.numpy() == held) for held in (False, True)]
     parts = [[part if k == node else part[:0] for k in range(run.num_nodes)] for part in mine]
     return data, Partition(parts[0], parts[1], data.y.numpy(), data.num_classes)

@@ -226,12 +226,12 @@ def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndar
     z = generator(seed, "participation probabilities").dirichlet(np.full(classes.shape[1], config.beta))
     raw = classes @ z
 
-    def clipped(r: float) -> np.ndarray:
+    def clip_probabilities(r: float) -> np.ndarray:
         with np.errstate(over="ignore"):  # r may be as small as the smallest <Z, D_k>, and infinity is capped at 1
             return np.maximum(config.floor, np.minimum(1.0, raw / r))
 
     if config.scaling == "analytic":
-        return clipped(1 / (mean * classes.shape[1]))
+        return clip_probabilities(1 / (mean * classes.shape[1]))
     held = raw[raw > 0]
     reachable = (len(held) + config.floor * (num_nodes - len(held))) / num_nodes if config.scaling == "empirical_floor" else 1.0
     if not len(held) or mean > reachable:
@@ -240,11 +240,11 @@ def probabilities(config: Heterogeneous, class_proportions: Callable[[], np.ndar
             "nodes hold a class that Z favours; use another seed, a larger beta or scaling=analytic"
         )
     if config.scaling == "empirical":
-        return clipped(raw.mean() / mean)
+        return clip_probabilities(raw.mean() / mean)
     # The clipped mean falls as r grows. At the lower end all p_k of clients with raw > 0 are 1, at the upper end the mean is at
     # most E[p].
     low, high = float(held.min()), float(held.max()) / mean
     for _ in range(100):
         middle = low**0.5 * high**0.5  # <Z, D_k> spans hundreds of powers of ten if beta is small
-        low, high = (middle, high) if clipped(middle).mean() > mean else (low, middle)
-    return clipped(high)
+        low, high = (middle, high) if clip_probabilities(middle).mean() > mean else (low, middle)
+    return clip_probabilities(high)

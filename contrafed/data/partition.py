@@ -49,8 +49,8 @@ class Partition:
         self.num_nodes = len(train)
         self.num_classes = num_classes
         self._y = y
-        self._train, self._train_ends = _packed(train)
-        self._test, self._test_ends = _packed(test)
+        self._train, self._train_ends = _pack_parts(train)
+        self._test, self._test_ends = _pack_parts(test)
         for values in (self._train, self._test):
             if len(values) and not 0 <= values.min() <= values.max() < len(y):
                 raise ValueError(f"a node's part has positions in y, 0..{len(y) - 1}, got {values.min()}..{values.max()}")
@@ -93,7 +93,7 @@ class Partition:
         return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
-def _packed(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _pack_parts(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
     filled = [np.asarray(part) for part in parts if len(part)]  # an empty list would become floating-point numbers
     values = np.concatenate(filled) if filled else np.zeros(0, dtype=np.int64)
@@ -172,7 +172,7 @@ def make_partition(choice: Choice, data: ImageData, num_nodes: int, seed: int, m
         train, test = parts, _dealt(parts, np.flatnonzero(data.test.numpy()), y, data.num_classes, rng)
     else:
         train, test = _hold_out(parts, held_out_fraction(config, merged), rng)
-    partition = _thinned(train, test, data, config, seed, drawn_as)
+    partition = _apply_scarcity(train, test, data, config, seed, drawn_as)
     partition.small = _small(best, enough, needed)
     return partition
 
@@ -187,12 +187,12 @@ def _from_file(
         train, test = _hold_out(enough, held_out, generator(seed, "partition file test"))
     elif config.on_small == "drop":
         test = [part if len(own) >= config.min_node_size else part[:0] for part, own in zip(test, published, strict=True)]
-    partition = _thinned(train, test, data, config, seed, "file")
+    partition = _apply_scarcity(train, test, data, config, seed, "file")
     partition.small = _small(published, enough, config.min_node_size)
     return partition
 
 
-def _thinned(
+def _apply_scarcity(
     train: list[np.ndarray], test: list[np.ndarray], data: ImageData, config: Common, seed: int, drawn_as: str
 ) -> Partition:
     """Return the partition after the scarcity settings."""
@@ -249,7 +249,7 @@ def _enough(parts: list[np.ndarray], limits: np.ndarray | None, common: Common, 
                 f"{max(map(len, parts))}) and would be dropped; lower it, or lower num_nodes"
             )
         return [part if len(part) >= needed else part[:0] for part in parts]
-    return _moved(parts, needed, limits, rng)
+    return _fill_small_clients(parts, needed, limits, rng)
 
 
 def _small(before: list[np.ndarray], after: list[np.ndarray], needed: int) -> Small:
@@ -258,7 +258,9 @@ def _small(before: list[np.ndarray], after: list[np.ndarray], needed: int) -> Sm
     return Small(sum(len(part) < needed for part in before), sum(max(change, 0) for change in gained), -sum(gained))
 
 
-def _moved(parts: list[np.ndarray], needed: int, limits: np.ndarray | None, rng: np.random.Generator) -> list[np.ndarray]:
+def _fill_small_clients(
+    parts: list[np.ndarray], needed: int, limits: np.ndarray | None, rng: np.random.Generator
+) -> list[np.ndarray]:
     """Fill small clients from those with most to spare, at random. No giver falls below ``needed``."""
     parts = list(parts)
     for k in [k for k, part in enumerate(parts) if len(part) < needed]:

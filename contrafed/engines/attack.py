@@ -113,7 +113,7 @@ class AttackedGrid:
         return replies
 
 
-def attacked(grid: RunGrid, choice: Choice, num_nodes: int, seed: int) -> RunGrid:
+def wrap_in_attack(grid: RunGrid, choice: Choice, num_nodes: int, seed: int) -> RunGrid:
     """Return the Grid with the chosen attack, or the Grid itself if updates stay unchanged."""
     if not registry.own_subclasses(choice.module, Attack):
         return grid

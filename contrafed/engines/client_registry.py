@@ -17,16 +17,16 @@ from contrafed.data.partition import Partition
 from contrafed.engines.deadlines import MAX_QUERY_SECONDS
 
 # Seconds between two queries of Flower's list of nodes.
-POLL = 1.0
+POLL_SECONDS = 1.0
 # Largest number of missing partitions in a message.
-NAMED = 20
+MAX_NAMED_PARTITIONS = 20
 # Characters shown of a client's text, and largest number of examples of a class that it may report.
 LONGEST, MOST = 2000, 2**40
 # Seconds to wait for answers of clients that connect during a run.
-NEWCOMERS = 60.0
+NEWCOMER_SECONDS = 60.0
 # Ids from here on stand for partitions whose client is away. Flower's are random of 64 bits, except 0 (none) and 1 (the
 # server).
-AWAY = 2
+FIRST_ABSENT_ID = 2
 
 
 @dataclass
@@ -122,7 +122,7 @@ class _Answer:
     def away(stored: list[Any]) -> "_Answer":
         """Return the answer that ``to_json`` stored, for a client that is away."""
         partition, counts, num_test, own_data, classes = stored
-        return _Answer(AWAY + partition, partition, np.array(counts, dtype=np.int64), num_test, own_data, classes)
+        return _Answer(FIRST_ABSENT_ID + partition, partition, np.array(counts, dtype=np.int64), num_test, own_data, classes)
 
 
 class Registry:
@@ -145,7 +145,7 @@ class Registry:
             settings: The JSON that clients receive.
             places: The entries ``save`` and ``load`` of the queries.
             patience: Seconds to wait for clients, None for ever.
-            before: Answers of an earlier attempt (``stored``). Clients that do not return in time are away.
+            before: Answers of an earlier attempt (``export_answers``). Clients that do not return in time are away.
         """
         self.before = {answer.partition: answer for answer in map(_Answer.away, before)}
         self.grid, self.federation, self.settings, self.patience = grid, federation, settings, patience
@@ -164,7 +164,7 @@ class Registry:
         ends = None if self.patience is None else time.monotonic() + self.patience
         while len(self.answers) < wanted:
             online = set(self.grid.get_node_ids())
-            left = MAX_QUERY_SECONDS if ends is None else max(ends - time.monotonic(), POLL)
+            left = MAX_QUERY_SECONDS if ends is None else max(ends - time.monotonic(), POLL_SECONDS)
             answers, errors = self._ask(sorted(online - self.known), left)
             if errors:
                 raise errors[0]
@@ -178,10 +178,10 @@ class Registry:
             if len(self.answers) != shown:
                 shown = len(self.answers)
                 print(f"waiting for nodes: {shown} of {wanted} are here", flush=True)
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         return self._members()
 
-    def stored(self) -> list[list[Any]]:
+    def export_answers(self) -> list[list[Any]]:
         """Return the clients' answers for a checkpoint."""
         return [answer.to_json() for answer in self.answers.values()]
 
@@ -195,7 +195,7 @@ class Registry:
         online = set(self.grid.get_node_ids())
         self.waits = {node_id: wait for node_id, wait in self.waits.items() if node_id in online}
         new = sorted(node_id for node_id in online - self.known if self.waits.get(node_id, (0, 0))[0] <= self.looks)
-        answers, errors = self._ask(new, min(self.patience or NEWCOMERS, NEWCOMERS))
+        answers, errors = self._ask(new, min(self.patience or NEWCOMER_SECONDS, NEWCOMER_SECONDS))
         lines = [str(error) for error in errors]
         for answer in answers:
             before = self.answers[answer.partition]
@@ -263,7 +263,9 @@ class Registry:
         """Treat clients of the earlier attempt as away. Raises ``UserError`` if a client is missing that never answered."""
         wanted, here = self.federation.num_nodes, len(self.answers)
         missing = [k for k in range(wanted) if k not in self.answers]
-        names = ", ".join(map(str, missing[:NAMED])) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+        names = ", ".join(map(str, missing[:MAX_NAMED_PARTITIONS])) + (
+            f" and {len(missing) - MAX_NAMED_PARTITIONS} more" if len(missing) > MAX_NAMED_PARTITIONS else ""
+        )
         found = f"after {self.patience:g} s {here} of {wanted} nodes are here; missing: partition {names}. "
         if not here or not self.before.keys() >= set(missing):
             raise UserError(f"{found}Start them, or set num_nodes or wait_for_nodes")

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 
-from contrafed.core.disk import FAILING, checksum
+from contrafed.core.disk import DISK_ERRNOS, checksum
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.tensors import PRIVATE, Tensors, on_host, read, size_of, write
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 # Share of the memory available at the start of a run that client state may take.
-SHARE = 0.5
+MEMORY_SHARE = 0.5
 
 
 class Cost(NamedTuple):
@@ -63,11 +63,11 @@ class NodeMemory:
             return found
         return {}
 
-    def put(self, node: int, memory: Tensors) -> None:
+    def store(self, node: int, memory: Tensors) -> None:
         """Replace a client's state."""
         self._drop(node)
         on_device = any(value.device.type != "cpu" for value in memory.values())
-        self._place(DEVICE if on_device else HOST, node, memory)
+        self._store_in_tier(DEVICE if on_device else HOST, node, memory)
         began = time.perf_counter()
         self._fit()
         self._seconds += time.perf_counter() - began
@@ -87,7 +87,7 @@ class NodeMemory:
             self._folder.cleanup()
             self._folder = None
 
-    def _place(self, tier: str, node: int, memory: Tensors) -> None:
+    def _store_in_tier(self, tier: str, node: int, memory: Tensors) -> None:
         self._held[tier][node] = memory
         self.used[tier] += size_of(memory)
 
@@ -95,14 +95,14 @@ class NodeMemory:
         while self.used[DEVICE] > self.budget[DEVICE]:
             node, memory = self._held[DEVICE].popitem(last=False)
             self.used[DEVICE] -= size_of(memory)
-            self._place(HOST, node, on_host(memory))
+            self._store_in_tier(HOST, node, on_host(memory))
         while self.used[HOST] > self.budget[HOST]:
             node, memory = self._held[HOST].popitem(last=False)
             self.used[HOST] -= size_of(memory)
             try:
                 write(self._file(node), memory, mode=PRIVATE)
             except OSError as error:
-                if error.errno in FAILING:
+                if error.errno in DISK_ERRNOS:
                     error.filename = error.filename or str(self._parent or tempfile.gettempdir())
                     raise
                 if self._files and isinstance(error, FileNotFoundError):
@@ -149,7 +149,7 @@ def default_budgets(device: str) -> tuple[int, int]:
     if device.startswith("cuda"):
         torch.cuda.empty_cache()  # memory that torch keeps from an earlier run in this process would not count as free
         free = torch.cuda.mem_get_info(device)[0]
-    return int(SHARE * free), int(SHARE * _available())
+    return int(MEMORY_SHARE * free), int(MEMORY_SHARE * _available())
 
 
 def _available(container: Path = Path("/sys/fs/cgroup")) -> int:

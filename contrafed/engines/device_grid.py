@@ -24,7 +24,7 @@ from contrafed.engines.deadlines import MAX_REPLY_SECONDS, failed_reply, late_re
 from contrafed.training.workspace import Workspace
 
 # Seconds between two queries of Flower's inbox.
-POLL = 1.0
+POLL_SECONDS = 1.0
 
 
 class DeviceGrid:
@@ -64,14 +64,14 @@ class DeviceGrid:
             raise UserError("this version of Flower fetches replies in another way, so that their size cannot be limited")
         pull = client.PullObject
 
-        def limited(request: Any) -> Any:
+        def pull_within_limit(request: Any) -> Any:
             response = pull(request)
             self.left -= len(response.object_content)
             if self.left < 0:
                 raise ValueError(f"it has more than {self.limit} bytes")
             return response
 
-        client.PullObject = limited
+        client.PullObject = pull_within_limit
 
     def members(self, run: NodeRun, federation: Federation, places: Mapping[str, str]) -> Members:
         """Ask every device for its partition, and tell it which images the run's model takes."""
@@ -110,10 +110,10 @@ class DeviceGrid:
     def own(self, server_round: int) -> dict[str, Any]:
         """Return the run's name in files, its attempts with their last rounds, and what is known of its clients."""
         past, known = [*self.past, f"{self.run_id}@{server_round}"], [list(pair) for pair in self.known.items()]
-        nodes = [] if self.registry is None else self.registry.stored()
+        nodes = [] if self.registry is None else self.registry.export_answers()
         return {"run": self.run, "round": server_round, "past": past, "known": known, "nodes": nodes}
 
-    def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
+    def on_checkpoint(self, server_round: int, on_disk: Callable[[], None]) -> None:
         """Wait for the checkpoint. From the next message on, clients may delete their state of the previous one."""
         on_disk()
         self.checkpoint = server_round
@@ -161,7 +161,7 @@ class DeviceGrid:
                     replies += found
                     del waiting[identifier]
             if waiting:
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
         if timeout is None:
             replies += map(late_reply, waiting.values())
         return replies

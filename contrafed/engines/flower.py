@@ -29,9 +29,9 @@ from contrafed.engines.job import Job
 from contrafed.training.workspace import Workspace, default_device, install, uninstall
 
 # Seconds between two queries of the runtime's inbox.
-POLL = 0.05
+POLL_SECONDS = 0.05
 # Seconds that an interrupted run has to write its files.
-LAST_WRITES = 60.0
+WRITE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FlowerGrid(SimulatedGrid):
             for reply in found:
                 waiting.pop(reply.metadata.reply_to_message_id, None)
             if waiting:
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
         if timeout is None:
             replies += map(late_reply, waiting.values())
         return replies
@@ -140,7 +140,7 @@ def run(config: Config, job: Job) -> None:
             )
     except BaseException:  # the ServerApp's thread would wait for ever
         stop.set()
-        done.wait(LAST_WRITES)
+        done.wait(WRITE_SECONDS)
         raise
     finally:
         uninstall()
@@ -170,7 +170,7 @@ def _stopped_by_signals(stop: threading.Event, verbose: bool) -> Iterator[None]:
     """Set ``stop`` on Ctrl-C or SIGTERM, and raise ``KeyboardInterrupt`` when Flower has ended by itself.
 
     If it were raised at once, Flower would shut down Ray under its own threads. A thread that still calls Ray then ends the
-    process, and nothing is written. A second signal, or ``LAST_WRITES`` without an end, raises it at once. From the first
+    process, and nothing is written. A second signal, or ``WRITE_SECONDS`` without an end, raises it at once. From the first
     signal on Flower's log is silent, because its threads complain about the workers that Ctrl-C ends too.
     """
     before: dict[int, Any] = {}
@@ -188,7 +188,7 @@ def _stopped_by_signals(stop: threading.Event, verbose: bool) -> Iterator[None]:
             before[number](number, frame)
         else:
             stop.set()
-            patience = threading.Timer(LAST_WRITES, os.kill, [os.getpid(), number])
+            patience = threading.Timer(WRITE_SECONDS, os.kill, [os.getpid(), number])
             patience.daemon = True
             patience.start()
 

@@ -74,7 +74,7 @@ class RunGrid(Protocol):
     def own(self, server_round: int) -> dict[str, Any]:
         """Return what the grid itself needs to resume from a checkpoint of this round, in JSON types."""
 
-    def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
+    def on_checkpoint(self, server_round: int, on_disk: Callable[[], None]) -> None:
         """Handle a checkpoint that is being written. ``on_disk`` returns when it is on the disk."""
 
     def about(self) -> dict[str, str]:
@@ -98,7 +98,7 @@ class SimulatedGrid:
         """Return nothing, because client state is in the checkpoint."""
         return {}
 
-    def checkpointed(self, server_round: int, on_disk: Callable[[], None]) -> None:
+    def on_checkpoint(self, server_round: int, on_disk: Callable[[], None]) -> None:
         """Do nothing, because nothing waits for it."""
 
     def limit_replies(self, size: int) -> None:
@@ -231,12 +231,12 @@ class LocalGrid(VirtualGrid):
         """Run the messages here. A client's state is committed only if its training succeeded."""
         # Clients share the broadcast's records. Each gets its own shallow copy, so that a client cannot change its neighbours'
         # data through it.
-        copies = [isolated(message) for message in messages]
+        copies = [copy_records(message) for message in messages]
         nodes = [message.metadata.dst_node_id for message in messages]
 
         def keep(i: int, state: RecordDict) -> None:
             if state:
-                self.memory.put(nodes[i], codec.state_of(state, MEMORY))
+                self.memory.store(nodes[i], codec.state_of(state, MEMORY))
                 self.changed.add(nodes[i])
 
         return self.runner.run(copies, lambda i: self._state(nodes[i]), keep, timeout)
@@ -253,7 +253,7 @@ class LocalGrid(VirtualGrid):
     def restore(self, memories: Iterable[tuple[int, dict[str, Tensor]]], *, changed: bool) -> None:
         """Set client states."""
         for node, tensors in memories:
-            self.memory.put(FIRST_NODE_ID + node, tensors)
+            self.memory.store(FIRST_NODE_ID + node, tensors)
             self.changed |= {FIRST_NODE_ID + node} if changed else set()
 
     def memory_cost(self) -> Cost:
@@ -265,7 +265,7 @@ class LocalGrid(VirtualGrid):
         self.memory.clear()
 
 
-def isolated(message: Message) -> Message:
+def copy_records(message: Message) -> Message:
     """Return the message with copies of its records. The tensors themselves are shared and never written to."""
     content = RecordDict({name: record.copy() for name, record in message.content.items()})
     return Message(content=content, metadata=message.metadata)  # type: ignore[call-overload, no-any-return]

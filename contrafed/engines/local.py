@@ -6,7 +6,7 @@ from typing import Annotated
 
 import torch
 
-from contrafed.core.disk import expanded
+from contrafed.core.disk import expand_home
 from contrafed.core.errors import RunStopped, UserError
 from contrafed.core.schema import Range
 from contrafed.engines.client_state import NodeMemory, default_budgets
@@ -34,7 +34,7 @@ class Config:
         """Raise ``UserError`` for a device that is missing or lacks what a run needs."""
         if fault := fault_of(self.device):
             raise UserError(f"engine.device={self.device} cannot be used ({fault})")
-        folder = expanded(self.memory_folder)
+        folder = expand_home(self.memory_folder)
         if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"engine.memory_folder: {self.memory_folder} is no folder that can be written in")
 
@@ -53,7 +53,7 @@ def run(config: Config, job: Job) -> None:
         memory = NodeMemory(
             on_device if config.memory_device_bytes is None else config.memory_device_bytes,
             in_ram if config.memory_host_bytes is None else config.memory_host_bytes,
-            expanded(config.memory_folder),
+            expand_home(config.memory_folder),
         )
         grid = LocalGrid(job.num_nodes, stack_size_for(config.stack_size, device, job.num_nodes), memory)
         job.serve(grid)

@@ -25,7 +25,7 @@ from flwr.common.constant import ErrorCode
 
 from contrafed.client_app.app import MEMORY
 from contrafed.core import codec
-from contrafed.core.disk import expanded
+from contrafed.core.disk import expand_home
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
 from contrafed.core.tensors import size_of
@@ -33,17 +33,17 @@ from contrafed.engines import ray_access, shared_memory
 from contrafed.engines.client_state import Cost
 from contrafed.engines.grid import VirtualGrid
 from contrafed.engines.job import Job
-from contrafed.engines.ray_worker import BatchJob, Timing, Worker, unpacked
-from contrafed.engines.scheduling import balanced, cost_of, guided
+from contrafed.engines.ray_worker import BatchJob, Timing, Worker, unpack_messages
+from contrafed.engines.scheduling import cost_of, schedule_balanced, schedule_guided
 from contrafed.engines.worker import FIRST_NODE_ID, reuse_memory
 from contrafed.training.workspace import Workspace, default_device, install, uninstall
 
 # A worker checks its time limit between steps. One that is this many seconds late hangs and is replaced.
-GRACE = 60.0
+GRACE_SECONDS = 60.0
 # Smallest batch in seconds, because a worker waits 3 ms between two batches.
-LEAST = 0.1
+MIN_BATCH_SECONDS = 0.1
 # Number of worker failures after which a message is given up: twice with its batch, and once alone.
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def run(config: Config, job: Job) -> None:
         device = "cpu" if config.gpus_per_worker == 0 else default_device()  # the clients' device
         workspace = Workspace(job.node, device=device, federation=job.federation, model=job.model)
         install(job.node.to_json(), workspace)
-        start_ray(config.address, job.verbose, config.memory_host_bytes, expanded(config.memory_folder))
+        start_ray(config.address, job.verbose, config.memory_host_bytes, expand_home(config.memory_folder))
         grid = RayGrid(config, workspace)
         job.serve(grid)
     finally:
@@ -291,7 +291,7 @@ class _Dispatch:
     def __init__(self, grid: RayGrid, messages: Sequence[Message], timeout: float | None) -> None:
         self.grid, self.messages, self.ray = grid, messages, grid.ray
         self.ends = None if timeout is None else time.monotonic() + timeout
-        self.records, self.rest = unpacked(messages)
+        self.records, self.rest = unpack_messages(messages)
         self.broadcast = grid.broadcast.write(self.records) if any(grid.near) else None
         self.stored: Any = None  # the broadcast in Ray's store, once a worker needs it there
         self.still_read = False
@@ -302,16 +302,16 @@ class _Dispatch:
         self.costs = [cost_of(message) for message in messages]
         self.kind = messages[0].metadata.message_type
         workers = len(grid.workers)
-        self.batches = balanced(self.costs, workers)
+        self.batches = schedule_balanced(self.costs, workers)
         if not grid.stacked and self.kind in grid.pace:
-            self.batches = guided(self.costs, workers, LEAST / grid.pace[self.kind])
+            self.batches = schedule_guided(self.costs, workers, MIN_BATCH_SECONDS / grid.pace[self.kind])
 
     def run(self) -> list[Message | None]:
         """Return the replies in the order of the messages, None for those that exceeded the time limit."""
         for worker in range(len(self.grid.workers)):
             self._feed(worker)
         while self.pending:
-            patience = None if self.ends is None else self._left() + GRACE
+            patience = None if self.ends is None else self._compute_seconds_left() + GRACE_SECONDS
             ready, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=patience)
             if not ready:  # these workers hang, so their clients have not answered in time
                 self._give_up()
@@ -324,7 +324,7 @@ class _Dispatch:
                 self.ray.exceptions.WorkerCrashedError,
                 self.ray.exceptions.OutOfMemoryError,
             ) as error:
-                self._died(batch, error)
+                self._replace_dead_worker(batch, error)
                 self._feed(batch.worker)
                 continue
             elapsed = time.monotonic() - batch.began
@@ -335,7 +335,7 @@ class _Dispatch:
             self.grid.broadcast.renew()
         return self.replies
 
-    def _left(self) -> float:
+    def _compute_seconds_left(self) -> float:
         assert self.ends is not None
         return max(self.ends - time.monotonic(), 0.0)
 
@@ -352,7 +352,7 @@ class _Dispatch:
         states = [grid.memory.get(self.messages[i].metadata.dst_node_id) for i in rows] if grid.stateful else []
         method = grid.workers[worker].run.options(num_returns=1 + len(states))
         block = grid.pool.take(len(rows)) if self.kind == MessageType.TRAIN else None  # other replies are a few numbers
-        left = None if self.ends is None else self._left()
+        left = None if self.ends is None else self._compute_seconds_left()
         # One argument of bytes, because Ray takes a tenth of a millisecond for each of any other kind.
         job = pickle.dumps(BatchJob([self.rest[i] for i in rows], near, left, None if block is None else block.address))
         refs = method.remote(job, states, *([] if near else [self.stored]))
@@ -370,18 +370,18 @@ class _Dispatch:
         if batch.block is not None:
             self.grid.pool.drop(batch.block)
 
-    def _died(self, batch: _Batch, error: Exception) -> None:
+    def _replace_dead_worker(self, batch: _Batch, error: Exception) -> None:
         """Replace a worker and run its batch again: first as it was, then one by one, then no more."""
         self._replace(batch)
         rows = batch.rows
         for i in rows:
             self.attempts[i] += 1
-        if self.attempts[rows[0]] >= ATTEMPTS:
-            reason = f"its worker died {ATTEMPTS} times; the last time: {str(error).splitlines()[0]}"
+        if self.attempts[rows[0]] >= MAX_ATTEMPTS:
+            reason = f"its worker died {MAX_ATTEMPTS} times; the last time: {str(error).splitlines()[0]}"
             for i in rows:
                 self.replies[i] = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=self.messages[i])
         else:
-            self.again += [[i] for i in rows] if self.attempts[rows[0]] == ATTEMPTS - 1 else [rows]
+            self.again += [[i] for i in rows] if self.attempts[rows[0]] == MAX_ATTEMPTS - 1 else [rows]
 
     def _collect(self, batch: _Batch, answer: Any, elapsed: float) -> None:
         """Store the replies of a batch, and the new states of its clients."""

@@ -43,7 +43,7 @@ class Timing(NamedTuple):
     sizes: list[int]  # bytes, by message, empty for clients without state
 
 
-def unpacked(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[Unpacked]]:
+def unpack_messages(messages: Sequence[Message]) -> tuple[list[ArrayRecord], list[Unpacked]]:
     """Return the array records of all messages, each once, and the messages without them."""
     records: list[ArrayRecord] = []
     place_of: dict[int, int] = {}

@@ -13,7 +13,7 @@ def cost_of(message: Message) -> float:
     return max(float(codec.config_of(message).get("cost", 1)), 1.0)  # a client without steps still takes a moment
 
 
-def balanced(costs: Sequence[float], workers: int) -> Iterator[list[int]]:
+def schedule_balanced(costs: Sequence[float], workers: int) -> Iterator[list[int]]:
     """Assign tasks to workers, longest first to the least loaded: one batch per worker, each in request order."""
     loads, rows = np.zeros(workers), [[] for _ in range(workers)]  # type: ignore[var-annotated]
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -23,7 +23,7 @@ def balanced(costs: Sequence[float], workers: int) -> Iterator[list[int]]:
     return (sorted(part) for part in rows if part)
 
 
-def guided(costs: Sequence[float], workers: int, least: float) -> Iterator[list[int]]:
+def schedule_guided(costs: Sequence[float], workers: int, least: float) -> Iterator[list[int]]:
     """Cut tasks into batches for free workers, longest first. Each has half an equal share of the rest, or ``least``.
 
     Workers differ in speed, and costs are estimates. With one batch per worker the round would wait for the slowest. A rest
@@ -31,7 +31,7 @@ def guided(costs: Sequence[float], workers: int, least: float) -> Iterator[list[
     """
     left = sum(costs)
     if left <= 2 * workers * least:
-        yield from balanced(costs, workers)
+        yield from schedule_balanced(costs, workers)
         return
     order = sorted(range(len(costs)), key=lambda i: -costs[i])
     while order:

@@ -19,9 +19,9 @@ from flwr.app import ArrayRecord
 
 from contrafed.core import codec
 
-ALIGNMENT = 64
+ALIGNMENT_BYTES = 64
 # Blocks for replies that a worker keeps mapped. Mapping a new one costs a page fault per 4 KiB.
-MAPPED = 8
+MAX_MAPPED_BLOCKS = 8
 
 
 Address = tuple[str, str, int]  # path of a block, its name, its size in bytes
@@ -204,7 +204,7 @@ def _pack(value: Any) -> tuple[bytes, list[memoryview], list[tuple[int, int]], i
     places, end = [], 0
     for view in views:
         places.append((end, view.nbytes))
-        end += -(-view.nbytes // ALIGNMENT) * ALIGNMENT
+        end += -(-view.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return file.getvalue(), views, places, end
 
 
@@ -221,7 +221,7 @@ def _load(memory: mmap.mmap, body: bytes, places: Places) -> tuple[Any, np.ndarr
     return pickle.loads(body, buffers=[whole[start : start + length] for start, length in places]), whole
 
 
-def _map(address: Address, mapped: dict[str, mmap.mmap], keep: int = MAPPED) -> mmap.mmap | None:
+def _map(address: Address, mapped: dict[str, mmap.mmap], keep: int = MAX_MAPPED_BLOCKS) -> mmap.mmap | None:
     path, name, size = address
     if name not in mapped:
         try:

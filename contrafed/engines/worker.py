@@ -19,7 +19,7 @@ from contrafed.training.errors import device_lost
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
-STACKED = (MessageType.TRAIN, MessageType.EVALUATE)  # messages that many clients may answer together
+STACKED_MESSAGE_TYPES = (MessageType.TRAIN, MessageType.EVALUATE)  # messages that many clients may answer together
 
 RUN_ID = 1  # a process has one run at a time
 FIRST_NODE_ID = 1000  # client k's id is this + k, because 0 and 1 have a meaning in Flower
@@ -91,7 +91,7 @@ class BatchRunner:
                 if isinstance(error, RunStopped) or device_lost(error):  # other nodes would fail, whosever fault it is
                     raise
                 if len(rows) == 1:
-                    replies[rows[0]] = _failed(messages[rows[0]], error)
+                    replies[rows[0]] = _build_error_reply(messages[rows[0]], error)
                     continue
                 no_room, said = isinstance(error, NoRoomError), str(error).partition(": ")[2]
             else:  # errors here are not a client's fault, and nothing is repeated
@@ -126,7 +126,7 @@ class BatchRunner:
             same = [i for i in rows if messages[i].metadata.message_type == kind]
             # Clients with similar amounts of work share a stack, so that few rows are idle.
             same.sort(key=lambda i: -float(codec.config_of(messages[i]).get("cost", 0)))
-            size = self.stack_size if kind in STACKED else 1
+            size = self.stack_size if kind in STACKED_MESSAGE_TYPES else 1
             stacks += [same[i : i + size] for i in range(0, len(same), size)]
         return stacks[::-1]
 
@@ -141,7 +141,7 @@ class BatchRunner:
         """Fill in the replies of ``rows``, and return the new states of clients that trained."""
         contexts = [context_of(messages[i], state_of(i), self.num_nodes) for i in rows]
         kind = messages[rows[0]].metadata.message_type
-        if kind not in STACKED:
+        if kind not in STACKED_MESSAGE_TYPES:
             replies[rows[0]] = app(messages[rows[0]], contexts[0])
             return {}
         answers = run_stack([messages[i] for i in rows], contexts, deadline)
@@ -151,6 +151,6 @@ class BatchRunner:
         return {i: context.state for i, context in zip(rows, contexts, strict=True)} if trained else {}
 
 
-def _failed(message: Message, error: Exception) -> Message:
+def _build_error_reply(message: Message, error: Exception) -> Message:
     reason = str(error) if isinstance(error, LocalError) else f"{type(error).__name__}: {error}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -80,7 +80,7 @@ def begins(name: str, layers: tuple[str, ...]) -> bool:
     return name.startswith(tuple(LAYERS[layer] for layer in layers)) if layers else False
 
 
-def attacked(case: Case, x: Tensor, labels: list[int], num_classes: int, how: Settings, number: int) -> Attempt:
+def attack_case(case: Case, x: Tensor, labels: list[int], num_classes: int, how: Settings, number: int) -> Attempt:
     """Attack what a client shares of images x (b, C, H, W) in [0, 1] under ``case``. ``number`` selects the draw of noise."""
     channels, size = x.shape[1], (x.shape[2], x.shape[3])
     model = sigmoid_lenet(channels, size, num_classes, how.seed, case.cl - 1)
@@ -113,14 +113,14 @@ def attempt(
         invert(model, guess, shared, tuple(x.shape), labels=known, steps=how.steps, seed=seed, searched=searched)
         for seed in draws
     ]
-    ordered = [matched(one, x) for one in found]
+    ordered = [match_images(one, x) for one in found]
     best = min(range(len(found)), key=lambda k: found[k].loss)
     errors = np.array([[compute_mse(p, t) for p, t in zip(pictures, x.numpy(), strict=True)] for pictures, _ in ordered])
     pictures, names = ordered[best]
     return Attempt(pictures, names, found[best].loss, errors.min(0), found[best].steps, time.perf_counter() - began)
 
 
-def matched(found: Found, x: Tensor) -> tuple[np.ndarray, list[int]]:
+def match_images(found: Found, x: Tensor) -> tuple[np.ndarray, list[int]]:
     """Return the found images, cut to [0, 1], with their labels, in the order that fits the true images x best."""
     pictures = torch.nan_to_num(found.images, nan=0.5).clamp(0, 1).numpy()
     cost = [[compute_mse(true, picture) for picture in pictures] for true in x.numpy()]

@@ -23,7 +23,7 @@ from contrafed.core.tensors import Tensors
 from contrafed.data.federation import Federation
 from contrafed.engines.personal_models import check_saved, place_in
 from contrafed.runs.evaluation import MODEL_FILE, initial_model, representations
-from contrafed.runs.setup import checked
+from contrafed.runs.setup import check_config
 from contrafed.training.loop import part_of
 from contrafed.training.workspace import Workspace
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 POINTS, PERPLEXITY = 3000, 30.0
 
 
-def stratified(labels: np.ndarray, limit: int, seed: int = 0) -> np.ndarray:
+def sample_stratified(labels: np.ndarray, limit: int, seed: int = 0) -> np.ndarray:
     """Return at most ``limit`` positions in ``labels`` (n,), sorted, with each class's share to within one."""
     if len(labels) <= limit:
         return np.arange(len(labels))
@@ -86,7 +86,7 @@ def of_run(
         UserError: For files that are missing or cannot be read.
     """
     folder = Path(folder)
-    run = checked(on_cpu(read_config(folder)))
+    run = check_config(on_cpu(read_config(folder)))
     workspace = Workspace(run.node, federation=federation)
     partition = workspace.federation.partition
     parts = [partition.test(node) for node in range(run.num_nodes)]
@@ -97,13 +97,13 @@ def of_run(
         index = workspace.federation.central_test
         nodes = np.full(len(index), -1)
     labels = workspace.federation.data.y.numpy()[index]
-    chosen = stratified(labels, limit, run.seed)
+    chosen = sample_stratified(labels, limit, run.seed)
     index, nodes, labels = index[chosen], nodes[chosen], labels[chosen]
     if personal:
         if not Path(place_in(folder)).is_dir():
             raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")
         check_saved(workspace, place_in(folder))
-        own = [(_saved(folder, node), index[nodes == node]) for node in np.unique(nodes)]
+        own = [(_load_personal_model(folder, node), index[nodes == node]) for node in np.unique(nodes)]
         z = np.concatenate([representations(workspace, model, examples) for model, examples in own])
         order = np.argsort(nodes, kind="stable")
         return z, labels[order], nodes[order]
@@ -132,7 +132,7 @@ def stays(workspace: Workspace) -> str:
     return " and ".join(kept)
 
 
-def _saved(folder: Path, node: int) -> Tensors:
+def _load_personal_model(folder: Path, node: int) -> Tensors:
     return read_personal(place_in(folder), int(node))[0]
 
 

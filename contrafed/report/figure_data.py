@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 from contrafed.core.errors import UserError
 from contrafed.report.gains import gaining, gains
-from contrafed.report.groups import number_of, shown
+from contrafed.report.groups import format_value, number_of
 from contrafed.report.runs import FinishedRun, Points, composition, flat
 
 # Prefix of metrics by client.
 NODES = "nodes:"
 # Metrics that compare a run with another one, and the method of that one: MpFedcon, Figures 9 and 3.
 GAIN, DISTANCE = "nodes:accuracy_gain", "distance"
-BESIDE = {GAIN: "local", DISTANCE: "fedavg"}
+BASELINE_OF_METRIC = {GAIN: "local", DISTANCE: "fedavg"}
 
-SAID = {
+METRIC_LABELS = {
     "accuracy_top5_mean": "test accuracy, mean of the best five",
     "train_accuracy_top5_mean": "training accuracy, mean of the best five",
     "accuracy_final": "test accuracy, last round",
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 def plot_of(run: FinishedRun) -> Mapping[str, Any]:
     """Return the figure that a run's configuration describes: ``published.plot``."""
-    plot: Mapping[str, Any] = run.published["plot"]
+    plot: Mapping[str, Any] = run.published_values["plot"]
     return plot
 
 
@@ -81,15 +81,15 @@ def unit_of(metric: str) -> float:
 def said_of(metric: str) -> str:
     """Return a metric as the label of an axis."""
     key = metric.removeprefix("summary:")
-    return SAID.get(key, word_of(key).replace("_", " ")) + (" (%)" if "accuracy" in key else "")
+    return METRIC_LABELS.get(key, word_of(key).replace("_", " ")) + (" (%)" if "accuracy" in key else "")
 
 
 def place_of(run: FinishedRun, plot: Mapping[str, Any]) -> Place:
     """Return a run's place in a figure, by the dotted keys of ``plot`` for panel, line and x. A missing key gives -."""
-    keys = {**flat(run.config), **{f"published.{key}": value for key, value in run.published.items()}}
-    panel = ", ".join(shown(keys.get(key)) for key in plot.get("panel") or ())
-    line = shown(keys.get(plot["line"])) if plot.get("line") else composition(run.config["strategy"])
-    return Place(panel, line, shown(keys.get(str(plot.get("x")))), bool(plot.get("line")))
+    keys = {**flat(run.config), **{f"published.{key}": value for key, value in run.published_values.items()}}
+    panel = ", ".join(format_value(keys.get(key)) for key in plot.get("panel") or ())
+    line = format_value(keys.get(plot["line"])) if plot.get("line") else composition(run.config["strategy"])
+    return Place(panel, line, format_value(keys.get(str(plot.get("x")))), bool(plot.get("line")))
 
 
 def beside(run: FinishedRun, runs: Sequence[FinishedRun], metric: str) -> FinishedRun | None:
@@ -100,7 +100,7 @@ def beside(run: FinishedRun, runs: Sequence[FinishedRun], metric: str) -> Finish
         place = place_of(one, plot)
         return place.panel, place.x, one.config.get("seed")
 
-    others = (other for other in runs if other is not run and other.config["strategy"]["name"] == BESIDE[metric])
+    others = (other for other in runs if other is not run and other.config["strategy"]["name"] == BASELINE_OF_METRIC[metric])
     return next((other for other in others if where(other) == where(run)), None)
 
 

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from contrafed.report import pictures, plots
 from contrafed.report.figure_data import NODES, add, metrics_of, place_of, plot_of, said_of, unit_of, word_of
-from contrafed.report.groups import NOTHING, Group, groups, number_of, short
-from contrafed.report.published import load, shortened
+from contrafed.report.groups import EMPTY_CELL, Group, group_runs, number_of, short
+from contrafed.report.published import load, shorten_name
 from contrafed.report.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of
 from contrafed.report.statistics import over_seeds
 from contrafed.runs.output.figures import WINDOW
@@ -18,7 +18,7 @@ from contrafed.runs.output.figures import WINDOW
 # Limits of lines, panels and rows of clients. Above them curves cannot be distinguished, and dots are drawn.
 LINES, PANELS, NODE_ROWS = 16, 9, 6
 # Number of seeds from which on a box shows more than mean and standard deviation.
-FOR_A_BOX = 4
+MIN_BOX_SEEDS = 4
 
 # Curves that are drawn over rounds if every run has them: name, curve, axis, unit.
 OVER_ROUNDS: tuple[tuple[str, Callable[[FinishedRun], Points], str, float], ...] = (
@@ -34,7 +34,7 @@ OVER_ROUNDS: tuple[tuple[str, Callable[[FinishedRun], Points], str, float], ...]
 
 def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
     """Return {name: figure} for any runs: accuracy over rounds or at the end, clients, weights, swept keys, repetitions."""
-    found, title = quiet(groups(runs), title)
+    found, title = quiet(group_runs(runs), title)
     said, points = accuracy_of(runs)
     out = {"accuracy": accuracy(found, title, said, points)}
     scores = [(name, *accuracy_of(runs, name)) for name in beside_accuracy_of(runs)]
@@ -42,7 +42,7 @@ def of_runs(runs: Sequence[FinishedRun], title: str) -> dict[str, Figure]:
         if all(curve(run) for run in runs) and (drawn := _curves(found, title, ylabel, curve, unit)):
             out[name] = drawn
     out |= _nodes(found, title) | _swept(found, title, said, points)
-    if 1 < len(found) <= LINES and min(len(group.runs) for group in found) >= FOR_A_BOX:
+    if 1 < len(found) <= LINES and min(len(group.runs) for group in found) >= MIN_BOX_SEEDS:
         values = {group.label: _last(group, points) for group in found}
         out["box"] = plots.draw("box", {"": values}, title, "", f"{said}, last round (%)")
     return out
@@ -68,7 +68,7 @@ def quiet(found: Sequence[Group], title: str) -> tuple[list[Group], str]:
         said = tuple(pair for pair in group.setting if pair[0] in lone and pair[1] != lone[pair[0]])
         rest = tuple(pair for pair in group.setting if pair[0] not in lone)
         out.append(replace(group, method=replace(group, setting=said, until=None).label, setting=rest))
-    usually = ", ".join(f"{short(key)}={value}" for key, value in lone.items() if value != NOTHING)
+    usually = ", ".join(f"{short(key)}={value}" for key, value in lone.items() if value != EMPTY_CELL)
     return out, f"{title} ({usually} unless said)" if usually else title
 
 
@@ -93,7 +93,7 @@ def _curves(
     """
     # The runs' own method, because ``quiet`` has added keys to a group's.
     one = len({group.runs[0].method for group in found}) == 1 and len(found) <= LINES
-    apart = {key for group in found for key, value in group.setting if one or value == NOTHING}
+    apart = {key for group in found for key, value in group.setting if one or value == EMPTY_CELL}
     panels: dict[str, dict[str, list[Points]]] = {}
     for group in found:
         panel = _setting(replace(group, setting=tuple(pair for pair in group.setting if pair[0] not in apart)))
@@ -174,9 +174,9 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
     """
     found: dict[tuple, list[FinishedRun]] = {}
     for run in runs:
-        published = run.published
-        if run.finished and published.get("figure") and published.get("plot"):
-            key = (str(published["paper"]), str(published["figure"]), str(run.config.get("scale") or ""), run.changed)
+        published = run.published_values
+        if run.is_finished and published.get("figure") and published.get("plot"):
+            key = (str(published["paper"]), str(published["figure"]), str(run.config.get("scale") or ""), run.changed_settings)
             found.setdefault(key, []).append(run)
     out = {}
     for (paper, number, scale, changed), members in found.items():
@@ -186,14 +186,14 @@ def of_papers(runs: Sequence[FinishedRun]) -> dict[str, Figure]:
         apart = changed if sum(key[:3] == (paper, number, scale) for key in found) > 1 else ()
         named = max(map(metrics_of, members), key=len)
         for which, metric in enumerate(named):
-            if (drawn := planned(members, which, title)) is not None:
+            if (drawn := draw_published_plot(members, which, title)) is not None:
                 words = [word_of(metric)] if len(named) > 1 else []
                 name = "-".join([paper, f"figure{number}", *words, *small, *apart]).replace("/", "_")
-                out[shortened(name)] = drawn
+                out[shorten_name(name)] = drawn
     return out
 
 
-def planned(runs: Sequence[FinishedRun], which: int, title: str) -> Figure | None:
+def draw_published_plot(runs: Sequence[FinishedRun], which: int, title: str) -> Figure | None:
     """Return the figure of the ``which``-th metric that a paper's runs describe in ``published.plot`` (``conf/experiment``).
 
     The plot has its kind, metrics, and the dotted keys of x, line and panel. Each run has its own metrics, because methods

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from contrafed.config.compose import compose_job
 from contrafed.core.split_model import SplitModel
-from contrafed.core.tensors import Tensors, flat, group
+from contrafed.core.tensors import Tensors, flat, select_prefix
 from contrafed.data.federation import Federation
 from contrafed.data.images import ImageData
 from contrafed.data.partition import Partition
 from contrafed.engines.client_registry import Members
 from contrafed.report.inversion import gradient, weights_of
 from contrafed.runs.session import make_strategy
-from contrafed.runs.setup import checked
+from contrafed.runs.setup import check_config
 from contrafed.training.workspace import Workspace
 
 # Learning rate of the step. The rounding error of a float32 upload decreases with it.
@@ -34,7 +34,7 @@ class Sent:
     names: list[str]  # of all uploaded tensors
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The uploaded parts of the model and other tensors, in words."""
         parts = dict.fromkeys(name.split("/")[-1].split(".")[0] if "." in name else name for name in self.names)
         return ", ".join(parts) or "nothing"
@@ -64,7 +64,7 @@ def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int]) ->
     one_step = {"epochs": "null", "iterations": 1, "batch_size": len(labels), "optimizer": "sgd", "lr": RATE}
     plain = {"momentum": 0, "weight_decay": 0, "augment": "[]", "clip_norm": "null"}
     local = [f"strategy.local.{key}={value}" for key, value in (one_step | plain).items()]
-    run = checked(compose_job([f"strategy={method}", "num_nodes=1", *local]))
+    run = check_config(compose_job([f"strategy={method}", "num_nodes=1", *local]))
     raw = (x * 255).round().to(torch.uint8)
     nothing = np.zeros(0, dtype=np.int64)
     channels, y = x.shape[1], torch.tensor(labels)
@@ -77,8 +77,8 @@ def sent_by(method: str, model: SplitModel, x: Tensor, labels: Sequence[int]) ->
     rule = make_strategy(run, workspace, members, rounds=1)
     received = rule.broadcast(workspace.initial) | (rule.download(workspace.initial, 0, judging=False) or {})
     (update,) = workspace.client_class(workspace, [0]).update([received], 1)
-    before, after = group(received, "model"), group(update.tensors, "model")
-    change = {name: value - before[name] for name, value in after.items()} or group(update.tensors, "delta")
+    before, after = select_prefix(received, "model"), select_prefix(update.tensors, "model")
+    change = {name: value - before[name] for name, value in after.items()} or select_prefix(update.tensors, "delta")
     counts = update.tensors.get("proto/count")
     classes = None if counts is None else [c for c, n in enumerate(counts.tolist()) for _ in range(round(n))]
     return Sent({name: -value / RATE for name, value in change.items()}, classes, list(update.tensors))

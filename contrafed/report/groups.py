@@ -11,12 +11,12 @@ import numpy as np
 
 from contrafed.config.compose import compose_job, to_plain
 from contrafed.core import registry
-from contrafed.core.schema import dotted, plain_numbers
+from contrafed.core.schema import flatten_keys, plain_numbers
 from contrafed.report.runs import FinishedRun, flat
 
 
 def settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
-    """Return {dotted key: value} of each run's configuration, for ``varied``.
+    """Return {dotted key: value} of each run's configuration, for ``find_varied_keys``.
 
     A run may be older than a key. If another run of the same choice has the key, the older run gets today's default.
     """
@@ -46,10 +46,10 @@ def _today(group: str, choice: str) -> dict[str, Any]:
     if name and name not in registry.choices(group):
         return {}
     config = compose_job([*([f"{group}={name}"] if name else []), *([f"{group}.server={rule}"] if plus else [])])
-    return plain_numbers(dotted(to_plain(config)))
+    return plain_numbers(flatten_keys(to_plain(config)))
 
 
-def varied(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any]] | None = None) -> list[str]:
+def find_varied_keys(runs: Sequence[FinishedRun], tables: Sequence[dict[str, Any]] | None = None) -> list[str]:
     """Return the dotted keys that differ between these runs, except method and seed, in the order of the configuration.
 
     A key of a choice is only compared between runs of the same choice. So ``participation.beta`` differs between two Markov
@@ -83,15 +83,15 @@ def usable(runs: Sequence[FinishedRun], *, unfinished: bool = False) -> tuple[li
     best: dict[str, FinishedRun] = {}
     same = [_identity(run, table) for run, table in zip(runs, settings(runs), strict=True)]
     for run, key in zip(runs, same, strict=True):
-        if _evaluated(run):
-            best[key] = max(run, best.get(key, run), key=_reached)
+        if _has_accuracy(run):
+            best[key] = max(run, best.get(key, run), key=_compute_progress)
     kept, aside = [], []
     for run, key in zip(runs, same, strict=True):
-        if not _evaluated(run):
+        if not _has_accuracy(run):
             aside.append(f"{run.name}: nothing was evaluated")
         elif run.config.get("evaluate_only"):
             aside.append(f"{run.name}: it scored what another run had saved")
-        elif not run.finished and not unfinished:
+        elif not run.is_finished and not unfinished:
             aside.append(f"{run.name}: {run.summary['status']} in round {run.summary['rounds']} of {run.config['num_rounds']}")
         elif best[key] is not run:
             aside.append(f"{run.name}: {best[key].name} is the same configuration and seed")
@@ -106,16 +106,16 @@ def _identity(run: FinishedRun, table: dict[str, Any]) -> str:
     return json.dumps([run.method, said], sort_keys=True, default=str)
 
 
-def _evaluated(run: FinishedRun) -> bool:
+def _has_accuracy(run: FinishedRun) -> bool:
     return any(metric == "accuracy" for _, _, metric in run.curves)
 
 
-def _reached(run: FinishedRun) -> tuple[bool, int, int]:
-    return run.finished, int(run.summary["rounds"]), len(run.config.get("metrics") or ())
+def _compute_progress(run: FinishedRun) -> tuple[bool, int, int]:
+    return run.is_finished, int(run.summary["rounds"]), len(run.config.get("metrics") or ())
 
 
 # The cell of a setting that a run's method does not have, or has as null.
-NOTHING = "-"
+EMPTY_CELL = "-"
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Group:
     @property
     def label(self) -> str:
         """The method and its varied keys: ``pmfl participation=markovian``, ``pmfl to round 800``."""
-        varied = [f"{short(key)}={value}" for key, value in self.setting if value != NOTHING]
+        varied = [f"{short(key)}={value}" for key, value in self.setting if value != EMPTY_CELL]
         return " ".join([self.method, *varied, *([] if self.until is None else [f"to round {self.until}"])])
 
     def numbers(self, key: str) -> list[float]:
@@ -138,17 +138,17 @@ class Group:
         return [run.number(key) for run in self.runs]
 
 
-def groups(runs: Sequence[FinishedRun]) -> list[Group]:
+def group_runs(runs: Sequence[FinishedRun]) -> list[Group]:
     """Return the runs grouped over seeds, in the order of their first runs.
 
     Runs that did not end share a group if they ended in the same round. The same run for two tables of a paper counts once.
     """
     tables = settings(runs)
-    keys = varied(runs, tables)
+    keys = find_varied_keys(runs, tables)
     found: dict[tuple, dict[Any, FinishedRun]] = {}
     for run, table in zip(runs, tables, strict=True):
-        setting = tuple((key, shown(table.get(key))) for key in keys)
-        until = None if run.finished else int(run.summary["rounds"])
+        setting = tuple((key, format_value(table.get(key))) for key in keys)
+        until = None if run.is_finished else int(run.summary["rounds"])
         found.setdefault((run.method, setting, until), {})[run.config.get("seed")] = run
     return [Group(method, setting, tuple(of.values()), until) for (method, setting, until), of in found.items()]
 
@@ -166,10 +166,10 @@ def number_of(text: str) -> float:
         return math.inf
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a configuration's value as a cell."""
     if value is None:
-        return NOTHING
+        return EMPTY_CELL
     if isinstance(value, list | tuple | np.ndarray):
         return "[" + ", ".join(map(str, value)) + "]"
     return str(value)

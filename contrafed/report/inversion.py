@@ -17,8 +17,8 @@ from contrafed.core.tensors import Tensors
 
 CHANNELS, BOUND = 12, 0.5
 # A matching loss below this is a match.
-MATCHED = 1e-6
-LAST = "classifier.weight"
+MAX_MATCHING_LOSS = 1e-6
+LAST_WEIGHT = "classifier.weight"
 
 
 def sigmoid_lenet(channels: int, size: tuple[int, int], num_classes: int, seed: int, hidden: int = 0) -> SplitModel:
@@ -77,9 +77,9 @@ def label_of(shared: Mapping[str, Tensor]) -> int:
     Raises:
         ValueError: If the last layer's gradient was not shared.
     """
-    if LAST not in shared:
+    if LAST_WEIGHT not in shared:
         raise ValueError("no last-layer gradient")
-    return int(shared[LAST].sum(1).argmin())
+    return int(shared[LAST_WEIGHT].sum(1).argmin())
 
 
 def noisy(shared: Mapping[str, Tensor], kind: Literal["none", "gaussian", "laplace"], variance: float, seed: int) -> Tensors:
@@ -155,7 +155,7 @@ def invert(
         if loss < best[0]:
             best = (loss, *before)
         taken = step
-        if not loss > MATCHED:  # matched, or no longer a number
+        if not loss > MAX_MATCHING_LOSS:  # matched, or no longer a number
             break
     labels = best[2].argmax(1).tolist() if labels is None else labels
     return Found(best[1], labels, best[0], taken)

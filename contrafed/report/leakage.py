@@ -31,8 +31,8 @@ from contrafed.core.disk import replace
 from contrafed.core.errors import UserError, unknown
 from contrafed.core.split_model import SplitModel
 from contrafed.core.tensors import Tensors
-from contrafed.data.images import GENERATED, load_images
-from contrafed.report.defences import CASES, LAYERS, Attempt, Case, Settings, attacked, attempt, rows_of
+from contrafed.data.images import GENERATED_PATH, load_images
+from contrafed.report.defences import CASES, LAYERS, Attempt, Case, Settings, attack_case, attempt, rows_of
 from contrafed.report.gradient_capture import sent_by
 from contrafed.report.inversion import sigmoid_lenet, weights_of
 from contrafed.report.leakage_report import draw, markdown
@@ -42,7 +42,7 @@ from contrafed.runs.output.provenance import hardware
 CSV, MARKDOWN, PICTURES = "leakage.csv", "leakage.md", "pictures.npz"
 
 # Values that must be equal for all results of one folder.
-SAME = ("dataset", "seed", "steps", "starts")
+COMMON_KEYS = ("dataset", "seed", "steps", "starts")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> None:
     about = {"batch": options.batch, "steps": how.steps, "starts": how.starts, "seed": how.seed, "dataset": name}
     about |= {"torch": versions()["torch"], "hardware": f"{hardware('cpu')}, one thread"}
     rows, pictures = read(options.out)
-    for key in SAME:
+    for key in COMMON_KEYS:
         if other := {row[key] for row in rows} - {str(about[key])}:
             raise UserError(f"--out={options.out} has results of {key}={max(other)}, not {about[key]}: choose another folder")
     together = f"/batch{options.batch}" if options.batch > 1 else ""
@@ -165,7 +165,7 @@ def tries(
     are the initial model's. That case is ``NAME/round1``.
     """
     if case in CASES:
-        yield case, "", attacked(CASES[case], x, labels, classes, how, number)
+        yield case, "", attack_case(CASES[case], x, labels, classes, how, number)
         return
     model = sigmoid_lenet(x.shape[1], (x.shape[2], x.shape[3]), classes, how.seed)
     try:
@@ -173,7 +173,7 @@ def tries(
     except UserError as error:
         yield case, f"not measured: {error}", None
         return
-    note = f"sends {sent.said}" + (f"; {sent.likeness(model, x, labels)}" if sent.gradient else "")
+    note = f"sends {sent.description}" + (f"; {sent.likeness(model, x, labels)}" if sent.gradient else "")
     if sent.classes is not None:
         note += "; class counts tell the labels"
     if not sent.gradient:
@@ -206,7 +206,7 @@ def images_of(options: argparse.Namespace) -> tuple[Tensor, list[int], int, str]
     index = training[options.first :][: options.images]
     if not len(index):
         raise UserError(f"--first={options.first} leaves none of the {len(training)} training images of dataset={choice.name}")
-    name = choice.name if choice.values.get("path") in (None, GENERATED) else Path(str(choice.values["path"])).stem
+    name = choice.name if choice.values.get("path") in (None, GENERATED_PATH) else Path(str(choice.values["path"])).stem
     return data.x[index].contiguous().float() / 255, data.y[index].tolist(), data.num_classes, name
 
 
@@ -220,7 +220,7 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         what = f"--out={folder} has results, but not all of them can be read"
         raise UserError(f"{what} ({' '.join(str(error).split())}): choose another folder") from error
-    if absent := [key for key in ("case", "image", "batch", *SAME) if any(row.get(key) is None for row in rows)]:
+    if absent := [key for key in ("case", "image", "batch", *COMMON_KEYS) if any(row.get(key) is None for row in rows)]:
         raise UserError(f"--out={folder}: {CSV} has rows without '{absent[0]}': choose another folder")
     return rows, found
 

@@ -12,10 +12,10 @@ from contrafed.config.compose import compose_job, expand_jobs, read_grid, to_pla
 from contrafed.core import registry
 from contrafed.core.errors import UserError, unknown
 from contrafed.report.runs import FinishedRun, flat
-from contrafed.runs.output.console import counted
+from contrafed.runs.output.console import format_count
 
 
-def placed(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:
+def match_runs(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None = None) -> list[FinishedRun]:
     """Return the runs whose settings are those of jobs of an experiment, each with the published values of its job.
 
     A job is composed like the run, with its ``scale`` and its ``changed`` keys. A run that is several jobs is returned for
@@ -38,7 +38,7 @@ def placed(runs: Sequence[FinishedRun], experiment: str, config_dir: Path | None
         jobs = _jobs(experiment, str(run.config["strategy"]["name"]), run.config.get("scale"), changed, own)
         found += [replace(run, config={**run.config, **origin}) for origin in jobs.get(_setting(run.config), [])]
     if not found:
-        raise UserError(f"none of {counted(len(runs), 'run')} is a job of experiment={experiment}")
+        raise UserError(f"none of {format_count(len(runs), 'run')} is a job of experiment={experiment}")
     return found
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from contrafed.core.deviation import distance
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import read_config
-from contrafed.core.tensors import group
+from contrafed.core.tensors import select_prefix
 from contrafed.engines.personal_models import place_in
 
 
@@ -29,4 +29,4 @@ def distance_of_runs(solo: str | Path, shared: str | Path) -> float:
     if not places:
         raise UserError(f"there are no personal models in {folder}; the run needs save_personal=true")
     model = load_file(file)
-    return float(torch.tensor([distance(group(load_file(place), "model"), model) for place in places]).mean())
+    return float(torch.tensor([distance(select_prefix(load_file(place), "model"), model) for place in places]).mean())

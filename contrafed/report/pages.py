@@ -6,11 +6,11 @@ from typing import Any
 
 from contrafed.core.errors import UserError
 from contrafed.report import figures, plots, published, results, significance, tables
-from contrafed.report.groups import groups, usable
+from contrafed.report.groups import group_runs, usable
 from contrafed.report.rank_diagram import draw_rank_diagram
 from contrafed.report.runs import FinishedRun, accuracy_of, find
 from contrafed.report.tables import Table
-from contrafed.runs.output.console import counted
+from contrafed.runs.output.console import format_count
 
 HEAD = """# Results
 
@@ -40,7 +40,7 @@ def write(
         UserError: If the folder cannot be written, or no run is of the baseline.
     """
     found: dict[str, tuple[Table, str, str]] = {}
-    title = tables.titled(runs, title)
+    title = tables.format_title(runs, title)
     every = tables.runs_table(runs, title, target)
     found["runs"] = (every, every.markdown + tables.READ, every.latex)
     for comparison in published.compare(runs):
@@ -82,12 +82,12 @@ def leave(folder: Path, runs: Sequence[Path]) -> None:
             print(f"{'no' if len(found) < 2 else 'from the'} table of the sweep, left out: {'; '.join(aside)}", flush=True)
         if len(found) < 2:
             return
-        title = tables.titled(found, folder.name)
+        title = tables.format_title(found, folder.name)
         table = tables.runs_table(found, title)
         text = f"# {title}\n\n{table.markdown}{tables.READ}{_differences(found, title)}"
         (folder / "sweep.md").write_text(text, encoding="utf-8")
         (folder / "sweep.csv").write_text(table.csv, encoding="utf-8")
-        plots.save(figures.accuracy(*figures.quiet(groups(found), title), *accuracy_of(found)), folder / "sweep")
+        plots.save(figures.accuracy(*figures.quiet(group_runs(found), title), *accuracy_of(found)), folder / "sweep")
     except (UserError, OSError) as error:
         print(f"no table of the sweep: {error}", flush=True)
     else:
@@ -130,7 +130,9 @@ def results_page(home: Path) -> list[Path]:
         drawn.mkdir(parents=True, exist_ok=True)
         if common.exists():
             parts.append(_words(common)[1])
-        for path, runs in sorted(stored.items(), key=lambda item: (not any(run.published for run in item[1]), item[0].stem)):
+        for path, runs in sorted(
+            stored.items(), key=lambda item: (not any(run.published_values for run in item[1]), item[0].stem)
+        ):
             text, pictures = _section(path, runs, drawn)
             parts.append(text)
             files += pictures
@@ -179,7 +181,7 @@ def facts(runs: Sequence[FinishedRun]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
 
     seeds = distinct(sorted(run.summary["seed"] for run in runs))
-    said = [counted(len(runs), "run"), f"seed {seeds}"]
+    said = [format_count(len(runs), "run"), f"seed {seeds}"]
     for key, word in (
         ("scale", "scale="),
         ("stand_in", "stand-in: "),

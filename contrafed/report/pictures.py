@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch is slow to import
 # Largest number of panels in a row and in total, and of points in a panel.
 ACROSS, PANELS, POINTS = 5, 12, 1000
 # Factor of a single panel's size.
-ALONE = 1.6
+SINGLE_PANEL_SCALE = 1.6
 
 
 class Kind(NamedTuple):
@@ -54,7 +54,7 @@ def draw(kind: str, runs: Sequence[FinishedRun], title: str) -> Figure | None:
         return None
     rows = _rows(list(found))
     across = max(map(len, rows))
-    scale = ALONE if len(found) == 1 else 1
+    scale = SINGLE_PANEL_SCALE if len(found) == 1 else 1
     figure = Figure(figsize=(scale * across * width, scale * len(rows) * height + 0.4), layout="constrained")
     head(figure, title)
     parts = figure.subfigures(len(rows), across, squeeze=False)
@@ -116,11 +116,11 @@ def _federation(run: FinishedRun) -> "Federation":
     """Return a run's data and partition as in the run. Nothing is downloaded. Raises ``UserError``."""
     from contrafed.data.federation import load_federation
     from contrafed.report.embedding import on_cpu
-    from contrafed.runs.setup import checked
+    from contrafed.runs.setup import check_config
 
     dataset: Mapping[str, Any] = run.config["dataset"]
     here = {**dataset, "download": False} if "download" in dataset else dataset
-    federation = load_federation(checked(on_cpu({**run.config, "dataset": here})).node)
+    federation = load_federation(check_config(on_cpu({**run.config, "dataset": here})).node)
     had, has = run.summary.get("stand_in"), federation.data.stand_in
     if had != has:
         said = [f"{stand_in} images" if stand_in else "the data set itself" for stand_in in (had, has)]

@@ -27,7 +27,7 @@ Panels = Mapping[str, Mapping[Any, Any]]
 # Inches of a single panel, which fills a page's width, and of one of several.
 ALONE, ONE_OF_SEVERAL = (7.2, 4.2), (3.9, 3.3)
 # Characters of a title per inch.
-LETTERS = 13
+TITLE_LETTERS_PER_INCH = 13
 # Panels in a row, labels in a column of a legend, and approximate number of markers on a curve.
 ACROSS, ONE_COLUMN, MARKS = 3, 18, 8
 GRID: dict[str, Any] = {"color": "#dddddd", "linewidth": 0.6}
@@ -102,7 +102,9 @@ def head(figure: Figure, title: str) -> None:
 
 def _lines(text: str, width: float) -> str:
     """Return a title in lines that fit into ``width`` inches."""
-    return as_written("\n".join(textwrap.wrap(text, int(LETTERS * width), break_long_words=False, break_on_hyphens=False)))
+    return as_written(
+        "\n".join(textwrap.wrap(text, int(TITLE_LETTERS_PER_INCH * width), break_long_words=False, break_on_hyphens=False))
+    )
 
 
 def as_written(text: str) -> str:

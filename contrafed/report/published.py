@@ -21,12 +21,12 @@ from contrafed.report.runs import FinishedRun
 from contrafed.report.statistics import first_at, over_seeds, ranks, spearman
 
 FOLDER = Path(__file__).resolve().parent / "published"
-LONGEST = 150  # characters of a file's name without its ending
+MAX_NAME_CHARACTERS = 150  # characters of a file's name without its ending
 LOWER_IS_BETTER = frozenset({"rounds", "traffic_mb"})
 # Values of a target that no run reached, which get the last rank.
-NEVER = {"rounds": math.inf, "speedup": 0.0, "traffic_mb": math.inf}
+UNREACHED_VALUES = {"rounds": math.inf, "speedup": 0.0, "traffic_mb": math.inf}
 # Metrics of the papers' tables that no run has, and the command that measures them.
-ELSEWHERE = {"defended": "python -m contrafed.report.leakage"}
+MEASURED_BY = {"defended": "python -m contrafed.report.leakage"}
 # The keys of a table's column, and of one of its cells.
 COLUMN = ["dataset", "setting", "metric"]
 CELL = [*COLUMN, "method"]
@@ -42,9 +42,9 @@ def load(paper: str) -> pd.DataFrame:
     return table.assign(**{name: pd.to_numeric(table[name]) for name in ("value", "std")})
 
 
-def shortened(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return a file's name. A long name is cut, and a checksum is added."""
-    return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{zlib.crc32(name.encode()):08x}"
+    return name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:MAX_NAME_CHARACTERS]}-{zlib.crc32(name.encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Comparison:
     The table ``cells`` has the columns dataset, setting, metric, method, paper, paper_std, note, ours, ours_std, ours_node_std,
     seeds, runs, difference, rank, paper_rank. Here ours_std is over seeds, and ours_node_std the mean over seeds of the std
     over clients. For rounds, speed-up and traffic to a target, ours is the mean over the ``seeds`` that reach it. It is
-    ``NEVER`` if no run does, which tables show as "-" and which shares the last rank. The function ``ranked`` defines what is
-    ranked together. Deviations of the runs are in ``changed`` and ``scale``. If several runs have the same cell and seed, the
-    last one is used, and ``aside`` has a line about each other run.
+    ``UNREACHED_VALUES`` if no run does, which tables show as "-" and which shares the last rank. The function
+    ``find_ranking_columns`` defines what is ranked together. Deviations of the runs are in ``changed`` and ``scale``. If
+    several runs have the same cell and seed, the last one is used, and ``aside`` has a line about each other run.
     """
 
     paper: str
@@ -81,7 +81,7 @@ class Comparison:
     def stem(self) -> str:
         """The name of its files without ending."""
         parts = [self.paper, f"table{self.table}", *([self.scale] if self.scale else []), *self.changed]
-        return shortened("-".join("".join(c if c.isalnum() or c in ".=" else "_" for c in part) for part in parts).lower())
+        return shorten_name("-".join("".join(c if c.isalnum() or c in ".=" else "_" for c in part) for part in parts).lower())
 
     @property
     def both(self) -> pd.DataFrame:
@@ -100,9 +100,9 @@ class Comparison:
 
     @property
     def elsewhere(self) -> list[str]:
-        """Metrics of the table that no run has: keys of ``ELSEWHERE``."""
+        """Metrics of the table that no run has: keys of ``MEASURED_BY``."""
         theirs = load(self.paper)
-        return [metric for metric in ELSEWHERE if metric in set(theirs[theirs["table"] == self.table]["metric"])]
+        return [metric for metric in MEASURED_BY if metric in set(theirs[theirs["table"] == self.table]["metric"])]
 
     def columns(self) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
         """Return ((dataset, setting, metric), its cells) of the columns with a value of ours."""
@@ -111,7 +111,7 @@ class Comparison:
 
     def correlations(self) -> list[tuple[tuple[str, str, str], float, int]]:
         """Return (what is ranked, Spearman's correlation of its values, number of cells) for each with a value of ours."""
-        grouped = self.cells.groupby(ranked(self.cells), sort=False)
+        grouped = self.cells.groupby(find_ranking_columns(self.cells), sort=False)
         some = [(key, part) for key, part in grouped if part["ours"].notna().any()]
         return [(key, *spearman(part["ours"].tolist(), part["paper"].tolist())) for key, part in some]  # type: ignore[misc]
 
@@ -124,7 +124,7 @@ class Comparison:
         return spearman(part["ours"].tolist(), part["paper"].tolist())
 
 
-def ranked(cells: pd.DataFrame) -> list[str]:
+def find_ranking_columns(cells: pd.DataFrame) -> list[str]:
     """Return the keys that cells of one ranking share: a column, whose methods are compared.
 
     If the paper's columns have one method each, the keys are data set, metric and method, whose settings are compared (PMFL,
@@ -137,20 +137,20 @@ def ranked(cells: pd.DataFrame) -> list[str]:
 def compare(runs: Sequence[FinishedRun]) -> list[Comparison]:
     """Return a comparison for every table of a paper that a run names, separately by ``scale`` and ``changed``.
 
-    A run that did not end has no number to compare with a paper's. Metrics in ``ELSEWHERE`` are in no comparison.
+    A run that did not end has no number to compare with a paper's. Metrics in ``MEASURED_BY`` are in no comparison.
     """
     found: dict[tuple[str, str, str, tuple[str, ...]], list[FinishedRun]] = {}
     for run in runs:
-        published = run.published
-        if run.finished and published.get("table") and published.get("cells"):
-            key = (str(published["paper"]), str(published["table"]), str(run.config.get("scale") or ""), run.changed)
+        published = run.published_values
+        if run.is_finished and published.get("table") and published.get("cells"):
+            key = (str(published["paper"]), str(published["table"]), str(run.config.get("scale") or ""), run.changed_settings)
             found.setdefault(key, []).append(run)
     return [_comparison(key, members) for key, members in found.items()]
 
 
 def _comparison(key: tuple[str, str, str, tuple[str, ...]], runs: Sequence[FinishedRun]) -> Comparison:
     """Return one table with these runs, one run per cell and seed."""
-    places = [(json.dumps(run.published, default=str), run.config.get("seed")) for run in runs]
+    places = [(json.dumps(run.published_values, default=str), run.config.get("seed")) for run in runs]
     last = dict(zip(places, runs, strict=True))
     aside = [f"{run.name}: {last[place].name} is of the same cell and seed" for run, place in zip(runs, places, strict=True)
              if run is not last[place]]  # fmt: skip
@@ -161,7 +161,7 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Return the cells of one table: the paper's, and those that only we have."""
     rows = [row for run in runs for row in _rows(run, runs)]
     ours = pd.DataFrame(rows, columns=[*CELL, "value", "node_std"])
-    never = ours["metric"].map(NEVER)
+    never = ours["metric"].map(UNREACHED_VALUES)
     ours["never"] = never.where(ours["value"] == never)
     ours["value"] = ours["value"].where(ours["never"].isna())
     means = ours.groupby(CELL, sort=False).agg(
@@ -174,7 +174,7 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     )
     means["ours"] = means["ours"].fillna(means.pop("never"))
     theirs = load(paper).drop(columns="paper").rename(columns={"value": "paper", "std": "paper_std"})
-    theirs = theirs[(theirs["table"] == table) & ~theirs["metric"].isin(ELSEWHERE)].set_index(CELL)[
+    theirs = theirs[(theirs["table"] == table) & ~theirs["metric"].isin(MEASURED_BY)].set_index(CELL)[
         ["paper", "paper_std", "note"]
     ]
     # The paper's order, followed by cells that the paper does not have.
@@ -184,7 +184,7 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
     cells["difference"] = (cells["ours"] - cells["paper"]).where(cells["seeds"] > 0)
     for rank, column in (("rank", "ours"), ("paper_rank", "paper")):
         cells[rank] = math.nan
-        for _, part in cells.dropna(subset=["ours", "paper"]).groupby(ranked(cells)):
+        for _, part in cells.dropna(subset=["ours", "paper"]).groupby(find_ranking_columns(cells)):
             if len(part) < 2:
                 continue
             higher = part["metric"].iloc[0] not in LOWER_IS_BETTER
@@ -194,7 +194,7 @@ def _cells(paper: str, table: str, runs: Sequence[FinishedRun]) -> pd.DataFrame:
 
 def _rows(run: FinishedRun, runs: Sequence[FinishedRun]) -> list[list[Any]]:
     """Return one run's values of the cells that it fills, in the papers' units."""
-    published, rows = run.published, []
+    published, rows = run.published_values, []
     for cell in published["cells"]:
         key = str(cell["value"])
         value = TO_TARGET[key](run, _beside(run, runs)) if key in TO_TARGET else 100 * run.number(key)
@@ -207,11 +207,13 @@ def _rows(run: FinishedRun, runs: Sequence[FinishedRun]) -> list[list[Any]]:
 def _beside(run: FinishedRun, runs: Sequence[FinishedRun]) -> FinishedRun | None:
     """Return FedAvg's run in the same column of the table, with the same seed, None if there is none."""
 
-    def place(other: FinishedRun) -> tuple[Any, ...]:
-        published = other.published
+    def get_table_cell(other: FinishedRun) -> tuple[Any, ...]:
+        published = other.published_values
         return published["dataset"], published["setting"], other.config.get("seed")
 
-    return next((o for o in runs if o.published["method"] == "fedavg" and place(o) == place(run)), None)
+    return next(
+        (o for o in runs if o.published_values["method"] == "fedavg" and get_table_cell(o) == get_table_cell(run)), None
+    )
 
 
 def rounds_to_target(run: FinishedRun, fedavg: FinishedRun | None) -> float:

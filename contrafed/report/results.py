@@ -20,18 +20,18 @@ import pandas as pd
 from contrafed.core.disk import replace
 from contrafed.core.errors import UserError
 from contrafed.report.runs import MEAN_OF_NODES, NODES, FinishedRun, Points, flat, placeless, read_table
-from contrafed.runs.output.folder import numbered
+from contrafed.runs.output.folder import number_names
 
 # Approximate largest number of points of a curve.
-POINTS = 1000
+MAX_POINTS = 1000
 # First columns of a row, followed by the summary's and the configuration.
-FIRST = (
+FIRST_COLUMNS = (
     *("run", "method", "dataset", "partition", "participation", "model"),
     *("seed", "num_nodes", "num_rounds", "rounds", "status"),
 )
 # Values of log=[...] that are kept: metrics of nodes.csv as their mean over clients, and these metrics of the split fit.
 MEANS, FIT = ("weight", "own_weight", "weight_all"), ("deviation", "features_")
-WORDS = {*FIRST[:6], "status", "commit", "hardware", "device", "engine", "data_fingerprint"}
+WORDS = {*FIRST_COLUMNS[:6], "status", "commit", "hardware", "device", "engine", "data_fingerprint"}
 
 
 def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
@@ -48,11 +48,15 @@ def keep(runs: Sequence[FinishedRun], folder: Path, name: str) -> Path:
     path = folder / f"{name}.csv"
     known = {run.name: run for run in (load(path) if path.exists() else [])}
     for run in runs:
-        free = next(name for name in numbered(run.name) if name not in known or _same(known[name], run))
+        free = next(name for name in number_names(run.name) if name not in known or _same(known[name], run))
         known[free] = dataclasses.replace(run, name=free)
     every = list(known.values())
     rows = [_row(run) for run in every]
-    columns = [*FIRST, *sorted({key for row in rows for key in row} - {*FIRST, "configuration"}), "configuration"]
+    columns = [
+        *FIRST_COLUMNS,
+        *sorted({key for row in rows for key in row} - {*FIRST_COLUMNS, "configuration"}),
+        "configuration",
+    ]
     try:
         for part in ("curves", "nodes"):
             (folder / part).mkdir(parents=True, exist_ok=True)
@@ -135,29 +139,29 @@ def _curves(run: FinishedRun) -> pd.DataFrame:
     for metric in MEANS:
         if means := run.mean_over_nodes(metric):
             scored[(*MEAN_OF_NODES, metric)] = means
-    kept = {key: _thinned(points) for key, points in scored.items()}
+    kept = {key: _thin_points(points) for key, points in scored.items()}
     rounds = sorted({t for points in kept.values() for t, _ in points})
     for key, points in run.curves.items():
         if key[1] == "system" and rounds:
-            kept[key] = _summed(points, rounds)
+            kept[key] = _sum_by_round(points, rounds)
     kinds = {"system": "Int64"}  # counts, exactly
     table = pd.DataFrame(
         {"/".join(key): pd.Series(dict(points), dtype=kinds.get(key[1], "float64")) for key, points in kept.items()}
     )
     table = table.sort_index().rename_axis("round").reset_index()
-    return _named(table, run.name)
+    return _add_run_column(table, run.name)
 
 
-def _named(table: pd.DataFrame, name: str) -> pd.DataFrame:
+def _add_run_column(table: pd.DataFrame, name: str) -> pd.DataFrame:
     table.insert(0, "run", name)
     return table
 
 
-def _thinned(points: Points) -> Points:
-    """Return about ``POINTS`` of a curve's points: evenly chosen ones, the last, and each new maximum."""
-    if len(points) <= POINTS:
+def _thin_points(points: Points) -> Points:
+    """Return about ``MAX_POINTS`` of a curve's points: evenly chosen ones, the last, and each new maximum."""
+    if len(points) <= MAX_POINTS:
         return points
-    chosen = set(np.linspace(0, len(points) - 1, POINTS).astype(int).tolist())
+    chosen = set(np.linspace(0, len(points) - 1, MAX_POINTS).astype(int).tolist())
     best = -math.inf
     for number, (t, value) in enumerate(points):
         if t >= 1 and value > best:
@@ -166,7 +170,7 @@ def _thinned(points: Points) -> Points:
     return [points[number] for number in sorted(chosen)]
 
 
-def _summed(points: Points, rounds: Sequence[int]) -> Points:
+def _sum_by_round(points: Points, rounds: Sequence[int]) -> Points:
     """Return the sums of a count since the previously kept round. Later rounds are added to the last one."""
     sums = dict.fromkeys(rounds, 0)
     for t, value in points:
@@ -196,4 +200,4 @@ def _nodes(run: FinishedRun) -> pd.DataFrame:
     """Return each client's last value of every metric, with its round."""
     table = run.nodes
     last = table[table["round"] == table.groupby("metric")["round"].transform("max")]
-    return _named(last.copy(), run.name)
+    return _add_run_column(last.copy(), run.name)

@@ -20,7 +20,7 @@ from contrafed.core import registry
 from contrafed.core.errors import UserError
 from contrafed.core.metrics import ACCURACY
 from contrafed.core.run_folder import MAX_LOG_BYTES, check_regular, read_config
-from contrafed.core.schema import dotted, plain_numbers
+from contrafed.core.schema import flatten_keys, plain_numbers
 from contrafed.runs.output.series import points_of, summary_of_curves
 
 Points = list[tuple[int, float]]
@@ -31,10 +31,10 @@ NODES = {"round": "int64", "node": "int64", "metric": "str", "value": "float64"}
 # Scope and split of the mean over clients of a metric of ``nodes.csv``, as ``results`` keeps it.
 MEAN_OF_NODES = ("nodes", "mean")
 
-LONGEST_LINE = 4096  # bytes, of a log
+MAX_LINE_BYTES = 4096  # bytes, of a log
 
 # Keys that do not distinguish experiments: where and how a run was executed, what it kept, and its labels.
-ASIDE = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", "published", "changed"})
+IGNORED_KEYS = frozenset({*HOW_IT_RUNS, "seed", "log", "metrics", "experiment", "published", "changed"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +62,12 @@ class FinishedRun:
         return curves_of(self.metrics)
 
     @property
-    def changed(self) -> tuple[str, ...]:
+    def changed_settings(self) -> tuple[str, ...]:
         """The overrides of the experiment, sorted, with only the last part of paths and numbers in one spelling."""
         return tuple(sorted(map(_one_spelling, placeless(self.config.get("changed") or []))))
 
     @property
-    def published(self) -> Mapping[str, Any]:
+    def published_values(self) -> Mapping[str, Any]:
         """The published value to compare with (``published`` in ``conf/experiment``), empty for other runs."""
         return self.config.get("published") or {}
 
@@ -75,13 +75,13 @@ class FinishedRun:
     def method(self) -> str:
         """The method as the papers' tables name it: fedrcl, fedrcl+fedadam, pmfl/no_mct."""
         strategy = self.config["strategy"]
-        named, server = str(self.published.get("method") or strategy["name"]), strategy.get("server")
+        named, server = str(self.published_values.get("method") or strategy["name"]), strategy.get("server")
         # A table that names methods by their client alone does not name the strategy.
         said = composition(strategy) == strategy["name"] or named == server or named.endswith(f"+{server}")
         return named if said else f"{named}+{server}"
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether it ended with its last round."""
         return self.summary.get("status") == "finished"
 
@@ -225,7 +225,7 @@ def _check_nodes(path: Path, metrics: pd.DataFrame) -> None:
         heads = file.readline().decode(errors="replace").strip().split(",")
         _check_columns(path, heads, NODES)
         start = file.tell()
-        file.seek(max(start, path.stat().st_size - LONGEST_LINE))
+        file.seek(max(start, path.stat().st_size - MAX_LINE_BYTES))
         lines = file.read().split(b"\n")[:-1]
     scored = metrics[(metrics["scope"] == "personal") | (metrics["split"] == "nodes")]["round"]
     last = lines[-1].split(b",")[heads.index("round")] if lines else b""  # no row was kept
@@ -318,8 +318,8 @@ def _one_spelling(override: Any) -> str:
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return {dotted key: value} of a configuration, without keys that do not distinguish experiments."""
-    table = plain_numbers(dotted(config))
-    return {key: value for key, value in table.items() if counts(key, ASIDE)}
+    table = plain_numbers(flatten_keys(config))
+    return {key: value for key, value in table.items() if counts(key, IGNORED_KEYS)}
 
 
 def accuracy_of(runs: Sequence[FinishedRun], metric: str = "accuracy") -> tuple[str, Callable[[FinishedRun], Points]]:

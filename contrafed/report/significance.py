@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from contrafed.core.errors import unknown
-from contrafed.report.groups import groups, short
+from contrafed.report.groups import group_runs, short
 from contrafed.report.latex import escape_tex, float_tex
 from contrafed.report.runs import FinishedRun, accuracy_of
 from contrafed.report.statistics import (
@@ -83,7 +83,7 @@ def collect_scores(runs: Sequence[FinishedRun], baseline: str | None = None) -> 
     Raises:
         UserError: If no run is of the baseline.
     """
-    found = [group for group in groups(runs) if group.until is None]
+    found = [group for group in group_runs(runs) if group.until is None]
     said, points = accuracy_of(runs)
     methods = {group.method for group in found}
     if baseline is not None and baseline not in methods:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from contrafed.report.groups import Group, groups, number_of, short, shown
+from contrafed.report.groups import Group, format_value, group_runs, number_of, short
 from contrafed.report.latex import escape_tex, float_tex
-from contrafed.report.published import COLUMN, ELSEWHERE, NEVER, Comparison, ranked
+from contrafed.report.published import COLUMN, MEASURED_BY, UNREACHED_VALUES, Comparison, find_ranking_columns
 from contrafed.report.runs import FinishedRun, Points, accuracy_of, beside_accuracy_of, flat
 from contrafed.report.statistics import first_at, over_seeds
 
@@ -114,12 +114,12 @@ def place_beside(fedavgs: Sequence[Group]) -> Callable[[Group], list[tuple[str, 
     """
     settings = [dict(group.setting) for group in fedavgs]
 
-    def place(group: Group) -> list[tuple[str, str]]:
+    def get_varied_setting(group: Group) -> list[tuple[str, str]]:
         own = [key for key, _ in group.setting if key.startswith("strategy.") or key == "judge"]
         alike = {key for key in own if len({setting[key] for setting in settings}) < 2}
         return [(key, value) for key, value in group.setting if key not in alike]
 
-    return place
+    return get_varied_setting
 
 
 def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = None) -> Table:
@@ -130,7 +130,7 @@ def runs_table(runs: Sequence[FinishedRun], title: str, target: float | None = N
     target. The default is the runs' ``target_accuracy``, or else FedAvg's last accuracy in the same setting (``fedavgs_last``),
     which then has a column. A number that not all seeds have shows how many do.
     """
-    found = groups(runs)
+    found = group_runs(runs)
     keys = [key for key, _ in found[0].setting]
     said, points = accuracy_of(runs)
     if target is None and len(own := {run.config.get("target_accuracy") for run in runs}) == 1:
@@ -170,7 +170,7 @@ def _rounds(group: Group) -> str:
     return said if done == [planned] else f"{said} of {planned}"
 
 
-def titled(runs: Sequence[FinishedRun], title: str) -> str:
+def format_title(runs: Sequence[FinishedRun], title: str) -> str:
     """Return a title that names reduced scale and replaced images."""
     said = {f"scale={run.config['scale']}" for run in runs if run.config.get("scale")}
     said |= {f"{run.summary['stand_in']} images" for run in runs if run.summary.get("stand_in")}
@@ -224,11 +224,11 @@ def _or_zero(value: float) -> float:
     return 0.0 if math.isnan(value) else value
 
 
-def compared(a: FinishedRun, b: FinishedRun) -> tuple[Table, Table]:
+def compare_runs(a: FinishedRun, b: FinishedRun) -> tuple[Table, Table]:
     """Return two runs side by side: the keys that differ in their configurations, and the numbers of their summaries."""
     left, right = ({**flat(run.config), "seed": run.config.get("seed")} for run in (a, b))
     keys = [key for key in dict.fromkeys([*left, *right]) if left.get(key, "") != right.get(key, "")]
-    rows = [(key, *("" if key not in side else shown(side[key]) for side in (left, right))) for key in keys]
+    rows = [(key, *("" if key not in side else format_value(side[key]) for side in (left, right))) for key in keys]
     differences = _side_by_side("Differences of the configurations", ("key", a.name, b.name), rows)
     numbers = []
     for key in dict.fromkeys([*a.summary, *b.summary]):
@@ -244,7 +244,7 @@ def _side_by_side(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]
     return Table(title, heads, tuple(rows), pd.DataFrame(rows, columns=list(heads)))
 
 
-def listed(runs: Sequence[FinishedRun]) -> Table:
+def list_runs(runs: Sequence[FinishedRun]) -> Table:
     """Return a table with a line about each run."""
     rows = []
     for run in runs:
@@ -288,7 +288,7 @@ def beside(cell: Mapping[str, Any]) -> str:
 
 def ours_of(cell: Mapping[str, Any]) -> str:
     """Return our number of a comparison's cell, and of how many seeds if not all have it. "-" if none reached a target."""
-    if cell["ours"] == NEVER.get(cell["metric"]):
+    if cell["ours"] == UNREACHED_VALUES.get(cell["metric"]):
         return "-"
     some = f" ({cell['seeds']} of {cell['runs']})" if 0 < cell["seeds"] < cell["runs"] else ""
     return figure_of(cell["ours"], cell["ours_std"]) + some
@@ -354,7 +354,7 @@ def correlation_lines(comparison: Comparison) -> list[str]:
     inner = comparison.correlations()
     known = [value for _, value, _ in inner if not math.isnan(value)]
     if len(known) > 1:
-        by_column = ranked(comparison.cells) == COLUMN
+        by_column = find_ranking_columns(comparison.cells) == COLUMN
         within = f"within a column, the mean over {len(known)} columns" if by_column else "over settings, the mean"
         lines.append(f"{within}: {sum(known) / len(known):.2f}")
     return lines + [f"{' '.join(filter(None, key))}: {_rho(value)} ({count} cells)" for key, value, count in inner]
@@ -380,5 +380,5 @@ def missing_line(comparison: Comparison) -> str:
     of, every = f"Of the paper's {len(theirs)} cells", f"All {len(theirs)} cells of the paper's table have a run."
     line = f"{of} {' '.join(said)}" if said else every
     aside = [f"Not counted: {'; '.join(comparison.aside)}."] if comparison.aside else []
-    measured = [f"What `{metric}` says is measured by `{ELSEWHERE[metric]}`." for metric in comparison.elsewhere]
+    measured = [f"What `{metric}` says is measured by `{MEASURED_BY[metric]}`." for metric in comparison.elsewhere]
     return " ".join([line, *aside, *measured])

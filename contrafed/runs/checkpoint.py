@@ -27,8 +27,8 @@ from contrafed.config.run_config import HOW_IT_RUNS, ORIGIN, counts
 from contrafed.core.disk import checksum, sync
 from contrafed.core.errors import UserError
 from contrafed.core.run_folder import MAX_LOG_BYTES, check_regular
-from contrafed.core.schema import dotted, plain_numbers
-from contrafed.core.tensors import PRIVATE, Tensors, group, read, write
+from contrafed.core.schema import flatten_keys, plain_numbers
+from contrafed.core.tensors import PRIVATE, Tensors, read, select_prefix, write
 
 FOLDER, NODES, STATE, SERVER = "checkpoints", "nodes", "state.json", "server.safetensors"
 
@@ -59,7 +59,7 @@ class Checkpoint:
     def server(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the global model and the strategy's state."""
         tensors = read(self.path / SERVER)
-        return group(tensors, "model"), unpack(self.state, tensors)
+        return select_prefix(tensors, "model"), unpack(self.state, tensors)
 
     def memories(self) -> Iterator[tuple[int, Tensors]]:
         """Yield each client's state by partition id, as copies, because the files may be overwritten."""
@@ -92,7 +92,7 @@ class Checkpoints:
         # The newest checkpoint after which replies were accepted: the last good one if later ones hold a ruined model.
         self.anchor = "" if own is None else own.anchor
         self.kept: list[tuple[Path, set[str]]] = []  # the checkpoints here, oldest first, and the clients' files of each
-        for path in numbered(self.folder):
+        for path in list_checkpoints(self.folder):
             found = _read(path) if own is not None and int(path.name) <= own.server_round else None
             if found is not None:
                 self.kept.append((path, set(found.nodes.values())))
@@ -210,12 +210,12 @@ def find(where: str | Path) -> Checkpoint | None:
     where = Path(where).expanduser()
     if (where / STATE).is_file():
         return _read(where)
-    return next((found for path in reversed(numbered(where / FOLDER)) if (found := _read(path)) is not None), None)
+    return next((found for path in reversed(list_checkpoints(where / FOLDER)) if (found := _read(path)) is not None), None)
 
 
 def check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise ``UserError`` with the keys that differ between ``config`` and ``stored``, except ``FREE_KEYS``."""
-    old, new = dotted(stored), dotted(config)
+    old, new = flatten_keys(stored), flatten_keys(config)
     differ = [
         f"{key}={new.get(key, '(none)')} (there: {old.get(key, '(none)')})"
         for key in sorted({*old, *new})
@@ -230,7 +230,7 @@ def identity(config: Mapping[str, Any]) -> str:
 
     If a scale makes cells of a table equal, it also contains which cell it is.
     """
-    flat = sorted(plain_numbers(dotted(config)).items())
+    flat = sorted(plain_numbers(flatten_keys(config)).items())
     more = {*ENDING_KEYS, *(["published"] if config.get("scale") else [])}
     return json.dumps({key: v for key, v in flat if v is not None and (counts(key, FREE_KEYS) or key.split(".")[0] in more)})
 
@@ -239,7 +239,7 @@ def check_logs(checkpoint: Checkpoint) -> None:
     """Raise ``UserError`` unless the logs that a checkpoint cannot do without are there as they were written."""
     for name in find_damaged_logs(checkpoint):
         if name not in SPARE_LOGS or (
-            name == "participants" and dotted(checkpoint.config).get("privacy.name", "none") != "none"
+            name == "participants" and flatten_keys(checkpoint.config).get("privacy.name", "none") != "none"
         ):
             log = checkpoint.path.parent.parent / f"{name}.csv"
             raise UserError(
@@ -326,7 +326,7 @@ def _key(key: Any, place: str) -> str | int:
     raise TypeError(f"a strategy's state has dictionaries whose keys are text or whole numbers, not {key!r} ({place})")
 
 
-def numbered(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in ``folder``, complete or not, oldest first."""
     return sorted(path for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
 

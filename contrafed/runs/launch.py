@@ -15,7 +15,7 @@ from contrafed.core.errors import unknown
 from contrafed.runs.setup import names_folder
 
 # Leading numbers of a summary. The objective is the first that exists.
-LEADING = ("personal_accuracy_mean", "accuracy_final")
+LEADING_METRICS = ("personal_accuracy_mean", "accuracy_final")
 
 _missing: list[Path] = []  # folders that Hydra is about to make, the innermost first
 
@@ -42,7 +42,7 @@ def print_other_jobs() -> None:
 def read_objective(summary: Mapping[str, Any], name: str | None) -> float | None:
     """Return the number of a summary that a search maximises. Raises ``UserError`` if it has none of this name."""
     if name is None:
-        found = next((summary[key] for key in LEADING if summary.get(key) is not None), None)
+        found = next((summary[key] for key in LEADING_METRICS if summary.get(key) is not None), None)
     elif isinstance(found := summary.get(name), bool) or not isinstance(found, int | float):
         numbers = [key for key, value in summary.items() if isinstance(value, int | float) and not isinstance(value, bool)]
         raise unknown("objective", name, numbers)

@@ -14,7 +14,7 @@ from contrafed.config.compose import compose_job
 from contrafed.config.run_config import Run
 from contrafed.core.errors import UserError
 from contrafed.runs.output import alone, quiet_libraries
-from contrafed.runs.setup import checked, with_folder
+from contrafed.runs.setup import check_config, with_folder
 
 OnRound = Callable[[int, dict[str, float]], None]
 
@@ -54,7 +54,7 @@ def run(cfg: DictConfig | Mapping[str, Any], *, unique: bool = True, on_round: O
     if not isinstance(cfg, DictConfig | Mapping):
         raise UserError('run takes what compose returns: run(compose("strategy=moon", "num_rounds=10"))')
     with _torch_defaults():
-        return run_resolved(checked(cfg), unique=unique, on_round=on_round)
+        return run_resolved(check_config(cfg), unique=unique, on_round=on_round)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from contrafed.runs.output import alone, print_summary
 from contrafed.runs.session import OnRound, Session
 
 # Seconds between two counts of a simulation's nodes.
-POLL = 1.0
+POLL_SECONDS = 1.0
 
 app = ServerApp()
 
@@ -33,15 +33,15 @@ def main(grid: Grid, context: Context) -> None:
     """
     from flwr.superlink.grid import InMemoryGrid
 
-    from contrafed.runs.setup import deployed
+    from contrafed.runs.setup import compose_deployed_run
 
     mistakes_in_one_line()
     overrides, config_dir = str(context.run_config["overrides"]), str(context.run_config.get("config-dir", ""))
     if isinstance(grid, InMemoryGrid):  # a federation of Flower's simulation
-        run = deployed(overrides, count_nodes(grid), config_dir)
+        run = compose_deployed_run(overrides, count_nodes(grid), config_dir)
         nodes: RunGrid = FlowerGrid(grid, "flower-simulation", patience=run.wait_for_nodes)
     else:
-        run = deployed(overrides, config_dir=config_dir)
+        run = compose_deployed_run(overrides, config_dir=config_dir)
         nodes = DeviceGrid(grid, context.run_id, run.wait_for_nodes)
     assert run.folder is not None
     with alone(run.folder):
@@ -95,7 +95,7 @@ def count_nodes(grid: Grid) -> int:
     count = -1
     while count < 1 or count != len(list(grid.get_node_ids())):
         count = len(list(grid.get_node_ids()))
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     return count
 
 

@@ -19,7 +19,7 @@ from contrafed.core.privacy import central, gaussian
 from contrafed.core.tensors import Tensors
 from contrafed.core.tracker import Tracked
 from contrafed.data.fingerprint import fingerprint_run
-from contrafed.engines.attack import attacked
+from contrafed.engines.attack import wrap_in_attack
 from contrafed.engines.client_registry import Members
 from contrafed.engines.grid import RunGrid
 from contrafed.runs import checkpoint
@@ -27,15 +27,15 @@ from contrafed.runs.diagnostics import Logged
 from contrafed.runs.early_stopping import Stopping
 from contrafed.runs.evaluation import evaluate, find_divergence, initial_file, initial_model, test_examples
 from contrafed.runs.notices import said_of_attackers, said_of_delta, said_of_norms, said_of_scale, said_of_small, warn_of_large
-from contrafed.runs.output import Progress, RoundLog, shown
+from contrafed.runs.output import Progress, RoundLog, select_shown_scores
 from contrafed.runs.recording import facts, open_recorder
 from contrafed.runs.trackers import Followed
 from contrafed.server import checks
 from contrafed.server.accountant import Budget
 from contrafed.server.base import FederatedStrategy, Population, Round
-from contrafed.server.privacy import protected
-from contrafed.server.replies import AROUND, norm
-from contrafed.training.traffic import BYTES, count_scalars
+from contrafed.server.privacy import count_protected_kinds
+from contrafed.server.replies import MAX_REPLY_OVERHEAD_BYTES, norm
+from contrafed.training.traffic import BYTES_PER_NUMBER, count_scalars
 from contrafed.training.workspace import Workspace, workspace_for
 
 # Of a checkpoint's state: the norms of recent accepted replies.
@@ -52,16 +52,16 @@ class Session:
         """Prepare everything up to the first round. ``on_round`` is as in ``contrafed.run``. Raises ``UserError``."""
         assert run.folder is not None
         self.run, self.folder = run, run.folder
-        self.grid = grid = attacked(grid, run.attack, run.num_nodes, run.seed)
+        self.grid = grid = wrap_in_attack(grid, run.attack, run.num_nodes, run.seed)
         self.workspace = workspace_for(run.node.to_json())
         self.fingerprint = fingerprint_run(self.workspace.federation.data.fingerprint, run.node.partition, run.participation)
-        self.places = self._places()
+        self.places = self._choose_personal_paths()
         self.resumed = checkpoint.find(run.resume) if run.resume else None
         if run.resume and self.resumed is None:  # complete when the run was checked
             raise UserError(f"resume: {run.resume} is gone or cannot be read any more; start again to go on from another")
         keeping = run.checkpoint_every is not None or self.resumed is not None
         grid.begin(keeping, {} if self.resumed is None else self.resumed.grid)
-        grid.limit_replies(AROUND)  # of the answers to queries
+        grid.limit_replies(MAX_REPLY_OVERHEAD_BYTES)  # of the answers to queries
         self.members = grid.members(run.node, self.workspace.federation, self.places)
         check_batches(run, self.workspace.model, self.members.sizes)
         self.rounds = 0 if run.evaluate_only else run.num_rounds
@@ -72,7 +72,7 @@ class Session:
         check_strategy(run, self.strategy, self.model)
         self.norms = self.strategy.norm_limit
         grid.limit_replies(self.strategy.largest_reply)
-        self.scored = self._scored()  # before the folder holds anything
+        self.scored = self._choose_scored_clients()  # before the folder holds anything
         self.budget = budget_of(run, self.strategy)
         self.logged = Logged(run, self.workspace, self.members.federation, self.strategy)
         # Before the recorder, so that the folder is unchanged if it cannot begin.
@@ -98,7 +98,12 @@ class Session:
         if metrics := beside_accuracy(run.metrics):
             scored["metrics"] = metrics
         with Progress(self.rounds, title) as progress:
-            lines = (said_of_small(self.workspace), said_of_norms(self.workspace), said_of_attackers(run), self._unscored())
+            lines = (
+                said_of_small(self.workspace),
+                said_of_norms(self.workspace),
+                said_of_attackers(run),
+                self._explain_unscored(),
+            )
             for line in (*lines, said_of_delta(run), warn_of_large(self.members.sizes, self.members.own_data)):
                 if line and self.resumed is None:
                     progress.note(line)
@@ -127,7 +132,7 @@ class Session:
                     raise RunStopped(f"on_divergence=stop: {done.diverged[0]}", "diverged")
                 if ends:
                     progress.note(f"ended after round {done.server_round}: {self.stopping.line}")
-                elif not 0 < log.participants == log.failed or self.recorder.trained:
+                elif not 0 < log.participants == log.failed or self.recorder.has_trained:
                     self._save(done.server_round)
                 elif done.server_round == self.rounds or log.shows_bug:
                     # Without a checkpoint, or a repeated sweep would resume after rounds that trained nothing.
@@ -170,7 +175,7 @@ class Session:
         """Print advice if few clients or none participated."""
         if self.rounds and not log.participants:
             progress.note("no node took part in any round: look at participation, and at partition.on_small=drop")
-        elif log.uncounted and not self.recorder.trained:
+        elif log.uncounted and not self.recorder.has_trained:
             progress.note("no reply counted in any round: the global model is the initial one")
         elif log.participants < log.rounds:
             mean = log.participants / log.rounds
@@ -183,7 +188,7 @@ class Session:
 
     def _ends(self, done: Round) -> bool:
         """Return whether the run ends with this round, before its last."""
-        scope, scores = shown(done, self.strategy.personal)
+        scope, scores = select_shown_scores(done, self.strategy.personal)
         if "accuracy" not in scores or not done.server_round:
             return False
         curve = [*self.recorder.accuracies(scope), (done.server_round, scores["accuracy"])]
@@ -216,7 +221,7 @@ class Session:
         by_formula = count_scalars(workspace.client_class, workspace.model, workspace.config)
         if by_formula is not None:
             found |= dict(zip(("bytes_down_by_formula", "bytes_up_by_formula"), by_formula, strict=True))
-        return {key: BYTES * scalars for key, scalars in found.items()}
+        return {key: BYTES_PER_NUMBER * scalars for key, scalars in found.items()}
 
     def finish(self, status: str) -> dict[str, Any]:
         """Write the model, the summary and the figures, close every file, and return the summary."""
@@ -233,7 +238,7 @@ class Session:
                 closing.callback(self.checkpoints.close)
             closing.callback(self.tracker.close, status)
             closing.callback(self.recorder.close)
-            left = self._left()
+            left = self._get_final_model()
             self.logged.finish(self.recorder, left, status)
             self.recorder.save_model(left, about)
             seconds = time.perf_counter() - self.began
@@ -251,14 +256,14 @@ class Session:
             ended = "diverged" if self.divergence and status == "finished" else status
             return self.recorder.finish(ended, {**told, "seconds": seconds})
 
-    def _left(self) -> Tensors:
+    def _get_final_model(self) -> Tensors:
         """Return the global model to save: the one that the strategy evaluates or, if that fails, the clients'."""
         try:
             return checks.judged(self.strategy, self.model)
         except Exception:  # this error ended the run and was reported
             return self.model
 
-    def _places(self) -> dict[str, str]:
+    def _choose_personal_paths(self) -> dict[str, str]:
         """Return the places of personal models that clients are told: where to save and to load them, "" for not at all."""
         run, load = self.run, ""
         personal = run.judge == "post_train" or self.workspace.client_class.is_personal(self.workspace.config)
@@ -281,7 +286,7 @@ class Session:
             if self.budget is not None:
                 self.budget.pass_round(nodes)
 
-    def _scored(self) -> list[int]:
+    def _choose_scored_clients(self) -> list[int]:
         """Return the clients that evaluate models."""
         held_out, wanted = range(self.run.num_trained, self.run.num_nodes), self._asks_nodes
         scored = np.flatnonzero(self.members.test_sizes).tolist()
@@ -320,7 +325,7 @@ class Session:
             return self.run.eval_nodes
         return self.strategy.personal or self.run.held_out_nodes > 0
 
-    def _unscored(self) -> str:
+    def _explain_unscored(self) -> str:
         """Return a line about models that nothing evaluates, empty if all are evaluated."""
         if self.scored:
             return ""
@@ -339,7 +344,7 @@ class Session:
             state = self.strategy.state | {RECENT_NORMS: list(self.norms.recent)}
             self.checkpoints.save(server_round, self.model, state, changed, logs, own, sums, self._any_accepted)
             self._any_accepted = False
-            self.grid.checkpointed(server_round, self.checkpoints.wait)
+            self.grid.on_checkpoint(server_round, self.checkpoints.wait)
 
 
 def make_strategy(run: Run, workspace: Workspace, members: Members, rounds: int) -> FederatedStrategy:
@@ -369,5 +374,5 @@ def budget_of(run: Run, strategy: FederatedStrategy) -> Budget | None:
         probabilities = strategy.participation.probability()
         assert probabilities is not None  # checked before
         probability = float(probabilities.max())
-    kinds = protected(list(strategy.up), list(strategy.down), run.node.strategy.name)
+    kinds = count_protected_kinds(list(strategy.up), list(strategy.down), run.node.strategy.name)
     return Budget(config, kinds, run.num_nodes, probability)

@@ -13,12 +13,12 @@ from contrafed.config.run_config import Run, resolve
 from contrafed.core.errors import UserError, nearest
 from contrafed.core.run_folder import read_config
 from contrafed.runs.output import claim_folder, quiet_libraries
-from contrafed.runs.output.folder import finished
+from contrafed.runs.output.folder import read_finished_summary
 
-LATEST = "latest"
+LATEST_RUN = "latest"
 
 
-def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "") -> Run:
+def compose_deployed_run(overrides: str, num_nodes: int | None = None, config_dir: str = "") -> Run:
     """Return a run that ``flwr run`` started, with its folder made.
 
     Args:
@@ -35,7 +35,7 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
         raise UserError(f"overrides: {overrides!r} cannot be read ({error})") from error
     if num_nodes is not None and not any(word.startswith(("num_nodes=", "experiment=", "evaluate_only=")) for word in words):
         words.append(f"num_nodes={num_nodes}")
-    wanted = checked(compose_job(words, config_dir))
+    wanted = check_config(compose_job(words, config_dir))
     if num_nodes is not None and wanted.num_nodes != num_nodes:
         raise UserError(
             f"num_nodes={wanted.num_nodes}, but this federation has {num_nodes} SuperNodes: set num_nodes={num_nodes}, "
@@ -63,7 +63,7 @@ def deployed(overrides: str, num_nodes: int | None = None, config_dir: str = "")
     return with_folder(wanted, workspace.federation.data.fingerprint, unique=True, devices=num_nodes is None)
 
 
-def checked(cfg: DictConfig | Mapping[str, Any]) -> Run:
+def check_config(cfg: DictConfig | Mapping[str, Any]) -> Run:
     """Return the run that a configuration describes, and silence libraries. Raises ``UserError``."""
     composed: Any = to_plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     quiet_libraries(bool(composed.get("verbose", False)))
@@ -77,7 +77,7 @@ def names_folder(overrides: Iterable[str]) -> bool:
 
 def check_latest(wanted: Run, named: bool) -> None:
     """Raise ``UserError`` if ``resume=latest`` has no folder to resume in, because an unnamed folder is new."""
-    if wanted.resume == LATEST and not named:
+    if wanted.resume == LATEST_RUN and not named:
         raise UserError("resume=latest goes on in the folder that output_dir names: set output_dir=FOLDER beside it")
 
 
@@ -85,7 +85,7 @@ def with_folder(wanted: Run, images: str, unique: bool, devices: bool = False) -
     """Return the run with its folder, made here, and with its checkpoint if it is resumed. ``images``: their fingerprint."""
     start = starting_point(wanted, images, devices)
     folder = Path(wanted.output_dir)
-    if wanted.resume != LATEST or not (folder / "config.yaml").exists():
+    if wanted.resume != LATEST_RUN or not (folder / "config.yaml").exists():
         folder = claim_folder(folder, unique=unique)
         if folder.resolve() != Path(wanted.output_dir).resolve():
             print(f"{wanted.output_dir} has a run already: this one's folder is {folder}", flush=True)
@@ -107,7 +107,7 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
 
     if wanted.resume is None:
         return None
-    latest = wanted.resume == LATEST
+    latest = wanted.resume == LATEST_RUN
     found = checkpoint.find(wanted.output_dir if latest else wanted.resume)
     if found is not None:
         checkpoint.check_same(found.path, found.config, wanted.composed)
@@ -122,14 +122,14 @@ def starting_point(wanted: Run, images: str, devices: bool = False) -> str | Non
             raise UserError(f"resume: what nodes remember at {found.path} is {kept}; go on from it with {how}")
         return str(found.path)
     if not latest:
-        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{nearest(wanted.resume, [LATEST])}")
+        raise UserError(f"resume: there is no whole checkpoint in {wanted.resume}{nearest(wanted.resume, [LATEST_RUN])}")
     folder = Path(wanted.output_dir)
-    if there := checkpoint.numbered(folder / checkpoint.FOLDER):
+    if there := checkpoint.list_checkpoints(folder / checkpoint.FOLDER):
         older = f"{there[-1]} and {len(there) - 1} before it cannot be read"
         raise UserError(f"resume: damaged, or written by an older version: {older}; delete the folder to begin anew")
     config = folder / "config.yaml"
     if config.exists() and config.stat().st_size:  # only the same run may restart after a stop before its first checkpoint
-        if finished(folder) is not None:
+        if read_finished_summary(folder) is not None:
             raise UserError(f"resume: {folder} holds a finished run without checkpoints; name another output_dir")
         checkpoint.check_same(folder, read_config(folder), wanted.composed)
     print(f"no checkpoint in {folder}: beginning with round 1", flush=True)

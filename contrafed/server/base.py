@@ -16,13 +16,13 @@ from contrafed.core.errors import UserError
 from contrafed.core.paper import Paper
 from contrafed.core.privacy.central import Config as CentralPrivacy
 from contrafed.core.split_model import SplitModel
-from contrafed.core.tensors import Tensors, move, named, settle, size_of
+from contrafed.core.tensors import Tensors, add_prefix, move, settle, size_of
 from contrafed.data.participation import Participation
 from contrafed.server import checks
 from contrafed.server.aggregation import Aggregation
 from contrafed.server.buffers import leave_out
 from contrafed.server.norm_limit import NormLimit
-from contrafed.server.replies import Replies, Reply, diverged, largest, read_reply
+from contrafed.server.replies import Replies, Reply, largest, read_divergence, read_reply
 from contrafed.server.round_log import Population, Round
 from contrafed.server.scores import Score, named_scores, read_score, summaries
 from contrafed.training.base import Client
@@ -150,7 +150,7 @@ class FederatedStrategy(Strategy):
 
     def broadcast(self, model: Tensors) -> Tensors:
         """Return what every client receives: the shared tensors of the model."""
-        return named("model", {name: model[name] for name in self.travelling})
+        return add_prefix("model", {name: model[name] for name in self.travelling})
 
     def broadcast_for_evaluation(self, model: Tensors) -> Tensors:
         """Return what clients receive for evaluation, by default the same as for training."""
@@ -190,7 +190,7 @@ class FederatedStrategy(Strategy):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Write one message for each client that ``select`` returns."""
-        nodes = checks.selected(self, server_round)
+        nodes = checks.select_clients(self, server_round)
         self.model = codec.from_record(arrays)
         self.round = Round(server_round, nodes)
         self.round.bytes_down = len(nodes) * sum(4 * math.prod(shape) for shape in self.down.values())
@@ -338,7 +338,7 @@ class FederatedStrategy(Strategy):
         for node, config in configs.items():
             own = self.download(model, node, kind == MessageType.EVALUATE)
             if fault := common if own is None else checks.sent_fault(self, shared, own):
-                raise checks.refused(self, server_round, fault)
+                raise checks.build_request_error(self, server_round, fault)
             self._received[node] = shared if own is None else shared | own
             arrays = record if own is None else codec.to_record(self._received[node])
             content = RecordDict({codec.ARRAYS: arrays, codec.CONFIG: config})
@@ -378,7 +378,7 @@ class FederatedStrategy(Strategy):
             try:
                 reply = read_reply(node, message, self.up, self._received[node], size, self.max_norm)
             except ValueError as error:
-                self.round.reject(node, str(error), diverged(message))
+                self.round.reject(node, str(error), read_divergence(message))
             else:
                 self.round.bytes_up += size_of(reply.tensors)
                 yield reply

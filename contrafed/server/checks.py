@@ -20,7 +20,7 @@ from contrafed.server.replies import AbsentError, Replies, norm
 ARRAYS = {np.dtype(str(kind).removeprefix("torch.")) for kind in TYPES if kind is not torch.bfloat16}
 
 
-def selected(rule: Any, server_round: int) -> np.ndarray:
+def select_clients(rule: Any, server_round: int) -> np.ndarray:
     """Return the clients that a strategy selects, sorted. Raises ``RunStopped`` unless they are distinct partition ids."""
     nodes, count = np.asarray(rule.select(server_round)), rule.population.num_nodes
     got = f"{nodes.dtype} {nodes.shape}"
@@ -53,7 +53,7 @@ def sent_fault(rule: Any, *parts: Any) -> str:
         tensors |= part
     if missing := rule.down.keys() - tensors.keys():
         bare = min(missing).removeprefix("model/")
-        hint = f': its {bare} goes out as named("model", ...), of contrafed.core.tensors' if bare in tensors else ""
+        hint = f': its {bare} goes out as add_prefix("model", ...), of contrafed.core.tensors' if bare in tensors else ""
         return f"strategy.server: the nodes' half expects {min(missing)}, which {name} does not send{hint}"
     for tensor, value in tensors.items():
         shape = rule.down.get(tensor)
@@ -78,14 +78,14 @@ def costs(rule: Any, nodes: np.ndarray) -> dict[int, int]:
     """
     half = rule.client_class
     try:
-        with registry.blamed(f"{half.__name__}.work_of", inspect.getfile(half)):
+        with registry.report_author_errors(f"{half.__name__}.work_of", inspect.getfile(half)):
             found = {node: rule.work_of(int(rule.population.sizes[node])) for node in nodes.tolist()}
         for node, cost in found.items():
             if not isinstance(cost, int | np.integer) or isinstance(cost, bool):
                 wanted = f"{half.__name__}.work_of must return a whole number of steps"
                 raise UserError(f"{wanted}, got {_kind(cost)} for node {node}")
     except UserError as error:
-        raise refused(rule, rule.round.server_round, str(error)) from error
+        raise build_request_error(rule, rule.round.server_round, str(error)) from error
     return {node: int(cost) for node, cost in found.items()}
 
 
@@ -95,7 +95,9 @@ def weights_of(rule: Any) -> np.ndarray | None:
     if weights is not None and (
         not isinstance(weights, np.ndarray) or weights.shape != (count,) or weights.dtype.kind not in "iuf"
     ):
-        raise stopped(rule, f"{type(rule).__name__}.node_weights must return ({count},) numbers or None, got {_kind(weights)}")
+        raise build_stop_error(
+            rule, f"{type(rule).__name__}.node_weights must return ({count},) numbers or None, got {_kind(weights)}"
+        )
     return weights
 
 
@@ -112,7 +114,7 @@ def judged(rule: Any, model: Tensors) -> Tensors:
     weights = leave_out(model, rule.buffers)
     made: Tensors = rule.judged(weights)
     if fault := judged_fault(rule, weights, made):
-        raise stopped(rule, fault)
+        raise build_stop_error(rule, fault)
     return {name: made.get(name, value) for name, value in model.items()} if rule.buffers else made
 
 
@@ -140,30 +142,32 @@ def next_model(rule: Any, replies: Replies) -> Tensors:
     try:
         made = (aggregate_privately if rule.privacy else type(rule).next_model)(rule, model, replies)
     except AbsentError as error:
-        raise stopped(rule, f"{name}.aggregate: {error}") from error
+        raise build_stop_error(rule, f"{name}.aggregate: {error}") from error
     if any(tensor._version != version for tensor, version in before):
-        raise stopped(rule, f"{name}.aggregate must not change replies in place: what nodes remember may be the same tensors")
+        raise build_stop_error(
+            rule, f"{name}.aggregate must not change replies in place: what nodes remember may be the same tensors"
+        )
     if fault := _model_fault(model, made):
-        raise stopped(rule, f"{name}.aggregate must return tensors of the model by name: {fault}")
+        raise build_stop_error(rule, f"{name}.aggregate must return tensors of the model by name: {fault}")
     if rule.buffers:
         made = made | average_buffers(rule, sent)
     new = {key: made[key].to(old.dtype) if key in made else old for key, old in whole.items()}
     if not math.isfinite(norm(new.values())):
         worst = next(key for key, value in new.items() if not value.isfinite().all())
-        raise stopped(rule, f"{name}.aggregate made a model that is not finite ({worst})", "diverged")
+        raise build_stop_error(rule, f"{name}.aggregate made a model that is not finite ({worst})", "diverged")
     if fault := _metrics_fault(rule) or state_fault(rule):
-        raise stopped(rule, fault)
+        raise build_stop_error(rule, fault)
     return new
 
 
-def refused(rule: Any, server_round: int, fault: str) -> UserError | RunStopped:
+def build_request_error(rule: Any, server_round: int, fault: str) -> UserError | RunStopped:
     """Return the error for a fault in a message to clients: ``UserError`` before any round is lost by it, else
     ``RunStopped``.
     """
-    return UserError(fault) if server_round < 2 else stopped(rule, fault)
+    return UserError(fault) if server_round < 2 else build_stop_error(rule, fault)
 
 
-def stopped(rule: Any, fault: str, status: str = "failed") -> RunStopped:
+def build_stop_error(rule: Any, fault: str, status: str = "failed") -> RunStopped:
     """Return the error that ends a run for a strategy's fault, with the round."""
     return RunStopped(f"round {rule.round.server_round}: {fault}", status)
 

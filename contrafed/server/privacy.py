@@ -14,20 +14,20 @@ from torch import Tensor
 
 from contrafed.core.errors import UserError
 from contrafed.core.privacy.central import Config
-from contrafed.core.privacy.mechanism import clipped, noise
+from contrafed.core.privacy.mechanism import clip_norms, noise
 from contrafed.core.tensors import Tensors
 from contrafed.core.weighted_sum import combine
 from contrafed.server.replies import Replies, Reply
-from contrafed.training.privacy import PROTOTYPES, PUBLIC, UPDATES
+from contrafed.training.privacy import PROTOTYPES, PUBLIC_TENSOR, UPDATES
 
-__all__ = ["Hidden", "PrivateReplies", "aggregate_privately", "protected"]
+__all__ = ["Hidden", "PrivateReplies", "aggregate_privately", "count_protected_kinds"]
 
 
 @dataclass
 class Hidden(Reply):
     """A reply that shows a strategy only what is public about the client."""
 
-    def group(self, name: str) -> Tensors:
+    def get_tensors(self, name: str) -> Tensors:
         """Raise ``UserError``, because central privacy excludes strategies that read individual replies."""
         raise UserError(f"privacy=central: the server rule reads {name} of node {self.node}, but sums alone have noise")
 
@@ -42,14 +42,14 @@ class PrivateReplies(Replies):
     def __init__(self, replies: Sequence[Reply], config: Config, seed: int, server_round: int) -> None:
         super().__init__([Hidden(r.node, _public(r), r.num_examples, r.metrics, r.received) for r in replies])
         self.config, self._seed, self._round = config, seed, server_round
-        self._deltas = [_clipped(reply.group("delta"), config.clip_norm) for reply in replies]
+        self._deltas = [_clip_norm(reply.get_tensors("delta"), config.clip_norm) for reply in replies]
         tables = [reply.tensors[PROTOTYPES] for reply in replies if PROTOTYPES in reply.tensors]
-        self._prototypes = [_clipped({PROTOTYPES: table}, config.prototype_clip)[PROTOTYPES] for table in tables]
+        self._prototypes = [_clip_norm({PROTOTYPES: table}, config.prototype_clip)[PROTOTYPES] for table in tables]
         self._told: set[str] = set()
 
-    def group(self, name: str) -> list[Tensors]:
+    def get_tensors(self, name: str) -> list[Tensors]:
         """Raise ``UserError``, as an individual reply does."""
-        return [reply.group(name) for reply in self]
+        return [reply.get_tensors(name) for reply in self]
 
     def weighted_sum(self, group: str, weights: np.ndarray) -> Tensors:
         """Return the weighted sum of the clipped updates with noise, in float64. For models, the received models are added."""
@@ -102,13 +102,13 @@ def aggregate_privately(rule: Any, model: Tensors, replies: Replies) -> Tensors:
     return new | {name: model[name].double() + scale * value for name, value in drawn.items()}
 
 
-def protected(up: Sequence[str], down: Sequence[str], strategy: str) -> int:
+def count_protected_kinds(up: Sequence[str], down: Sequence[str], strategy: str) -> int:
     """Return how many kinds of a client's uploaded tensors the noise covers: updates and prototypes.
 
     Raises:
         UserError: If it uploads other kinds, or none.
     """
-    others = {name.partition("/")[0] for name in up if not name.startswith(UPDATES) and name not in (PROTOTYPES, PUBLIC)}
+    others = {name.partition("/")[0] for name in up if not name.startswith(UPDATES) and name not in (PROTOTYPES, PUBLIC_TENSOR)}
     if others:
         raise UserError(
             f"privacy: strategy={strategy} also sends {', '.join(sorted(others))}, which are neither an update nor prototypes "
@@ -116,18 +116,18 @@ def protected(up: Sequence[str], down: Sequence[str], strategy: str) -> int:
         )
     if lost := {name for name in up if name.startswith("model/")} - set(down):
         raise UserError(f"privacy: strategy={strategy} sends {min(lost)}, which it does not receive: its change is not known")
-    kinds = {PROTOTYPES if name == PROTOTYPES else "update" for name in up if name != PUBLIC}
+    kinds = {PROTOTYPES if name == PROTOTYPES else "update" for name in up if name != PUBLIC_TENSOR}
     if not kinds:
         raise UserError(f"privacy: strategy={strategy} sends nothing that could be protected")
     return len(kinds)
 
 
 def _public(reply: Reply) -> Tensors:
-    return {PUBLIC: reply.tensors[PUBLIC]} if PUBLIC in reply.tensors else {}
+    return {PUBLIC_TENSOR: reply.tensors[PUBLIC_TENSOR]} if PUBLIC_TENSOR in reply.tensors else {}
 
 
-def _clipped(tensors: Tensors, limit: float) -> Tensors:
+def _clip_norm(tensors: Tensors, limit: float) -> Tensors:
     """Return one client's tensors, clipped."""
     if not tensors:
         return tensors
-    return {n: v[0] for n, v in clipped({n: v.unsqueeze(0) for n, v in tensors.items()}, limit).items()}
+    return {n: v[0] for n, v in clip_norms({n: v.unsqueeze(0) for n, v in tensors.items()}, limit).items()}

@@ -14,16 +14,16 @@ from torch.nn.utils import get_total_norm
 
 from contrafed.core import codec
 from contrafed.core.errors import unknown
-from contrafed.core.tensors import Tensors, group
+from contrafed.core.tensors import Tensors, select_prefix
 from contrafed.core.weighted_sum import combine
 from contrafed.server.aggregation import Aggregation
 
 # A .npy header of ours has 128 bytes. A longer one than this is invalid.
-NPY_HEADER = 4096
+MAX_NPY_HEADER_BYTES = 4096
 # Characters shown of a client's text.
-LONGEST = 200
+MAX_SHOWN_CHARACTERS = 200
 # Largest size of a reply in addition to its tensors, in bytes: metadata, metrics, and a failed client's text.
-AROUND = 2**20
+MAX_REPLY_OVERHEAD_BYTES = 2**20
 
 # Metrics of one reply, and characters of a name. A client that invents thousands would fill the disk.
 MAX_METRICS, MAX_NAME_LENGTH = 64, 64
@@ -32,7 +32,7 @@ MAX_METRICS, MAX_NAME_LENGTH = 64, 64
 NOT_FINITE = "not finite"
 
 # Either of them can be uploaded in place of the other.
-OTHER = {"model": "delta", "delta": "model"}
+OTHER_PREFIX = {"model": "delta", "delta": "model"}
 
 
 class AbsentError(ValueError):
@@ -50,15 +50,15 @@ class Reply:
     received: Tensors = field(default_factory=dict)  # tensors that this client received, NAME/x
     norm: float = 0.0  # joint L2 norm of the tensors
 
-    def group(self, name: str) -> Tensors:
+    def get_tensors(self, name: str) -> Tensors:
         """Return the tensors ``NAME/x`` under the name x. ``model`` and ``delta`` are computed from each other if needed.
 
         A delta is the uploaded model minus the received one, as the client itself would have computed it.
         """
-        found, other = group(self.tensors, name), OTHER.get(name)
+        found, other = select_prefix(self.tensors, name), OTHER_PREFIX.get(name)
         if found or other is None:
             return found
-        sent, base = group(self.tensors, other), group(self.received, "model")
+        sent, base = select_prefix(self.tensors, other), select_prefix(self.received, "model")
         if missing := sent.keys() - base.keys():
             raise ValueError(f"{name}/{min(missing)} is not known: the node sends {other}/{min(missing)} but received no model")
         if name == "delta":
@@ -99,19 +99,19 @@ class Replies(Sequence[Reply]):
         """Training examples per reply (m,), float64."""
         return np.array([reply.num_examples for reply in self._replies], dtype=np.float64)
 
-    def group(self, name: str) -> list[Tensors]:
+    def get_tensors(self, name: str) -> list[Tensors]:
         """Return every reply's tensors ``NAME/x`` under the name x. For ``model`` and ``delta`` either may have been
         uploaded.
         """
-        return [reply.group(name) for reply in self._replies]
+        return [reply.get_tensors(name) for reply in self._replies]
 
     def models(self) -> list[Tensors]:
         """Return the shared part of each client's model after its local update: w_k by name."""
-        return self.group("model")
+        return self.get_tensors("model")
 
     def deltas(self) -> list[Tensors]:
         """Return each client's update: w_k - W by name."""
-        return self.group("delta")
+        return self.get_tensors("delta")
 
     def weighted_sum(self, group: str, weights: np.ndarray) -> Tensors:
         """Compute ``sum_k weights[k] * tensor_k`` for every tensor of ``group``, in float64.
@@ -124,18 +124,20 @@ class Replies(Sequence[Reply]):
             ValueError: Without replies.
             AbsentError: If clients upload other groups but not this one. ``model`` may be empty.
         """
-        return combine(self._sent(group), weights.tolist())
+        return combine(self._get_sent_tensors(group), weights.tolist())
 
     def terms(self, group: str, weights: np.ndarray) -> tuple[list[Tensors], list[float]]:
         """Return the models and factors of ``weighted_sum``, for a strategy that adds further terms to it."""
-        return self._sent(group), weights.tolist()
+        return self._get_sent_tensors(group), weights.tolist()
 
-    def _sent(self, name: str) -> list[Tensors]:
-        """Return ``group(name)``. Raises ``AbsentError``."""
-        found = self.group(name)
+    def _get_sent_tensors(self, name: str) -> list[Tensors]:
+        """Return ``get_tensors(name)``. Raises ``AbsentError``."""
+        found = self.get_tensors(name)
         kinds = {sent.partition("/")[0] for reply in self._replies for sent in reply.tensors}
-        if kinds and name not in OTHER and not any(found):
-            raise AbsentError(unknown("group of tensors", name, kinds | {OTHER[kind] for kind in kinds & OTHER.keys()}))
+        if kinds and name not in OTHER_PREFIX and not any(found):
+            raise AbsentError(
+                unknown("group of tensors", name, kinds | {OTHER_PREFIX[kind] for kind in kinds & OTHER_PREFIX.keys()})
+            )
         return found
 
     def class_means(self, weights: Tensor) -> Tensor:
@@ -166,7 +168,7 @@ class Replies(Sequence[Reply]):
         if self.aggregation is None or not self._replies:
             return self.weighted_sum(group, shares)
         if group != "model":
-            return self.aggregation.combine(self._sent(group), shares)
+            return self.aggregation.combine(self._get_sent_tensors(group), shares)
         change = self.aggregation.combine(self.deltas(), shares)
         begun = combine([reply.begun(change) for reply in self], shares.tolist())
         return {name: begun[name] + change[name] for name in change}
@@ -182,7 +184,7 @@ class Replies(Sequence[Reply]):
 
 def largest(up: Mapping[str, tuple[int, ...]]) -> int:
     """Return the largest size of a valid reply with the shapes ``up``, in bytes: double precision, with metadata."""
-    return sum(8 * math.prod(shape) + NPY_HEADER for shape in up.values()) + AROUND
+    return sum(8 * math.prod(shape) + MAX_NPY_HEADER_BYTES for shape in up.values()) + MAX_REPLY_OVERHEAD_BYTES
 
 
 def read_reply(
@@ -231,7 +233,7 @@ def read_reply(
     size = norm(tensors.values())
     # The model is kept in float32, so a larger double would end the run instead of rejecting the reply.
     whole = math.isfinite(size) and all(t.dtype == torch.float32 or t.float().isfinite().all() for t in tensors.values())
-    if not whole or diverged(message):
+    if not whole or read_divergence(message):
         raise ValueError(NOT_FINITE)
     if max_norm is not None and size > max_norm:
         raise ValueError("norm too large")
@@ -242,10 +244,10 @@ def read_reply(
     return Reply(node, tensors, count, others, received, size)
 
 
-def diverged(message: Message) -> str:
+def read_divergence(message: Message) -> str:
     """Return a client's report of where its loss or weights stopped being finite, empty without one."""
     about = message.content.get(codec.CONFIG)
-    return codec.words(about.get(codec.DIVERGED, ""))[:LONGEST] if isinstance(about, ConfigRecord) else ""
+    return codec.words(about.get(codec.DIVERGED, ""))[:MAX_SHOWN_CHARACTERS] if isinstance(about, ConfigRecord) else ""
 
 
 def _check_bytes(array: Array) -> None:
@@ -255,9 +257,9 @@ def _check_bytes(array: Array) -> None:
     if isinstance(array, codec.TensorArray):
         return
     size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
-    if len(array.data) > size + NPY_HEADER:
+    if len(array.data) > size + MAX_NPY_HEADER_BYTES:
         raise ValueError("too large")
-    file = BytesIO(array.data[:NPY_HEADER])
+    file = BytesIO(array.data[:MAX_NPY_HEADER_BYTES])
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -13,7 +13,7 @@ from contrafed.core.metrics import FUNCTIONS
 
 VALUES = ("accuracy", "loss")
 # Scores are in 0..1, except these, which are in -1..1.
-LOWEST = {"mcc": -1}
+MIN_SCORES = {"mcc": -1}
 
 # Models that a client may score, and characters of a model's name: a client that invents thousands fills the disk.
 MAX_MODELS, MAX_NAME_LENGTH = 16, 64
@@ -60,7 +60,7 @@ def read_score(node: int, message: Message, num_test: np.ndarray | None = None) 
         if not math.isfinite(value):
             raise ValueError(f"a score that is not finite ({name})")
     named = [pair for scores in models.values() for pair in scores.items() if pair[0] != "loss"]
-    if not all(LOWEST.get(name, 0) <= value <= 1 for name, value in named):
+    if not all(MIN_SCORES.get(name, 0) <= value <= 1 for name, value in named):
         raise ValueError("a score that cannot be")
     if num_test is not None and count != num_test[node]:
         raise ValueError("wrong number of examples")

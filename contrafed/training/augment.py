@@ -14,8 +14,8 @@ LARGEST_ANGLE, BORDER, SHARE = 10.0, 4, 8
 # Changes of colour, in the order of their application. Jitter applies to all images, each of the others to a random half of
 # them.
 COLOURS = ("sharpness", "jitter", "posterize", "equalize")
-JITTER = 0.05  # of the brightness, as a factor, and of the hue, as a share of the colour circle, either way
-POSTERIZED = 64  # levels of brightness that become one, so that two bits of eight are left
+JITTER_SHARE = 0.05  # of the brightness, as a factor, and of the hue, as a share of the colour circle, either way
+POSTERIZED_LEVELS = 64  # levels of brightness that become one, so that two bits of eight are left
 LEVELS = 256
 
 
@@ -50,7 +50,7 @@ def draw_augmentation(
     if not set(kinds) & set(COLOURS):
         return moves
     uniform = torch.rand(count, 6, generator=torch_generator(seed, f"{purpose} colours", server_round, node))
-    half, jitter = (uniform < 0.5).float(), (2 * uniform - 1) * JITTER * ("jitter" in kinds)
+    half, jitter = (uniform < 0.5).float(), (2 * uniform - 1) * JITTER_SHARE * ("jitter" in kinds)
     columns = [
         half[:, 0] * ("sharpness" in kinds),
         1 + jitter[:, 1],
@@ -62,7 +62,7 @@ def draw_augmentation(
     return torch.cat([moves, torch.stack(columns, dim=1)], dim=1)
 
 
-def augmented(images: Tensor, change: Tensor) -> Tensor:
+def augment_images(images: Tensor, change: Tensor) -> Tensor:
     """Change the colours of images, then move them.
 
     Args:
@@ -70,10 +70,10 @@ def augmented(images: Tensor, change: Tensor) -> Tensor:
         change: (n, 4 or 10), as ``draw_augmentation`` returns it.
     """
     moves, colours = change[:, :4], change[:, 4:]
-    return moved(recoloured(images, colours) if colours.shape[1] else images, moves)
+    return move_images(change_colours(images, colours) if colours.shape[1] else images, moves)
 
 
-def moved(images: Tensor, change: Tensor) -> Tensor:
+def move_images(images: Tensor, change: Tensor) -> Tensor:
     """Rotate images about their centre, then crop them from a black border, then mirror them.
 
     Each pixel is the nearest source pixel, as in torchvision's random rotation by default. Crops and flips are exact.
@@ -99,7 +99,7 @@ def moved(images: Tensor, change: Tensor) -> Tensor:
     return (pixels * inside.view(count, -1, 1)).view_as(images)
 
 
-def recoloured(images: Tensor, change: Tensor) -> Tensor:
+def change_colours(images: Tensor, change: Tensor) -> Tensor:
     """Sharpen, jitter, posterise and equalise images.
 
     Every step ends in whole numbers, as torchvision's steps do on uint8. The computation is in float32 for every type of image.
@@ -110,13 +110,13 @@ def recoloured(images: Tensor, change: Tensor) -> Tensor:
     """
     sharp, factor, shift, first, few, equal = (column.float().view(-1, 1, 1, 1) for column in change.unbind(1))
     x = images.float()
-    x = torch.where(sharp > 0, sharpened(x), x)
-    x = torch.where(first > 0, shifted_hue(brightened(x, factor), shift), brightened(shifted_hue(x, shift), factor))
-    x = torch.where(few > 0, (x / POSTERIZED).floor() * POSTERIZED, x)
-    return torch.where(equal > 0, equalised(x), x).to(images.dtype)
+    x = torch.where(sharp > 0, sharpen(x), x)
+    x = torch.where(first > 0, shift_hue(brighten(x, factor), shift), brighten(shift_hue(x, shift), factor))
+    x = torch.where(few > 0, (x / POSTERIZED_LEVELS).floor() * POSTERIZED_LEVELS, x)
+    return torch.where(equal > 0, equalise(x), x).to(images.dtype)
 
 
-def sharpened(x: Tensor) -> Tensor:
+def sharpen(x: Tensor) -> Tensor:
     """Double the difference of images (n, H, W, C) from their smoothed versions. The outermost pixels stay."""
     rows = x[:, :-2] + x[:, 1:-1] + x[:, 2:]
     middle = x[:, 1:-1, 1:-1]
@@ -126,12 +126,12 @@ def sharpened(x: Tensor) -> Tensor:
     return out
 
 
-def brightened(x: Tensor, factor: Tensor) -> Tensor:
+def brighten(x: Tensor, factor: Tensor) -> Tensor:
     """Multiply images (n, H, W, C) by each image's ``factor`` (n, 1, 1, 1)."""
     return (x * factor).clamp(0, LEVELS - 1).floor()
 
 
-def shifted_hue(x: Tensor, shift: Tensor) -> Tensor:
+def shift_hue(x: Tensor, shift: Tensor) -> Tensor:
     """Turn the hues of images (n, H, W, C) by a share of the circle ``shift`` (n, 1, 1, 1). Grey images stay."""
     if x.shape[-1] == 1:
         return x
@@ -147,7 +147,7 @@ def shifted_hue(x: Tensor, shift: Tensor) -> Tensor:
     return torch.where(shift == 0, x, (turned * (LEVELS - 1e-3)).floor())
 
 
-def equalised(x: Tensor) -> Tensor:
+def equalise(x: Tensor) -> Tensor:
     """Spread the levels of images (n, H, W, C), so that those of each channel are about equally frequent."""
     level = x.flatten(1, 2).long()  # (n, H W, C)
     counts = torch.zeros(len(x), LEVELS, x.shape[-1], dtype=torch.int64, device=x.device)

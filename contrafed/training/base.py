@@ -222,7 +222,7 @@ class Client(NumPyClient):
         """Run one client's model on its batch in a loss, with the step's dropout and buffers in training."""
         dropout = batch.dropout if self.model.dropout else None
         with self.precision(), self.model.training_on(batch.mask), self.model.holding(params) as model:
-            return self.widened(model(batch.x, dropout, with_levels, encoded=batch.x.dim() == 2))
+            return self.widen_features(model(batch.x, dropout, with_levels, encoded=batch.x.dim() == 2))
 
     def task_loss(self, features: Features, batch: Batch) -> Tensor:
         """Compute the mean cross-entropy of one client's batch."""
@@ -231,7 +231,7 @@ class Client(NumPyClient):
     def features(self, params: Tensors, x: Tensor, with_levels: bool = False) -> Features:
         """Return all outputs of one client's model for images (n, ...), in evaluation mode."""
         with self.precision(), self.model.holding(params) as model:
-            return self.widened(model(x, None, with_levels))
+            return self.widen_features(model(x, None, with_levels))
 
     def represent(self, params: Tensors, x: Tensor) -> Tensor:
         """Return one client's representations z (n, D) of images, in evaluation mode."""
@@ -247,13 +247,13 @@ class Client(NumPyClient):
     def gradients(self, loss: Loss, params: Tensors, batch: Batch, constants: Any) -> Tensors:
         """Return the gradient (B, ...) of every client's loss at ``params`` (B, ...)."""
 
-        def minimised(params: Tensors, buffers: Tensors, batch: Batch, constants: Any) -> Tensor:
-            return loop.minimised(loss, loop.scalars(loss, loss(params | buffers, batch, constants)))
+        def compute_minimised_loss(params: Tensors, buffers: Tensors, batch: Batch, constants: Any) -> Tensor:
+            return loop.get_minimised_loss(loss, loop.scalars(loss, loss(params | buffers, batch, constants)))
 
         parameters = self.parameters_of(params)
         # Copies, because only the gradient of the step itself updates buffers.
         buffers = {name: value.clone() for name, value in params.items() if name not in parameters}
-        found: Tensors = each_node(grad(minimised), parameters, buffers, batch, constants)
+        found: Tensors = each_node(grad(compute_minimised_loss), parameters, buffers, batch, constants)
         return found
 
     def over_examples(
@@ -303,17 +303,17 @@ class Client(NumPyClient):
     def precision(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that applies ``mixed_precision``, if it has an effect."""
         # Autocast costs a small model a tenth of its forward pass, even if it is switched off.
-        if not self._mixed:
+        if not self._uses_mixed_precision:
             return contextlib.nullcontext()
         # Casts are not cached, because the cache survives neither vmap's wrappers nor a change of parameters.
         return torch.autocast(self.workspace.device.type, torch.bfloat16, cache_enabled=False)
 
-    def widened(self, features: Features) -> Features:
+    def widen_features(self, features: Features) -> Features:
         """Convert results to the workspace's type, which losses have."""
-        return tree_map(lambda t: t.to(self.workspace.dtype), features) if self._mixed else features  # type: ignore[no-any-return]
+        return tree_map(lambda t: t.to(self.workspace.dtype), features) if self._uses_mixed_precision else features  # type: ignore[no-any-return]
 
     @property
-    def _mixed(self) -> bool:
+    def _uses_mixed_precision(self) -> bool:
         return self.config.local.mixed_precision and self.workspace.device.type in self.mixed_on
 
     # --------------------------------------------------------------------------------------------------------- a round

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from contrafed.core.randomness import generator, torch_generator
 from contrafed.core.tensors import Tensors
-from contrafed.training.augment import augmented, draw_augmentation
+from contrafed.training.augment import augment_images, draw_augmentation
 from contrafed.training.client_stack import Stack, each_image
 from contrafed.training.local_training import LocalTraining
 
@@ -61,7 +61,7 @@ class Batches:
         self.augmented: Tensor | None = None  # (B, S, b, H, W, C) uint8: the phase's images if they are augmented
 
     @classmethod
-    def drawn(cls, workspace: Any, work: LocalTraining, stack: Stack, purpose: str) -> "Batches":
+    def draw(cls, workspace: Any, work: LocalTraining, stack: Stack, purpose: str) -> "Batches":
         """Draw the batches of a phase, with dropout and augmentation."""
         known = zip(stack.examples, stack.nodes, strict=True)
         about = (workspace.seed, purpose, stack.server_round)
@@ -70,7 +70,7 @@ class Batches:
         model = workspace.model
         for layer in model.dropped if model.dropout else ():
             width = model.get_submodule(layer).in_features
-            out.dropout[layer] = out._drawn(purpose, draw_dropout, model.dropout, layer, width, padding=1)
+            out.dropout[layer] = out._draw_for_clients(purpose, draw_dropout, model.dropout, layer, width, padding=1)
         if work.augment and out.index.numel():
             out.augmented = out._augmentation(purpose)
         return out
@@ -88,14 +88,16 @@ class Batches:
         PMFL with CIFAR-100's chain takes 168 ms a round. With an augmentation at every use it takes 294 ms (one core).
         """
         x = self.workspace.x
-        changes = self._drawn(stream, draw_augmentation, self.source.work.augment, min(x.shape[1:3]), padding=0).flatten(0, 2)
+        changes = self._draw_for_clients(
+            stream, draw_augmentation, self.source.work.augment, min(x.shape[1:3]), padding=0
+        ).flatten(0, 2)
         index, size = self.index.flatten(), self.workspace.evaluation_batch
         out = x.new_empty((len(index), *x.shape[1:]))
         for part, some, change in zip(out.split(size), index.split(size), changes.split(size), strict=True):
-            part.copy_(augmented(x.index_select(0, some).to(self.workspace.dtype), change))
+            part.copy_(augment_images(x.index_select(0, some).to(self.workspace.dtype), change))
         return out.unflatten(0, self.index.shape)
 
-    def _drawn(self, stream: str, draw: Callable[..., Tensor], *what: Any, padding: float) -> Tensor:
+    def _draw_for_clients(self, stream: str, draw: Callable[..., Tensor], *what: Any, padding: float) -> Tensor:
         """Return the draws for every client's examples of the phase, laid out as (B, S, b, ...)."""
         counts = [sum(map(len, row)) for row in self.rows]
         about = (self.workspace.seed, stream, self.source.server_round)
@@ -142,11 +144,11 @@ class Batches:
         """Return the images (nodes, n, C, H, W) of some steps, one step after another."""
         each = [(slice(None, nodes), step, slice(None, self.widths[step])) for step in steps]
         source = self.index if self.augmented is None else self.augmented
-        return self._normalised(torch.cat([source[at] for at in each], 1))
+        return self._normalise(torch.cat([source[at] for at in each], 1))
 
-    def _normalised(self, found: Tensor) -> Tensor:
+    def _normalise(self, found: Tensor) -> Tensor:
         """Return images (..., C, H, W) of examples (...), or of augmented images (..., H, W, C)."""
-        look_up = self.workspace.images if self.augmented is None else self.workspace.normalised
+        look_up = self.workspace.images if self.augmented is None else self.workspace.normalise_images
         images: Tensor = look_up(found)
         return images
 
@@ -157,7 +159,7 @@ class Batches:
         with torch.no_grad():
             for first in range(0, known.shape[1], size):
                 some = slice(None), slice(first, first + size)
-                pieces.append(each_image(function, params, self._normalised(known[some])))
+                pieces.append(each_image(function, params, self._normalise(known[some])))
         return Table(self, tree_map(lambda *rows: torch.cat(rows, 1), *pieces), where)
 
     def _distinct(self) -> tuple[Tensor, Tensor]:

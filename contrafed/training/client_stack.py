@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from contrafed.core.errors import unknown
-from contrafed.core.tensors import Tensors, group
+from contrafed.core.tensors import Tensors, select_prefix
 
 
 class DeadlineError(Exception):
@@ -71,7 +71,7 @@ class Memory(MutableMapping[str, Tensor]):
         return self
 
     @property
-    def opened(self) -> Tensors:
+    def loaded_tensors(self) -> Tensors:
         """The tensors that were accessed or written."""
         return {name: value for name, value in self._found.items() if value is not None}
 
@@ -104,7 +104,7 @@ class Stack:
     @property
     def global_model(self) -> Tensors:
         """The received shared tensors, by model name."""
-        return group(self.received, "model")
+        return select_prefix(self.received, "model")
 
     def remembered(self, name: str) -> Tensors:
         """Return the model in the client state as ``NAME/x``, in the model's order and not in the state's."""
@@ -126,7 +126,7 @@ class Stack:
         part = {"nodes": self.nodes[:count], "examples": self.examples[:count], "memory": self.memory.first(count)}
         return replace(self, **cut, **part)  # type: ignore[arg-type]
 
-    def ordered(self, order: Sequence[int]) -> "Stack":
+    def reorder(self, order: Sequence[int]) -> "Stack":
         """Return the clients in another order, as copies."""
         return replace(
             self,
@@ -138,11 +138,11 @@ class Stack:
         )
 
     def take_back(self, other: "Stack", order: Sequence[int]) -> None:
-        """Write the results of ``self.ordered(order)`` to this stack's rows."""
+        """Write the results of ``self.reorder(order)`` to this stack's rows."""
         back = np.argsort(order).tolist()
         for name, value in in_order(other.params, back).items():
             self.params[name].detach().copy_(value)
-        self.memory |= in_order(other.memory.opened, back)
+        self.memory |= in_order(other.memory.loaded_tensors, back)
 
 
 def in_order(tensors: Tensors, order: Sequence[int]) -> Tensors:
@@ -155,21 +155,21 @@ def per_node(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
-def stacked(rows: Sequence[Tensor], place: Callable[[Tensor], Tensor]) -> Tensor:
+def stack_rows(rows: Sequence[Tensor], place: Callable[[Tensor], Tensor]) -> Tensor:
     """Stack ``rows`` as one tensor (B, ...), a copy. ``place`` moves a tensor to its device and type."""
     if len({row.device for row in rows}) == 1:
         return place(torch.stack(list(rows)))  # one copy to an accelerator instead of B
     return torch.stack([place(row) for row in rows])
 
 
-def joined(rows: Sequence[Tensor], place: Callable[[Tensor], Tensor]) -> Tensor:
-    """Stack ``rows`` like ``stacked``, for tensors that are never written to. A broadcast is one tensor expanded B times."""
+def expand_or_stack(rows: Sequence[Tensor], place: Callable[[Tensor], Tensor]) -> Tensor:
+    """Stack ``rows`` like ``stack_rows``, for tensors that are never written to. A broadcast is one tensor expanded B times."""
     if all(row is rows[0] for row in rows):
         return place(rows[0]).expand(len(rows), *rows[0].shape)
-    return stacked(rows, place)
+    return stack_rows(rows, place)
 
 
-def unstacked(tensors: Tensors, count: int) -> list[Tensors]:
+def unstack_views(tensors: Tensors, count: int) -> list[Tensors]:
     """Return each client's tensors, as views of the stack's."""
     rows = {name: value.detach().unbind() for name, value in tensors.items()}
     return [{name: views[k] for name, views in rows.items()} for k in range(count)]
@@ -177,7 +177,7 @@ def unstacked(tensors: Tensors, count: int) -> list[Tensors]:
 
 def taken_apart(tensors: Tensors, count: int) -> list[Tensors]:
     """Return each client's tensors, as copies, because a view would keep the whole stack in memory."""
-    views = unstacked(tensors, count)
+    views = unstack_views(tensors, count)
     if count == 1:
         return views
     own = [{name: torch.empty_like(view) for name, view in row.items()} for row in views]

@@ -15,9 +15,15 @@ from contrafed.core.tensors import Tensors
 from contrafed.training.client_stack import DeadlineError, Stack
 
 # Messages of CUDA, cuBLAS and cuDNN about missing memory, for which torch has no type.
-NO_ROOM = ("out of memory", "alloc_failed", "not_initialized", "unable to find an engine")
+OUT_OF_MEMORY_MESSAGES = ("out of memory", "alloc_failed", "not_initialized", "unable to find an engine")
 # After one of these errors CUDA refuses everything until the process ends.
-LOST = ("device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "launch failure")
+LOST_DEVICE_MESSAGES = (
+    "device-side assert",
+    "illegal memory access",
+    "misaligned address",
+    "illegal instruction",
+    "launch failure",
+)
 TORCH, HERE = Path(torch.__file__).parent, Path(__file__).parent
 # Code that methods call, and that calls methods. A mistake appears in it but has its cause elsewhere.
 TOOLS = (HERE, HERE.parent / "core" / "split_model.py")
@@ -85,7 +91,7 @@ def _finite(tensors: Tensors, count: int) -> list[bool]:
 
 
 @contextmanager
-def named(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doing: str = "") -> Iterator[None]:
+def locate_errors(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doing: str = "") -> Iterator[None]:
     """Raise any error as a ``LocalError`` that names clients, round and step. ``stacks`` has the stack once it is open."""
     try:
         yield
@@ -95,10 +101,10 @@ def named(nodes: Sequence[int], server_round: int, stacks: Sequence[Stack], doin
         step = stacks[0].step if stacks else 0
         where = f"node {', '.join(map(str, nodes))}, round {server_round}{doing}, step {step}"
         said = f"{where}: {type(error).__name__}: {error}"
-        raise (NoRoomError(said) if _out_of_memory(error) else LocalError(f"{said} ({_place(error)})")) from error
+        raise (NoRoomError(said) if _out_of_memory(error) else LocalError(f"{said} ({_locate_mistake(error)})")) from error
 
 
-def _place(error: Exception) -> str:
+def _locate_mistake(error: Exception) -> str:
     """Return file and line of a mistake: the innermost outside torch and, if there is one, outside ``TOOLS``."""
     if isinstance(error, ReturnError) and error.place:
         return error.place
@@ -111,10 +117,12 @@ def _place(error: Exception) -> str:
 def device_lost(error: BaseException) -> bool:
     """Return whether an error on a GPU means that this process can no longer use it."""
     said = str(error).lower()
-    return "cuda error" in said and any(words in said for words in LOST)
+    return "cuda error" in said and any(words in said for words in LOST_DEVICE_MESSAGES)
 
 
 def _out_of_memory(error: Exception) -> bool:
     """Return whether an accelerator's memory is full."""
     said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_ROOM))
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(w in said for w in OUT_OF_MEMORY_MESSAGES)
+    )

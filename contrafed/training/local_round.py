@@ -10,8 +10,8 @@ from torch import Tensor
 from contrafed.core.metrics import confusion, scores_of
 from contrafed.core.tensors import Tensors, format_of, storable
 from contrafed.training.batches import Batch
-from contrafed.training.client_stack import Memory, Stack, joined, stacked, taken_apart, unstacked
-from contrafed.training.errors import ReturnError, divergence, kind_of, named
+from contrafed.training.client_stack import Memory, Stack, expand_or_stack, stack_rows, taken_apart, unstack_views
+from contrafed.training.errors import ReturnError, divergence, kind_of, locate_errors
 from contrafed.training.losses import cross_entropies
 from contrafed.training.privacy import made_private
 
@@ -39,8 +39,8 @@ class Judged:
 def update(client: Any, received: Sequence[Tensors], server_round: int, deadline: float | None) -> list[Update]:
     """Run the local update of a stack of clients, as described at ``Client.update``."""
     client.losses, stacks = [], list[Stack]()
-    with named(client.nodes, server_round, stacks):
-        rows, stack = _opened(client, received, server_round, client.memories)
+    with locate_errors(client.nodes, server_round, stacks):
+        rows, stack = _open_stack(client, received, server_round, client.memories)
         stacks.append(stack)
         stack.deadline = deadline
         work = client.local_work(stack)
@@ -49,12 +49,12 @@ def update(client: Any, received: Sequence[Tensors], server_round: int, deadline
         _check_sent(client, work, len(stack))
         _check_remembered(client, stack.memory, rows)
         work = _private(client, stack, work)
-        own = {n: v for n, v in stack.memory.opened.items() if n.startswith("own/")}
+        own = {n: v for n, v in stack.memory.loaded_tensors.items() if n.startswith("own/")}
         left = stack.params | own | {n: v for n, v in work.items() if not n.startswith("model/")}
         diverged = divergence(client.losses, left, len(stack))
-        sent = unstacked(work, len(stack))
+        sent = unstack_views(work, len(stack))
         stack.memory |= {f"personal/{n}": stack.params[n] for n in client.workspace.initial if not client.travels(n)}
-        opened = taken_apart({n: v.detach() for n, v in stack.memory.opened.items()}, len(stack))
+        opened = taken_apart({n: v.detach() for n, v in stack.memory.loaded_tensors.items()}, len(stack))
         metrics = _means(client, len(stack))
     updates = []
     for k, row in enumerate(rows):
@@ -89,7 +89,7 @@ def _check_remembered(client: Any, memory: Memory, rows: Sequence[Tensors]) -> N
         new = [n for n in memory if n not in row and not n.startswith(("personal/", "optimizer/"))]
         if new and not remembered:
             raise ReturnError(client.fresh_memory, f"a value for {', '.join(new)}, which local_work remembers")
-    for name, value in memory.opened.items():
+    for name, value in memory.loaded_tensors.items():
         found = tuple(value.shape) if isinstance(value, Tensor) else ()
         wanted = (len(rows), *(rows[0][name].shape if name in rows[0] else found[1:]))
         if found != wanted:
@@ -116,14 +116,14 @@ def judge(
     nodes, partition = client.nodes, client.workspace.federation.partition
     examples = [partition.test(node) if judging.split == "test" else partition.train(node) for node in nodes]
     metrics: list[dict[str, float]] = [{} for _ in nodes]
-    with named(nodes, server_round, stacks, ", evaluation"):
+    with locate_errors(nodes, server_round, stacks, ", evaluation"):
         memories = client.memories
         if models is not None:
             memories = [{f"personal/{n}": v for n, v in model.items()} for model in models]
             received = [{n: v for n, v in tensors.items() if not n.startswith("model/")} for tensors in received]
         trains = judging.post_train and models is None
         # The batches and the learning rate are those of a client that is selected for the next round.
-        _, stack = _opened(client, received, server_round + trains, memories)
+        _, stack = _open_stack(client, received, server_round + trains, memories)
         stacks.append(stack)
         stack.final, stack.deadline = judging.final, judging.deadline
         if trains:
@@ -134,7 +134,9 @@ def judge(
         _check_judged(client, judged, len(nodes))
         judged = {name: {n: v.detach() for n, v in model.items()} for name, model in judged.items()}
         for name, model in judged.items():
-            totals = client.over_examples(stack, _scored(client, bool(judging.metrics)), model, stack.received, examples)
+            totals = client.over_examples(
+                stack, _make_score_sums(client, bool(judging.metrics)), model, stack.received, examples
+            )
             prefix = "" if name == "model" else f"{name}/"
             for k, found in enumerate(metrics if judging.metrics and totals else []):
                 more = scores_of(judging.metrics, totals["confusion"][k])
@@ -143,7 +145,7 @@ def judge(
                 sums = totals[key].tolist() if totals else [0.0] * len(nodes)
                 for found, total, index in zip(metrics, sums, examples, strict=True):
                     found[key if name == "model" else f"{name}/{key}"] = total / max(len(index), 1)
-    own = unstacked(judged["model"], len(nodes))
+    own = unstack_views(judged["model"], len(nodes))
     return [Judged(len(index), found, model) for index, found, model in zip(examples, metrics, own, strict=True)]
 
 
@@ -168,17 +170,17 @@ def _private(client: Any, stack: Stack, sent: Tensors) -> Tensors:
     return made_private(sent, stack.received, run.privacy.config, run.seed, stack.server_round, stack.nodes)
 
 
-def _placed(client: Any) -> Callable[[Tensor], Tensor]:
+def _make_mover(client: Any) -> Callable[[Tensor], Tensor]:
     device, dtype = client.workspace.device, client.workspace.dtype
     return lambda tensor: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
 
 
-def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
+def _load_client_state(client: Any, memory: Tensors, received: Tensors) -> Tensors:
     """Return a client's state, or its initial state. Raises ``ReturnError`` unless it consists of tensors by name."""
     if memory:
         return memory
     own = {f"personal/{n}": v for n, v in client.workspace.initial.items() if not client.travels(n)}
-    place = _placed(client)
+    place = _make_mover(client)
     begun = client.fresh_memory({n: place(v) for n, v in received.items()})
     if not isinstance(begun, dict):
         raise ReturnError(client.fresh_memory, f"a dictionary of tensors, not {kind_of(begun)}")
@@ -190,7 +192,7 @@ def _remembered(client: Any, memory: Tensors, received: Tensors) -> Tensors:
     return own | begun
 
 
-def _opened(
+def _open_stack(
     client: Any, received: Sequence[Tensors], server_round: int, memories: Sequence[Tensors]
 ) -> tuple[list[Tensors], Stack]:
     """Return what each node remembers, or begins with, and the stack of what they received and remember.
@@ -200,13 +202,13 @@ def _opened(
     if local := client.local_names:
         begin, known = client.workspace.initial, zip(received, memories, strict=True)
         received = [r | {f"model/{n}": m.get(f"personal/{n}", begin[n]) for n in local} for r, m in known]
-    rows = [_remembered(client, *pair) for pair in zip(memories, received, strict=True)]
-    place = _placed(client)
-    constants = {n: joined([tensors[n] for tensors in received], place) for n in received[0]}
+    rows = [_load_client_state(client, *pair) for pair in zip(memories, received, strict=True)]
+    place = _make_mover(client)
+    constants = {n: expand_or_stack([tensors[n] for tensors in received], place) for n in received[0]}
     # If only some clients have optimiser state of a phase, it starts at zero for the others, as in a new optimiser.
     kept = {n: v for row in rows for n, v in row.items() if n.startswith("optimizer/")}
     rows = [{n: torch.zeros_like(v) for n, v in kept.items()} | row for row in rows]
-    memory = Memory(rows[0], lambda name: stacked([row[name] for row in rows], place))
+    memory = Memory(rows[0], lambda name: stack_rows([row[name] for row in rows], place))
     params = {}
     for name in client.workspace.initial:
         source = constants.get(f"model/{name}")
@@ -215,7 +217,7 @@ def _opened(
     return rows, Stack(list(client.nodes), examples, server_round, params, constants, memory)
 
 
-def _scored(client: Any, confused: bool) -> Callable[..., Tensors]:
+def _make_score_sums(client: Any, confused: bool) -> Callable[..., Tensors]:
     """Return a function that sums one client's cross-entropy and correct answers over a batch, and confusions if ``confused``.
 
     The function raises ``ReturnError`` unless there is a score for each class.

@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from contrafed.core.errors import unknown
-from contrafed.core.tensors import Tensors, group
+from contrafed.core.tensors import Tensors, select_prefix
 from contrafed.training.batches import Batch, Batches
 from contrafed.training.client_stack import Stack, in_order, per_node
 from contrafed.training.errors import ReturnError, kind_of
@@ -106,7 +106,7 @@ def train(client: Any, stack: Stack, phase: Phase) -> Losses:
     order = sorted(range(len(stack)), key=lambda k: -steps[k])
     if order == list(range(len(stack))):
         return _train(client, stack, phase)
-    ordered = stack.ordered(order)
+    ordered = stack.reorder(order)
     try:
         losses = _train(client, ordered, phase.in_order(order))
     finally:
@@ -117,7 +117,7 @@ def train(client: Any, stack: Stack, phase: Phase) -> Losses:
 
 def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
     work, rows = phase.work, list[dict[str, Tensor]]()
-    batches = Batches.drawn(client.workspace, work, stack, phase.purpose)
+    batches = Batches.draw(client.workspace, work, stack, phase.purpose)
     learning = [name for name in client.parameters_of(stack.params) if client.is_in(name, phase.parts)]
     if not batches.index.numel() or not learning:
         return Losses(batches.steps, batches.counts, rows)
@@ -127,7 +127,7 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
     client.model.trained_parts = parts_with_buffers(client, stack, learning)
     inputs = batches.table(client.encode, encoder) if fixed_encoder and batches.repeat else None
     tables = {name: batches.table(function, model) for name, (function, model) in phase.frozen.items()}
-    kept = group(stack.memory, f"optimizer/{phase.purpose}") if work.keep_optimizer else {}
+    kept = select_prefix(stack.memory, f"optimizer/{phase.purpose}") if work.keep_optimizer else {}
     optimizer = Optimizer(work, stack.server_round, stack.sizes, {n: stack.params[n] for n in learning}, kept)
     for steps, alive in batches.stretches():
         part = stack.first(alive)
@@ -148,7 +148,7 @@ def _train(client: Any, stack: Stack, phase: Phase) -> Losses:
             if other := rows[0].keys() ^ rows[-1].keys():
                 raise ReturnError(phase.loss, f"the same names at every step of a phase, not '{min(other)}' at some")
     if work.keep_optimizer:
-        stack.memory |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.kept().items()}
+        stack.memory |= {f"optimizer/{phase.purpose}/{n}": v for n, v in optimizer.export_state().items()}
     taken = [steps * phase.repeat for steps in batches.steps]
     return Losses(taken, batches.counts.repeat_interleave(phase.repeat, 1), rows)
 
@@ -194,7 +194,7 @@ def training_step(phase: Phase, optimizer: Optimizer, stack: Stack, batch: Batch
     """
     leaves = make_leaves(stack)
     losses = compute_losses(phase.loss, leaves, batch, inputs)
-    minimised(phase.loss, losses).sum().backward()
+    get_minimised_loss(phase.loss, losses).sum().backward()
     with torch.no_grad():
         trained = read_gradients(stack.params, leaves)
         adjust_gradients(phase.work, stack, trained)
@@ -287,7 +287,7 @@ def scalars(loss: Loss, losses: Any) -> dict[str, Tensor]:
     return losses
 
 
-def minimised(loss: Loss, losses: dict[str, Tensor]) -> Tensor:
+def get_minimised_loss(loss: Loss, losses: dict[str, Tensor]) -> Tensor:
     """Return the loss that is minimised, of one client or of a stack. Raises ``ReturnError`` if it has no gradient."""
     if not losses["loss"].requires_grad:
         raise ReturnError(loss, "a 'loss' with a gradient: this one depends on nothing that is trained")

@@ -89,6 +89,6 @@ class Optimizer:
             maximize=False,
         )
 
-    def kept(self) -> Tensors:
+    def export_state(self) -> Tensors:
         """Return the optimiser's part of the client state, with a leading B."""
         return self.state | {"taken": torch.tensor(self.taken)}

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 
 from contrafed.core.privacy import laplace, local
-from contrafed.core.privacy.mechanism import clipped, noise
+from contrafed.core.privacy.mechanism import clip_norms, noise
 from contrafed.core.tensors import Tensors
 
 UPDATES, PROTOTYPES = ("model/", "delta/"), "proto/mean"
 # Tensors that are uploaded unchanged: each client's number of examples per class, which is considered public
 # (docs/RELIABILITY.md).
-PUBLIC = "proto/count"
+PUBLIC_TENSOR = "proto/count"
 
 
 def made_private(
@@ -37,13 +37,13 @@ def made_private(
     base = {n: received[n] for n in updates if n.startswith("model/")}
     changes = {n: v - base[n] if n in base else v for n, v in updates.items()}
     out = dict(sent)
-    for n, v in _noised(changes, "clip_norm", how, seed, "update noise", server_round, nodes).items():
+    for n, v in _add_noise(changes, "clip_norm", how, seed, "update noise", server_round, nodes).items():
         out[n] = base[n] + v if n in base else v
     tables = {PROTOTYPES: sent[PROTOTYPES]} if PROTOTYPES in sent else {}
-    return out | _noised(tables, "prototype_clip", how, seed, "prototype noise", server_round, nodes)
+    return out | _add_noise(tables, "prototype_clip", how, seed, "prototype noise", server_round, nodes)
 
 
-def _noised(
+def _add_noise(
     tensors: Tensors,
     clip: str,
     how: local.Config | laplace.Config,
@@ -60,6 +60,6 @@ def _noised(
         scale = (how.variance / 2) ** 0.5
     else:
         limit = getattr(how, clip)
-        tensors, scale = clipped(tensors, limit), how.noise_multiplier * limit
+        tensors, scale = clip_norms(tensors, limit), how.noise_multiplier * limit
     rows = [noise({n: v[0] for n, v in tensors.items()}, how, seed, purpose, server_round, node) for node in nodes]
     return {n: v + scale * torch.stack([row[n] for row in rows]).to(v.dtype) for n, v in tensors.items()}

@@ -17,7 +17,7 @@ from typing import Any
 from contrafed.core.split_model import SplitModel
 from contrafed.training.base import PARTS, Client
 
-BYTES = 4  # of a float32
+BYTES_PER_NUMBER = 4  # of a float32
 
 
 def get_formula(client_class: type[Client]) -> tuple[str, str] | None:

@@ -3,7 +3,7 @@
 from contrafed.training.base import Client, LocalTraining, Stack, Tensors
 
 
-def tuned(client: Client, stack: Stack, work: LocalTraining, parts: tuple[str, ...]) -> dict[str, Tensors]:
+def fine_tune(client: Client, stack: Stack, work: LocalTraining, parts: tuple[str, ...]) -> dict[str, Tensors]:
     """Return the received model. In the run's last evaluation return the fine-tuned one, with the received one as
     ``untuned``.
     """

@@ -31,7 +31,7 @@ def client_class_of(strategy: Choice) -> Any:
     if not hasattr(found, "shared_parts"):
         raise UserError(f"{strategy.module.__name__}: {found.__name__} must inherit contrafed.Client")
     half = f"strategy={strategy.name}: {found.__name__}"
-    with registry.blamed(f"{half}.shared_parts", inspect.getfile(found)):
+    with registry.report_author_errors(f"{half}.shared_parts", inspect.getfile(found)):
         parts = found.shared_parts(strategy.config)
     where = f"{half}.{'shared' if parts is found.shared else 'shared_parts'}"
     if fault := parts_fault(parts, PARTS):
@@ -88,9 +88,9 @@ class Workspace:
 
     def images(self, index: Tensor) -> Tensor:
         """Return normalised images (..., C, H, W), channels last in memory, of the examples ``index`` (...)."""
-        return self.normalised(self.x.index_select(0, index.reshape(-1)).unflatten(0, index.shape))
+        return self.normalise_images(self.x.index_select(0, index.reshape(-1)).unflatten(0, index.shape))
 
-    def normalised(self, raw: Tensor) -> Tensor:
+    def normalise_images(self, raw: Tensor) -> Tensor:
         """Normalise raw images (..., H, W, C) uint8 to (..., C, H, W)."""
         return raw.to(self.dtype).mul_(self.scale).add_(self.shift).movedim(-1, -3)
 

@@ -19,7 +19,7 @@ NEEDS = {
     "reading": "a piece to read, no program by itself",
 }
 # The need of a page's blocks without a comment.
-USUAL = {"DEPLOY.md": "devices", "ANALYSES.md": "minutes", "EXPERIMENTS.md": "hours"}
+DEFAULT_NEEDS = {"DEPLOY.md": "devices", "ANALYSES.md": "minutes", "EXPERIMENTS.md": "hours"}
 FENCE = re.compile(r"^```(?P<language>\w*)(?: +title=\"(?P<title>[^\"]+)\")?\s*$")
 MARK = re.compile(r"^<!-- needs: (?P<needs>\w+) -->$")
 
@@ -52,7 +52,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
     Raises:
         ValueError: If the comment before a block has an unknown need.
     """
-    usual = USUAL.get(page.name, "")
+    usual = DEFAULT_NEEDS.get(page.name, "")
     needs, begun, lines = usual, None, list[str]()
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if begun is not None:

@@ -111,10 +111,10 @@ def judged_by(client: type, rule: type, values: dict[str, Any]) -> str:
 def prose(docstring: str | None) -> str:
     """Return a docstring as Markdown, with formulas escaped and ``code`` unchanged."""
     pieces = re.split(r"(``[^`]+``)", inspect.cleandoc(docstring or ""))
-    return "".join(p if p.startswith("``") else escaped(p) for p in pieces)
+    return "".join(p if p.startswith("``") else escape_markdown(p) for p in pieces)
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape plain text for Markdown."""
     return re.sub(r"([\\*_|\[\]])", r"\\\1", text).replace("<", "&lt;")
 
@@ -157,7 +157,7 @@ def table(name: str, keys: list[str]) -> list[str]:
         for part in key.split("."):
             value = value[part]
         shown = {True: "true", False: "false", None: "null"}.get(value, value) if isinstance(value, bool | None) else value
-        said = escaped(comments(name).get(key, ""))
+        said = escape_markdown(comments(name).get(key, ""))
         rows.append(f"| `strategy.{key}` | `{shown}` | {said} |")
     return rows
 
@@ -271,7 +271,7 @@ def choices() -> str:
     lines = []
     for group in ("dataset", "partition", "participation", "model", "engine", "experiment", *sorted(other_groups())):
         lines += [f"### {group}", "", "| choice | what it is |", "| --- | --- |"]
-        lines += [f"| `{name}` | {escaped(text)} |" for name, text in registry.choices(group).items()] + [""]
+        lines += [f"| `{name}` | {escape_markdown(text)} |" for name, text in registry.choices(group).items()] + [""]
     return "\n".join(["`strategy` and `strategy.server`: [Methods](method/index.md).", "", *lines])
 
 

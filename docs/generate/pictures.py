@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from contrafed.config.compose import compose_job
 from contrafed.data.federation import load_federation
 from contrafed.runs.output.figures import BLUE, GREEN, ORANGE, partition_figure
-from contrafed.runs.setup import checked
+from contrafed.runs.setup import check_config
 
 FIGURES = ROOT / "docs" / "figures"
 PARTITIONS = {
@@ -39,7 +39,7 @@ METHODS = {"fedavg": ("FedAvg", ORANGE), "fedau": ("FedAU", GREEN), "pmfl": ("PM
 
 def class_counts(*overrides: str) -> np.ndarray:
     """Return training examples per client and class (K, C) of a configuration."""
-    return load_federation(checked(compose_job(list(overrides))).node).partition.class_counts()
+    return load_federation(check_config(compose_job(list(overrides))).node).partition.class_counts()
 
 
 def draw_partitions() -> None:
@@ -64,7 +64,7 @@ def draw_presence(name: str, *overrides: str) -> None:
     """Draw clients by rounds, with lost replies in another colour, and each client's measured and expected rate."""
     from contrafed.data.participation import make_participation
 
-    ready = checked(compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides]))
+    ready = check_config(compose_job(["strategy=fedavg", f"num_nodes={NODES}", *overrides]))
     partition = load_federation(ready.node).partition
     pattern = make_participation(ready.participation, partition.class_proportions, NODES, ready.seed_of_federation)
     cells = np.zeros((NODES, ROUNDS))

@@ -17,13 +17,13 @@ from blocks import ROOT
 sys.path.insert(0, str(ROOT))
 
 from contrafed.report import figures, published, results, tables
-from contrafed.report.groups import Group, groups, usable
+from contrafed.report.groups import Group, group_runs, usable
 from contrafed.report.runs import FinishedRun, accuracy_of
 from contrafed.report.statistics import over_seeds, spearman
 
 
 @cache
-def stored(home: Path = ROOT) -> dict[str, tuple[str, list[FinishedRun]]]:
+def load_stored_runs(home: Path = ROOT) -> dict[str, tuple[str, list[FinishedRun]]]:
     """Return {name: (title, runs)} of the files in ``home/results``."""
     found = {}
     for path in sorted((home / "results").glob("*.csv"), key=lambda path: path.stem):
@@ -45,7 +45,7 @@ def beside_fedavg(name: str, runs: list[FinishedRun]) -> tuple[list[Group], list
 
     FedAvg's groups determine which settings are compared.
     """
-    every = groups(runs)
+    every = group_runs(runs)
     place = tables.place_beside([group for group in every if group.method == "fedavg"])
     own = [group for group in every if is_of(group.method, name)]
     places = [place(group) for group in own]
@@ -55,7 +55,7 @@ def beside_fedavg(name: str, runs: list[FinishedRun]) -> tuple[list[Group], list
 def section(name: str, home: Path = ROOT) -> list[str]:
     """Return the section of a method's page: our values, the papers' values, and the curve. It is empty without values."""
     lines = []
-    for stem, (title, runs) in stored(home).items():
+    for stem, (title, runs) in load_stored_runs(home).items():
         own, compared = beside_fedavg(name, runs)
         if not own:
             continue
@@ -86,7 +86,7 @@ def beside_the_papers(name: str, runs: list[FinishedRun]) -> list[str]:
 
 def pictures(name: str, home: Path = ROOT) -> Iterator[tuple[str, bytes]]:
     """Yield (file, PNG) of a method's curves, with FedAvg's if they have the same setting."""
-    for stem, (title, runs) in stored(home).items():
+    for stem, (title, runs) in load_stored_runs(home).items():
         own, shown = beside_fedavg(name, runs)
         if not own:
             continue
@@ -106,7 +106,7 @@ def readme_table(home: Path = ROOT) -> str:
     complete ones are used.
     """
     found: dict[str, tuple[pd.DataFrame, str]] = {}
-    for _, runs in stored(home).values():
+    for _, runs in load_stored_runs(home).values():
         for comparison in published.compare(runs):
             for place, part in comparison.columns():
                 if place[-1] == "train_accuracy":

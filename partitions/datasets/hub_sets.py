@@ -43,14 +43,18 @@ def check(config: Config, name: str) -> None:
 
 
 def _at_hand(config: Config) -> bool:
-    if Path(_place(config)).is_dir():
+    if Path(_resolve_repository(config)).is_dir():
         return True
     # The library writes FashionMNIST as fashion_mnist. A failed download leaves folders without a table.
-    plain = [path for path in _cache(config).glob("*") if _plain(path.name) == _plain(_place(config).replace("/", "___"))]
+    plain = [
+        path
+        for path in _cache(config).glob("*")
+        if _plain(path.name) == _plain(_resolve_repository(config).replace("/", "___"))
+    ]
     return any(any(path.rglob("*.arrow")) for path in plain)
 
 
-def _place(config: Config) -> str:
+def _resolve_repository(config: Config) -> str:
     """Return the repository's name, or the folder that replaces it."""
     return os.path.expanduser(str(config.repository))
 
@@ -75,8 +79,10 @@ def load(config: Config, name: str) -> ImageData:
     except UserError:
         raise
     except Exception as error:  # the libraries have no single exception for "not cached"
-        if Path(_place(config)).is_dir():
-            raise UserError(f"dataset.repository: the folder {config.repository} cannot be read: {_said(error)}") from error
+        if Path(_resolve_repository(config)).is_dir():
+            raise UserError(
+                f"dataset.repository: the folder {config.repository} cannot be read: {_format_error(error)}"
+            ) from error
         if not config.download:
             raise _absent(config, name, "not found, and dataset.download is false") from error
     from huggingface_hub import constants
@@ -89,7 +95,7 @@ def load(config: Config, name: str) -> ImageData:
     except UserError:
         raise
     except Exception as error:
-        raise _absent(config, name, f"the download failed ({_said(error)})") from error
+        raise _absent(config, name, f"the download failed ({_format_error(error)})") from error
 
 
 def images(config: Config, splits: list[Any]) -> ImageData:
@@ -161,7 +167,7 @@ def _splits(config: Config, offline: bool) -> list[Any]:
     with _library(offline):
         # One partition each, because Contrafed draws the partitions itself, equally for every method and engine.
         source = FederatedDataset(
-            dataset=_place(config),
+            dataset=_resolve_repository(config),
             subset=config.subset,
             partitioners=dict.fromkeys(names, 1),
             shuffle=False,
@@ -198,7 +204,7 @@ def _cache(config: Config) -> Path:
     return Path(config.root).expanduser() / "hub"
 
 
-def _said(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 

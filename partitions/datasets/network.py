@@ -6,16 +6,16 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 
 # Seconds to wait for a reply, with the look-up of the name.
-PATIENCE = 8.0
+MAX_ANSWER_SECONDS = 8.0
 
 
 def reachable(url: str) -> bool:
-    """Return whether the server of ``url`` replies within ``PATIENCE`` seconds, through the environment's proxy."""
+    """Return whether the server of ``url`` replies within ``MAX_ANSWER_SECONDS`` seconds, through the environment's proxy."""
     answered = threading.Event()
 
     def ask() -> None:
         try:
-            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PATIENCE).close()
+            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=MAX_ANSWER_SECONDS).close()
         except HTTPError:
             pass  # a refusal is a reply too
         except (OSError, HTTPException):
@@ -25,5 +25,5 @@ def reachable(url: str) -> bool:
     # Use a thread, because no timeout bounds the look-up of a name.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(PATIENCE)
+    asking.join(MAX_ANSWER_SECONDS)
     return answered.is_set()

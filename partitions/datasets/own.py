@@ -8,7 +8,7 @@ import torch
 
 from contrafed.core.errors import UserError
 from contrafed.core.schema import Range
-from contrafed.data.images import SMALLEST, Common, ImageData
+from contrafed.data.images import MIN_SIDE_PX, Common, ImageData
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Config(Common):
     """Settings of the data set."""
 
     channels: Annotated[int, Range(ge=1, le=3)]
-    height: Annotated[int, Range(ge=SMALLEST)]
-    width: Annotated[int, Range(ge=SMALLEST)]
+    height: Annotated[int, Range(ge=MIN_SIDE_PX)]
+    width: Annotated[int, Range(ge=MIN_SIDE_PX)]
     num_classes: Annotated[int, Range(ge=2)] | None
     mean: tuple[float, ...]
     std: tuple[float, ...]

@@ -6,7 +6,7 @@ import numpy as np
 
 from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
-from contrafed.data.images import GENERATED, Common, ImageData, make_images
+from contrafed.data.images import GENERATED_PATH, Common, ImageData, make_images
 from contrafed.partitions.datasets import npz
 
 # Height, width, channels and classes.
@@ -49,14 +49,14 @@ def in_place(config: Downloaded, name: str, at_hand: bool, num_classes: int | No
     Raises:
         UserError: If the npz file has another shape or number of classes.
     """
-    if config.path is None or (config.path == GENERATED and at_hand):
+    if config.path is None or (config.path == GENERATED_PATH and at_hand):
         return None
     if name not in SHAPES:
         raise UserError(f"dataset.path goes with {', '.join(SHAPES)}, not with dataset={name}, whose images it cannot know")
     height, width, channels, classes = SHAPES[name]
     classes = num_classes or classes
-    if config.path == GENERATED:
-        return replace(drawn(name, (height, width, channels), classes), stand_in=GENERATED)
+    if config.path == GENERATED_PATH:
+        return replace(draw_images(name, (height, width, channels), classes), stand_in=GENERATED_PATH)
     shared = {"merge_splits": config.merge_splits, "normalize": config.normalize, "fraction": config.fraction}
     data = npz.load(npz.Config(**shared, path=config.path, num_classes=None, test_fraction=0.25, split_seed=0), "npz")  # type: ignore[arg-type]
     found = (*data.x.shape[2:], data.x.shape[1], data.num_classes)
@@ -68,7 +68,7 @@ def in_place(config: Downloaded, name: str, at_hand: bool, num_classes: int | No
     return replace(data, stand_in=config.path)
 
 
-def drawn(name: str, shape: tuple[int, int, int], classes: int) -> ImageData:
+def draw_images(name: str, shape: tuple[int, int, int], classes: int) -> ImageData:
     """Return generated images (H, W, C): a smooth pattern for each class plus noise, equal on every call."""
     rng = generator(0, f"stand-in for {name}")
     height, width, channels = shape

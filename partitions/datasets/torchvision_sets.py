@@ -25,7 +25,7 @@ SETS = {
 }
 
 # Seconds without a byte after which a download fails.
-PATIENCE = 20.0
+MAX_SILENT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ def _open(config: Config, name: str, part: str) -> Any:
     except Exception as error:  # parsers raise many types for a damaged file
         if "Dataset not found" not in str(error):
             raise UserError(
-                f"dataset={name}: {_places(name)} in {root} cannot be read ({type(error).__name__}); remove and run again"
+                f"dataset={name}: {_join_folders(name)} in {root} cannot be read ({type(error).__name__}); remove and run again"
             ) from error
         if not config.download:
             raise _absent(config, name) from None
     if not any(reachable(url) for url in _addresses(make)):
         raise UserError(
-            f"dataset={name}: not found or incomplete, and no network to download it; put {_places(name)} into {root}, "
+            f"dataset={name}: not found or incomplete, and no network to download it; put {_join_folders(name)} into {root}, "
             "or name an npz of the same classes (dataset.path=FILE.npz)"
         )
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(PATIENCE)
+    socket.setdefaulttimeout(MAX_SILENT_SECONDS)
     print(f"downloading {name} into {root}", flush=True)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -101,7 +101,7 @@ def _open(config: Config, name: str, part: str) -> Any:
             return make(str(root), download=True, **which)
     except Exception as error:
         raise UserError(
-            f"dataset={name}: the download failed ({type(error).__name__}); put {_places(name)} into {root} and run again"
+            f"dataset={name}: the download failed ({type(error).__name__}); put {_join_folders(name)} into {root} and run again"
         ) from error
     finally:
         socket.setdefaulttimeout(before)
@@ -116,10 +116,12 @@ def _addresses(make: Any) -> list[str]:
     return [make.split_list["train"][0]]
 
 
-def _places(name: str) -> str:
+def _join_folders(name: str) -> str:
     return " and ".join(SETS[name][1])
 
 
 def _absent(config: Config, name: str) -> UserError:
     root = Path(config.root).expanduser()
-    return UserError(f"dataset={name}: not found or incomplete; put {_places(name)} into {root}, or set dataset.download=true")
+    return UserError(
+        f"dataset={name}: not found or incomplete; put {_join_folders(name)} into {root}, or set dataset.download=true"
+    )

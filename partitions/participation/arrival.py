@@ -10,7 +10,7 @@ from contrafed.core.errors import UserError
 from contrafed.core.randomness import generator
 from contrafed.data.participation import Participation, Selection
 
-NEVER = np.iinfo(np.int64).max
+NEVER_ROUND = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,12 @@ class Config(Selection):
         for key, pairs in (("joins", self.joins), ("leaves", self.leaves)):
             for i, pair in enumerate(pairs):
                 where = f"participation.{key}[{i}]"
-                if not isinstance(pair, list | tuple) or len(pair) != 2 or not _is_whole(pair[0]) or not 1 <= pair[0] < NEVER:
+                if (
+                    not isinstance(pair, list | tuple)
+                    or len(pair) != 2
+                    or not _is_whole(pair[0])
+                    or not 1 <= pair[0] < NEVER_ROUND
+                ):
                     raise UserError(f"{where} must be [ROUND, WHO], such as [100, 0.4] or [100, [3, 7]], got {pair!r}")
                 who = pair[1]
                 listed = isinstance(who, list | tuple) and len(who) > 0 and all(_is_whole(node) for node in who)
@@ -54,12 +59,12 @@ class Arrival(Participation):
             UserError: If an entry names clients that cannot join or leave.
         """
         self.first = self._rounds("joins", np.ones(self.num_nodes, dtype=np.int64), np.zeros(self.num_nodes, dtype=np.int64))
-        self.left = self._rounds("leaves", np.full(self.num_nodes, NEVER), self.first)
+        self.left = self._rounds("leaves", np.full(self.num_nodes, NEVER_ROUND), self.first)
 
     def _rounds(self, key: str, otherwise: np.ndarray, earliest: np.ndarray) -> np.ndarray:
         """Return the round of ``joins`` or ``leaves`` for each client (K,), with leaves after ``earliest`` (K,)."""
         pairs, rounds, taken = getattr(self.config, key), otherwise.copy(), np.zeros(self.num_nodes, dtype=bool)
-        for where, node, when in self._listed(key):
+        for where, node, when in self._iterate_listed_clients(key):
             if not 0 <= node < self.num_nodes:
                 raise UserError(f"{where}: node {node} is not in 0..{self.num_nodes - 1}, the nodes that may train")
             if taken[node]:
@@ -79,7 +84,7 @@ class Arrival(Participation):
             rounds[drawn], taken[drawn] = when, True
         return rounds
 
-    def _listed(self, key: str) -> Iterator[tuple[str, int, int]]:
+    def _iterate_listed_clients(self, key: str) -> Iterator[tuple[str, int, int]]:
         """Yield the entry, client and round of each listed client."""
         for i, (when, who) in enumerate(getattr(self.config, key)):
             if not isinstance(who, float):

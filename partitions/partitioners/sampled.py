@@ -11,7 +11,7 @@ from contrafed.core.schema import Range
 from contrafed.data.partition import Common, Partition
 
 # Number of clients whose class distributions are drawn at once. One generator per client would be slow.
-CHUNK = 256
+CHUNK_CLIENTS = 256
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SampledPartition(Partition):
 
     def train(self, node: int) -> np.ndarray:
         """Draw a client's examples with replacement, as int64 indices in order of class."""
-        labels = np.repeat(np.arange(self.num_classes), self._chunk_counts(node // CHUNK)[node % CHUNK])
+        labels = np.repeat(np.arange(self.num_classes), self._chunk_counts(node // CHUNK_CLIENTS)[node % CHUNK_CLIENTS])
         rng = generator(self.seed, "partition sampled", 0, node)
         return self._by_class[self._starts[labels] + rng.integers(0, self._available[labels])]
 
@@ -71,14 +71,14 @@ class SampledPartition(Partition):
 
     @property
     def _chunks(self) -> int:
-        return -(-self.num_nodes // CHUNK)
+        return -(-self.num_nodes // CHUNK_CLIENTS)
 
     def _chunk_q(self, chunk: int) -> np.ndarray:
         """Return q (CHUNK, C) ~ Dir(alpha 1_C) over the existing classes, or the balance of the data set."""
         if self.config.alpha is None:
-            return np.broadcast_to(self._balance, (CHUNK, self.num_classes))
+            return np.broadcast_to(self._balance, (CHUNK_CLIENTS, self.num_classes))
         rng = generator(self.seed, "partition sampled classes", chunk)
-        draw = rng.dirichlet(np.full(self.num_classes, self.config.alpha), CHUNK) * (self._available > 0)
+        draw = rng.dirichlet(np.full(self.num_classes, self.config.alpha), CHUNK_CLIENTS) * (self._available > 0)
         totals = draw.sum(1, keepdims=True)
         return np.where(totals > 0, draw / np.where(totals > 0, totals, 1), self._balance)
 
@@ -87,7 +87,7 @@ class SampledPartition(Partition):
         rng = generator(self.seed, "partition sampled counts", chunk)
         # The last class gets the rounding error, so existing classes come last.
         order = np.argsort(self._available > 0, kind="stable")
-        counts = np.zeros((CHUNK, self.num_classes), dtype=np.int64)
+        counts = np.zeros((CHUNK_CLIENTS, self.num_classes), dtype=np.int64)
         counts[:, order] = rng.multinomial(self.config.examples_per_node, self._chunk_q(chunk)[:, order])
         return counts
 

@@ -27,7 +27,7 @@ from contrafed.training.base import Batch, Stack
 from contrafed.training.workspace import client_class_of
 
 # Participants of the golden runs, with clients counted from 0.
-FULL = [[0, 1, 2]] * 5
+FULL_COHORTS = [[0, 1, 2]] * 5
 PATTERN = [[0, 1], [1], [0, 2], [], [1, 2]]
 # For each strategy: changes, and the model after each round, under full participation and under PATTERN.
 GOLDEN = {
@@ -199,10 +199,10 @@ def whole(name, schedule=ROUNDS, stack_size=1, nodes=8, **changes):
 
 
 WORK = EPOCH | {"batch_size": 16, "lr": 0.1, "weight_decay": 0.0, "lr_decay": 1.0, "clip_norm": None}
-AWAY = [[0, 1, 2, 3], [1, 4], [], [0, 4]]  # participants of five clients
+COHORTS_WITH_ABSENCES = [[0, 1, 2, 3], [1, 4], [], [0, 4]]  # participants of five clients
 
 
-def as_fedavg(name, schedule=AWAY, **changes):
+def as_fedavg(name, schedule=COHORTS_WITH_ABSENCES, **changes):
     """Return the models of two runs with absent clients: a method with these changes, and FedAvg with equal local training."""
     weights = strategy_settings(name, **changes)["weights"]
     runs = ((name, changes), ("fedavg", {"weights": weights}))

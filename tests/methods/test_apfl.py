@@ -1,49 +1,54 @@
 """APFL: the golden problem, a step and alpha by hand, FedAvg's W bit for bit, and alpha at 0 and 1."""
 
 import pytest
-from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
 from rig import same
 
-FIXED = {"alpha": 0.75, "adaptive": False}
+FIXED_ALPHA = {"alpha": 0.75, "adaptive": False}
 
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 @pytest.mark.parametrize(
     ("changes", "rounds", "own", "alpha"),
     [
-        (FIXED, FULL[:3], [1.209788, 3.527208, 2.368498], [0.75] * 3),
-        ({}, FULL[:3], [1.372511, 3.185200, 2.247258], [0.718513, 0.716809, 0.479740]),
+        (FIXED_ALPHA, FULL_COHORTS[:3], [1.209788, 3.527208, 2.368498], [0.75] * 3),
+        ({}, FULL_COHORTS[:3], [1.372511, 3.185200, 2.247258], [0.718513, 0.716809, 0.479740]),
         ({}, PATTERN, [1.543904, 3.140803, 2.100379], [0.761188, 0.612358, 0.413190]),
     ],
 )
 def test_golden_values(changes, rounds, own, alpha, stack_size):
     run = scalar_left("apfl", rounds, stack_size=stack_size, **changes)
     assert run.w == scalar_left("fedavg", rounds).w
-    assert run.kept("own/classifier.w") == pytest.approx(own, abs=1e-5)
-    assert run.kept("alpha") == pytest.approx(alpha, abs=1e-5)
-    mixed = [a * v + (1 - a) * run.w[-1] for a, v in zip(run.kept("alpha"), run.kept("own/classifier.w"), strict=True)]
-    assert [run.judged(node) for node in range(3)] == pytest.approx(mixed, abs=1e-12)
+    assert run.list_state_numbers("own/classifier.w") == pytest.approx(own, abs=1e-5)
+    assert run.list_state_numbers("alpha") == pytest.approx(alpha, abs=1e-5)
+    mixed = [
+        a * v + (1 - a) * run.w[-1]
+        for a, v in zip(run.list_state_numbers("alpha"), run.list_state_numbers("own/classifier.w"), strict=True)
+    ]
+    assert [run.evaluate_client(node) for node in range(3)] == pytest.approx(mixed, abs=1e-12)
 
 
 @pytest.mark.parametrize(("adaptive", "alpha"), [(True, 0.9), (False, 0.5)])
 def test_a_step_by_hand(adaptive, alpha):
     """f = (u - 3)^2 / 2, v = 2, w = 0, alpha = 0.5, eta = 0.1: vbar = 1, v = 2.1, w = 0.3, alpha = 0.5 + 0.1 * 2 * 2."""
-    (update,) = scalar_node("apfl", 3, start=2.0, adaptive=adaptive).update([received(model=0.0)], 1)
+    (update,) = scalar_node("apfl", 3, start=2.0, adaptive=adaptive).update([build_broadcast(model=0.0)], 1)
     assert float(update.memory["own/classifier.w"]) == pytest.approx(2.1, abs=1e-12)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.3, abs=1e-12)
     assert float(update.memory["alpha"]) == pytest.approx(alpha, abs=1e-12)
 
 
 def test_alpha_moves_once_a_round_and_stays_in_its_range():
-    def kept(target, iterations):
-        (update,) = scalar_node("apfl", target, start=2.0, local={"iterations": iterations}).update([received(model=0.0)], 1)
+    def train_alpha(target, iterations):
+        (update,) = scalar_node("apfl", target, start=2.0, local={"iterations": iterations}).update(
+            [build_broadcast(model=0.0)], 1
+        )
         return float(update.memory["alpha"])
 
-    assert kept(3, 5) == kept(3, 1) == pytest.approx(0.9)
-    assert (kept(100, 1), kept(-0, 1)) == (1.0, pytest.approx(0.3))
+    assert train_alpha(3, 5) == train_alpha(3, 1) == pytest.approx(0.9)
+    assert (train_alpha(100, 1), train_alpha(-0, 1)) == (1.0, pytest.approx(0.3))
 
 
-@pytest.mark.parametrize("changes", [{"alpha": 0.0, "adaptive": False}, FIXED, {}])
+@pytest.mark.parametrize("changes", [{"alpha": 0.0, "adaptive": False}, FIXED_ALPHA, {}])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_w_is_fedavgs_bit_for_bit(changes, clip_norm):
     local = {"clip_norm": clip_norm}
@@ -61,7 +66,7 @@ def test_with_all_of_its_own_v_trains_alone_and_with_nothing_it_stays():
 
 def test_a_node_never_seen_is_judged_by_its_first_mixture():
     run = scalar_left("apfl", [[0, 1]] * 2)
-    assert run.judged(2) == pytest.approx((2.0 + run.w[-1]) / 2)
+    assert run.evaluate_client(2) == pytest.approx((2.0 + run.w[-1]) / 2)
 
 
 def test_stacked_equals_alone():

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hand import FULL, GOLDEN, PATTERN
+from hand import FULL_COHORTS, GOLDEN, PATTERN
 from omegaconf import OmegaConf
 from rig import run_scalar
 
@@ -26,7 +26,7 @@ NOTHING_OF_ITS_OWN = {
 def test_server_rules_go_with_any_node_half(nodes, rule):
     """Clients that upload models or updates, with strategies over either, give the strategy's golden values."""
     changes, full, pattern = GOLDEN[rule]
-    for schedule, values in ((FULL, full), (PATTERN, pattern)):
+    for schedule, values in ((FULL_COHORTS, full), (PATTERN, pattern)):
         found = run_scalar(nodes, schedule, server=rule, **changes, **NOTHING_OF_ITS_OWN[nodes])
         assert found == pytest.approx(values, abs=1e-5)
 

@@ -1,7 +1,7 @@
 """Ditto: the golden problem, a step by hand, FedAvg's W bit for bit, and Local without the pull."""
 
 import pytest
-from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
 from rig import same
 from test_every import outcome, same_outcome
 from watched import settings_of, write_problem
@@ -13,22 +13,22 @@ from contrafed.runs.run import run
 @pytest.mark.parametrize(
     ("pull", "rounds", "last", "own"),
     [
-        (1.0, FULL[:3], 2.468559, [1.345934, 3.559502, 2.452718]),
-        (0.75, FULL[:3], 2.468559, [1.282257, 3.629801, 2.456029]),
-        (0.0, FULL[:3], 2.468559, [1.062882, 3.874236, 2.468559]),
+        (1.0, FULL_COHORTS[:3], 2.468559, [1.345934, 3.559502, 2.452718]),
+        (0.75, FULL_COHORTS[:3], 2.468559, [1.282257, 3.629801, 2.456029]),
+        (0.0, FULL_COHORTS[:3], 2.468559, [1.062882, 3.874236, 2.468559]),
         (1.0, PATTERN, 2.997660, [1.574102, 3.613747, 2.516628]),
     ],
 )
 def test_golden_values(pull, rounds, last, own, stack_size):
     run = scalar_left("ditto", rounds, stack_size=stack_size, pull_weight=pull)
     assert run.w[-1] == pytest.approx(last, abs=1e-5)
-    assert run.kept("own/classifier.w") == pytest.approx(own, abs=1e-5)
-    assert [run.judged(node) for node in range(3)] == run.kept("own/classifier.w")
+    assert run.list_state_numbers("own/classifier.w") == pytest.approx(own, abs=1e-5)
+    assert [run.evaluate_client(node) for node in range(3)] == run.list_state_numbers("own/classifier.w")
 
 
 def test_a_step_by_hand():
     """f = (v - 3)^2 / 2, v = 2, W = 0, lambda = 1, eta = 0.1 give 1.9. v is pulled towards the received model, not w."""
-    (update,) = scalar_node("ditto", 3, start=2.0).update([received(model=0.0)], 1)
+    (update,) = scalar_node("ditto", 3, start=2.0).update([build_broadcast(model=0.0)], 1)
     assert float(update.memory["own/classifier.w"]) == pytest.approx(1.9, abs=1e-12)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.3, abs=1e-12)
 
@@ -50,7 +50,7 @@ def test_without_the_pull_v_trains_alone_in_batches_of_its_own():
 
 def test_a_node_never_seen_is_judged_by_the_initial_model():
     run = scalar_left("ditto", [[0, 1]] * 2)
-    assert run.judged(2) == 2.0 != run.w[-1]
+    assert run.evaluate_client(2) == 2.0 != run.w[-1]
 
 
 @pytest.mark.parametrize("name", ["ditto", "apfl", "fedamp"])

@@ -1,7 +1,7 @@
 """FedAdam: by hand and the golden run."""
 
 import pytest
-from hand import FULL, GOLDEN, PATTERN, path, rule_of
+from hand import FULL_COHORTS, GOLDEN, PATTERN, path, rule_of
 from rig import run_scalar
 
 
@@ -17,5 +17,5 @@ def test_by_hand():
 
 def test_golden_values():
     changes, full, pattern = GOLDEN["fedadam"]
-    assert run_scalar("fedadam", FULL, **changes) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedadam", FULL_COHORTS, **changes) == pytest.approx(full, abs=1e-5)
     assert run_scalar("fedadam", PATTERN, **changes) == pytest.approx(pattern, abs=1e-5)

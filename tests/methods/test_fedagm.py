@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hand import FULL, GOLDEN, PATTERN, path, rule_of
+from hand import FULL_COHORTS, GOLDEN, PATTERN, path, rule_of
 from rig import run_scalar
 
 
@@ -27,11 +27,11 @@ def test_the_model_moves_by_the_momentum():
 
 def test_golden_values():
     changes, full, pattern = GOLDEN["fedagm"]
-    assert run_scalar("fedagm", FULL, **changes) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedagm", FULL_COHORTS, **changes) == pytest.approx(full, abs=1e-5)
     assert run_scalar("fedagm", PATTERN, **changes) == pytest.approx(pattern, abs=1e-5)
 
 
 def test_without_momentum_and_pull_it_is_fedavg():
-    for rounds in (FULL, PATTERN):
+    for rounds in (FULL_COHORTS, PATTERN):
         neutral = run_scalar("fedagm", rounds, server_momentum=0.0, local={"proximal_weight": 0.0})
         assert neutral == pytest.approx(run_scalar("fedavg", rounds), rel=1e-12)

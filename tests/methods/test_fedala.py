@@ -2,20 +2,20 @@
 
 import pytest
 import torch
-from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
 from rig import close, config_of, same, strategy_settings, workspace_of
 
 from contrafed.clients.fedala import FedALAClient, top_layers
 from contrafed.training.loop import Losses
 
-STILL = {"blend_lr": 1e-30}  # 1 less so little is 1
+STILL_BLEND = {"blend_lr": 1e-30}  # 1 less so little is 1
 
 
 def memory(own, blend=1.0, rounds=2.0):
-    return received(own=own, blend=blend) | {"rounds": torch.tensor(rounds, dtype=torch.float64)}
+    return build_broadcast(own=own, blend=blend) | {"rounds": torch.tensor(rounds, dtype=torch.float64)}
 
 
-def learned(passes_of, **changes):
+def learn_blend(passes_of, **changes):
     """Return A after a round of one client, with f = (theta - 1)^2 / 2, own 0, W = 2, eta = 0.1.
 
     ``passes_of``: the client's number of past rounds.
@@ -23,23 +23,23 @@ def learned(passes_of, **changes):
     changes = {"blend_lr": 0.1, "share": 1.0, "local": {"iterations": 0}} | changes
     client = scalar_node("fedala", 1, **changes)
     client.memories = [memory(0.0, rounds=passes_of)]
-    (update,) = client.update([received(model=2.0)], 3)
+    (update,) = client.update([build_broadcast(model=2.0)], 3)
     return float(update.memory["blend/classifier.w"]), float(update.tensors["model/classifier.w"])
 
 
 def test_a_blend_by_hand():
     """One pass a round, of one batch, gives A = 0.8. In a second participation the passes continue: 0.68, 0.608."""
-    assert learned(2.0) == pytest.approx((0.8, 1.6), abs=1e-12)
-    assert learned(5.0) == pytest.approx((0.8, 1.6), abs=1e-12)
+    assert learn_blend(2.0) == pytest.approx((0.8, 1.6), abs=1e-12)
+    assert learn_blend(5.0) == pytest.approx((0.8, 1.6), abs=1e-12)
     for passes, value in ((1, 0.8), (2, 0.68), (3, 0.608)):
-        assert learned(1.0, max_passes=passes) == pytest.approx((value, 2 * value), abs=1e-12)
-    assert learned(0.0) == (1.0, 2.0)  # a first participation takes W whole
+        assert learn_blend(1.0, max_passes=passes) == pytest.approx((value, 2 * value), abs=1e-12)
+    assert learn_blend(0.0) == (1.0, 2.0)  # a first participation takes W whole
 
 
 def test_a_stays_in_its_range():
     """From own = 0 to W = 2 with a target of 1 and rate 10: A = 1 - 10 * 2 goes to 0, from there to 1."""
-    assert learned(2.0, blend_lr=10.0)[0] == 0.0
-    assert learned(1.0, blend_lr=10.0, max_passes=2)[0] == 1.0
+    assert learn_blend(2.0, blend_lr=10.0)[0] == 0.0
+    assert learn_blend(1.0, blend_lr=10.0, max_passes=2)[0] == 1.0
 
 
 @pytest.mark.parametrize(("settled", "passes"), [(1e9, 11), (0.0, 15)])
@@ -47,7 +47,7 @@ def test_the_first_blend_takes_eleven_passes_or_more(monkeypatch, settled, passe
     taken = []
     train = FedALAClient.train
     monkeypatch.setattr(FedALAClient, "train", lambda self, *a, **k: taken.append(k.get("purpose")) or train(self, *a, **k))
-    learned(1.0, settled=settled, max_passes=15)
+    learn_blend(1.0, settled=settled, max_passes=15)
     assert taken == [f"blend {number}" for number in range(passes)] + [None]
 
 
@@ -71,19 +71,19 @@ def test_a_blend_is_learned_on_a_share_of_the_examples_drawn_anew_each_round(mon
 def test_where_own_and_received_are_one_a_gets_no_gradient():
     client = scalar_node("fedala", 1, local={"iterations": 0})
     client.memories = [memory(2.0, blend=0.3)]
-    (update,) = client.update([received(model=2.0)], 3)
+    (update,) = client.update([build_broadcast(model=2.0)], 3)
     assert float(update.memory["blend/classifier.w"]) == 0.3
 
 
-@pytest.mark.parametrize("rounds", [FULL, PATTERN])
+@pytest.mark.parametrize("rounds", [FULL_COHORTS, PATTERN])
 def test_golden_run_with_a_of_1_is_fedavgs(rounds):
-    run = scalar_left("fedala", rounds, **STILL)
+    run = scalar_left("fedala", rounds, **STILL_BLEND)
     assert run.w == pytest.approx(scalar_left("fedavg", rounds).w, rel=1e-12)
-    assert [run.judged(node) for node in range(3)] == run.kept("own/classifier.w")
+    assert [run.evaluate_client(node) for node in range(3)] == run.list_state_numbers("own/classifier.w")
 
 
 def test_with_a_of_1_it_is_fedavg_and_with_0_in_all_layers_local():
-    run, plain = digits_left("fedala", layers=99, max_passes=1, **STILL), digits_left("fedavg")
+    run, plain = digits_left("fedala", layers=99, max_passes=1, **STILL_BLEND), digits_left("fedavg")
     for one, other in zip(run.models, plain.models, strict=True):
         close(one, other, tolerance=1e-12)
 
@@ -93,7 +93,7 @@ def test_with_a_of_1_it_is_fedavg_and_with_0_in_all_layers_local():
             return fresh | {name: torch.zeros_like(value) for name, value in fresh.items() if name.startswith("blend/")}
 
     rounds = [[0, 1, 2]] * 3  # a client's first participation starts from that round's W
-    own = digits_left("fedala", rounds, layers=99, max_passes=1, client_class=Own, **STILL)
+    own = digits_left("fedala", rounds, layers=99, max_passes=1, client_class=Own, **STILL_BLEND)
     alone = digits_left("local", rounds)
     for node in alone.memory:
         close(own.own(node), alone.own(node, "personal"), tolerance=1e-12)
@@ -127,7 +127,7 @@ def test_lower_layers_are_the_received_ones():
 def test_a_node_is_judged_by_what_it_trained_and_beside_it_by_the_blend():
     client = scalar_node("fedala", 1)
     client.memories = [memory(0.0, blend=0.25)]
-    (judged,) = client.judge([received(model=2.0)], 3, split="train")
+    (judged,) = client.judge([build_broadcast(model=2.0)], 3, split="train")
     assert float(judged.model["classifier.w"]) == 0.0
     assert set(judged.metrics) == {"loss", "accuracy", "blend/loss", "blend/accuracy"}
 

@@ -5,25 +5,25 @@ import math
 import numpy as np
 import pytest
 import torch
-from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
 from rig import close, same
 
 from contrafed.server.base import Replies, Reply, Round
 from contrafed.strategies.fedamp import Config, FedAMP, spread
 
 GOLDEN = {"cloud_lr": 0.5, "sigma": 1.0, "relative": False, "cap": False}
-INITIAL = {"w": torch.tensor([0.5], dtype=torch.float64)}
+INITIAL_MODEL = {"w": torch.tensor([0.5], dtype=torch.float64)}
 
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 @pytest.mark.parametrize(
     ("rounds", "own"),
-    [(FULL[:3], [1.341951, 3.514475, 2.428213]), (PATTERN, [1.403248, 3.587681, 2.298687])],
+    [(FULL_COHORTS[:3], [1.341951, 3.514475, 2.428213]), (PATTERN, [1.403248, 3.587681, 2.298687])],
 )
 def test_golden_values(rounds, own, stack_size):
     run = scalar_left("fedamp", rounds, stack_size=stack_size, **GOLDEN)
-    assert run.kept("own/classifier.w") == pytest.approx(own, abs=1e-5)
-    assert [run.judged(node) for node in range(3)] == run.kept("own/classifier.w")
+    assert run.list_state_numbers("own/classifier.w") == pytest.approx(own, abs=1e-5)
+    assert [run.evaluate_client(node) for node in range(3)] == run.list_state_numbers("own/classifier.w")
     assert run.w == [2.0] * len(rounds)
     assert not run.strategy.whole
 
@@ -37,12 +37,12 @@ def server(models, **changes):
     rule.setup()
     rule.own_weights = dict.fromkeys(range(9), 1.0)
     parts = [Reply(k, {"model/w": torch.tensor(m, dtype=torch.float64)}, 1, {}) for k, m in zip(nodes, models, strict=True)]
-    rule.aggregate(INITIAL, Replies(parts))
+    rule.aggregate(INITIAL_MODEL, Replies(parts))
     return rule
 
 
 def cloud(rule, node):
-    return rule.download(INITIAL, node, judging=False)["model/w"].tolist()
+    return rule.download(INITIAL_MODEL, node, judging=False)["model/w"].tolist()
 
 
 def test_a_mixture_by_hand():
@@ -50,9 +50,9 @@ def test_a_mixture_by_hand():
     rule = server([[0.0], [1.0]])
     assert (cloud(rule, 0), cloud(rule, 1)) == ([pytest.approx(0.367879, abs=1e-6)], [pytest.approx(0.632121, abs=1e-6)])
     assert rule.own_weights[0] == pytest.approx(1 - math.exp(-1))
-    assert rule.download(INITIAL, 0, judging=True) is None
+    assert rule.download(INITIAL_MODEL, 0, judging=True) is None
     rule.post_train = True  # an evaluated client trains first
-    assert rule.download(INITIAL, 0, judging=True)["model/w"].tolist() == cloud(rule, 0)
+    assert rule.download(INITIAL_MODEL, 0, judging=True)["model/w"].tolist() == cloud(rule, 0)
 
 
 def test_a_node_never_heard_of_holds_the_initial_model_and_is_in_nobodys_mixture():
@@ -94,10 +94,10 @@ def test_relative_sigma_and_the_order_of_replies():
 def test_a_step_by_hand():
     """f = (w - 3)^2 / 2, w = 2, u = 0, lambda / alpha = 2: 2 - 0.1 (-1 + 4)."""
     client = scalar_node("fedamp", 3, start=2.0, pull_weight=1.0, cloud_lr=0.5)
-    (update,) = client.update([received(model=0.0)], 1)
+    (update,) = client.update([build_broadcast(model=0.0)], 1)
     assert float(update.memory["own/classifier.w"]) == pytest.approx(1.7, abs=1e-12)
     assert torch.equal(update.tensors["model/classifier.w"], update.memory["own/classifier.w"])
-    (first,) = client.update([received(model=2.0)], 1)  # what a first round receives: no pull
+    (first,) = client.update([build_broadcast(model=2.0)], 1)  # what a first round receives: no pull
     assert float(first.memory["own/classifier.w"]) == pytest.approx(2.1, abs=1e-12)
 
 

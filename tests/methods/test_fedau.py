@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hand import FULL, PATTERN
+from hand import FULL_COHORTS, PATTERN
 from rig import close, digits_run, run_scalar
 
 from contrafed.server.intervals import Intervals
@@ -56,7 +56,7 @@ def test_a_node_counts_as_if_it_were_always_there(p, share, lag):
 )
 def test_golden_values(cutoff, pattern):
     full = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
-    assert run_scalar("fedau", FULL, cutoff=cutoff) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedau", FULL_COHORTS, cutoff=cutoff) == pytest.approx(full, abs=1e-5)
     assert run_scalar("fedau", PATTERN, cutoff=cutoff) == pytest.approx(pattern, abs=1e-5)
 
 

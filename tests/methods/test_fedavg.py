@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hand import FULL, PATTERN, path, rule_of
+from hand import FULL_COHORTS, PATTERN, path, rule_of
 from rig import close, config_of, digits_run, run_scalar, same
 from tiny import run_tiny
 
@@ -42,7 +42,7 @@ def test_golden_values_over_all_nodes():
     assert run_scalar("fedavg", PATTERN, weights="all_nodes") == pytest.approx(pattern, abs=1e-5)
     sending_changes = run_scalar("pmfl", PATTERN, server="fedavg", weights="all_nodes", contrast_weight=0.0)
     assert sending_changes == pytest.approx(pattern, abs=1e-5)
-    everybody = [run_scalar("fedavg", FULL, weights=weights) for weights in ("all_nodes", "uniform")]
+    everybody = [run_scalar("fedavg", FULL_COHORTS, weights=weights) for weights in ("all_nodes", "uniform")]
     assert everybody[0] == pytest.approx(everybody[1], rel=1e-12)
 
 
@@ -87,7 +87,7 @@ def test_rules_that_have_their_own_weights_take_no_others(rule):
 def test_golden_values(weights):
     full = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
     pattern = [2.190000, 2.913900, 2.645259, 2.645259, 2.997660]
-    assert run_scalar("fedavg", FULL, weights=weights) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedavg", FULL_COHORTS, weights=weights) == pytest.approx(full, abs=1e-5)
     assert run_scalar("fedavg", PATTERN, weights=weights) == pytest.approx(pattern, abs=1e-5)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from left import FULL, PATTERN, SHORT, digits_left, scalar_left
+from left import FULL_COHORTS, PATTERN, SHORT_TRAINING, digits_left, scalar_left
 from rig import config_of, same, strategy_settings, workspace_of
 
 STEPS = {"tune_epochs": 2, "tune_lr": 0.1, "tune_momentum": 0.0, "tune_batch_size": 1}
@@ -11,12 +11,12 @@ STEPS = {"tune_epochs": 2, "tune_lr": 0.1, "tune_momentum": 0.0, "tune_batch_siz
 @pytest.mark.parametrize("tune", ["head", "all"])
 def test_golden_values(tune):
     """Two steps start from W^5. The problem's single number is its classifier."""
-    run = scalar_left("fedavg_ft", FULL, tune=tune, **STEPS)
-    assert [run.judged(node) for node in range(3)] == pytest.approx([2.147571, 3.287571, 2.717571], abs=1e-5)
-    assert [run.judged(node, final=False) for node in range(3)] == [run.w[-1]] * 3
+    run = scalar_left("fedavg_ft", FULL_COHORTS, tune=tune, **STEPS)
+    assert [run.evaluate_client(node) for node in range(3)] == pytest.approx([2.147571, 3.287571, 2.717571], abs=1e-5)
+    assert [run.evaluate_client(node, final=False) for node in range(3)] == [run.w[-1]] * 3
 
 
-@pytest.mark.parametrize("rounds", [FULL, PATTERN])
+@pytest.mark.parametrize("rounds", [FULL_COHORTS, PATTERN])
 def test_w_is_fedavgs(rounds):
     assert scalar_left("fedavg_ft", rounds, **STEPS).w == scalar_left("fedavg", rounds).w
 
@@ -28,7 +28,7 @@ def test_tuning_by_hand_with_momentum():
     for _ in range(2):
         speed = 0.5 * speed + (w - 6)
         w -= 0.1 * speed
-    assert run.judged(0) == pytest.approx(w, abs=1e-12)
+    assert run.evaluate_client(0) == pytest.approx(w, abs=1e-12)
 
 
 def client_of(**changes):
@@ -84,5 +84,5 @@ def test_tuning_in_a_stack_is_tuning_alone():
 
 
 def test_w_is_fedavgs_bit_for_bit():
-    run, plain = digits_left("fedavg_ft", local=SHORT), digits_left("fedavg", local=SHORT)
+    run, plain = digits_left("fedavg_ft", local=SHORT_TRAINING), digits_left("fedavg", local=SHORT_TRAINING)
     assert all(same(one, other) for one, other in zip(run.models, plain.models, strict=True))

@@ -1,7 +1,7 @@
 """FedAvgM: by hand, the golden run, and FedAvg without momentum."""
 
 import pytest
-from hand import FULL, GOLDEN, PATTERN, path, rule_of
+from hand import FULL_COHORTS, GOLDEN, PATTERN, path, rule_of
 from rig import run_scalar
 
 
@@ -14,10 +14,10 @@ def test_by_hand():
 
 def test_golden_values():
     changes, full, pattern = GOLDEN["fedavgm"]
-    assert run_scalar("fedavgm", FULL, **changes) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedavgm", FULL_COHORTS, **changes) == pytest.approx(full, abs=1e-5)
     assert run_scalar("fedavgm", PATTERN, **changes) == pytest.approx(pattern, abs=1e-5)
 
 
 def test_without_momentum_it_is_fedavg():
-    for rounds in (FULL, PATTERN):
+    for rounds in (FULL_COHORTS, PATTERN):
         assert run_scalar("fedavgm", rounds, server_momentum=0.0) == pytest.approx(run_scalar("fedavg", rounds), rel=1e-12)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hand import AWAY, FULL, PATTERN, WORK, as_fedavg
+from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, PATTERN, WORK, as_fedavg
 from rig import Schedule, close, config_of, digits_run, run_scalar, run_strategy, same, strategy_settings, workspace_of
 
 from contrafed.strategies.fedawe import FedAWE
@@ -20,7 +20,7 @@ def test_the_golden_problem(rate, full, pattern):
 
     The mean is (2.19 - 0.8322 + 2 + 0.57) / 2.
     """
-    assert run_scalar("fedawe", FULL, server_lr=rate) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedawe", FULL_COHORTS, server_lr=rate) == pytest.approx(full, abs=1e-5)
     assert run_scalar("fedawe", PATTERN, server_lr=rate) == pytest.approx(pattern, abs=1e-5)
     assert run_scalar("fedawe", PATTERN, stack_size=3, server_lr=rate) == pytest.approx(pattern, abs=1e-5)
 
@@ -40,14 +40,16 @@ class Seen(FedAWE):
         self.sent = []
 
     def next_model(self, model, replies):
-        self.sent.append({reply.node: reply.group("model") and reply.received for reply in replies})
+        self.sent.append({reply.node: reply.get_tensors("model") and reply.received for reply in replies})
         return super().next_model(model, replies)
 
 
 def test_every_node_goes_on_from_the_model_it_left_with():
-    models, rule = digits_run("fedawe", len(AWAY), nodes=5, schedule=AWAY, local=WORK, rule=Seen)
+    models, rule = digits_run(
+        "fedawe", len(COHORTS_WITH_ABSENCES), nodes=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Seen
+    )
     left = dict.fromkeys(range(5), 0)  # last round of each client's participation
-    for t, here in enumerate(AWAY, 1):
+    for t, here in enumerate(COHORTS_WITH_ABSENCES, 1):
         assert rule.sent[t - 1].keys() == set(here)
         for node in here:
             assert same(rule.sent[t - 1][node], {f"model/{n}": v for n, v in models[left[node]].items()}), (t, node)
@@ -67,7 +69,7 @@ def test_how_long_nodes_were_away_is_logged():
             seen.append([array.tolist() for array in self.round.node_metrics.get("weight", (np.zeros(0),) * 2)])
             return new
 
-    digits_run("fedawe", len(AWAY), nodes=5, schedule=AWAY, local=WORK, rule=Logged)
+    digits_run("fedawe", len(COHORTS_WITH_ABSENCES), nodes=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Logged)
     assert seen == [[[0, 1, 2, 3], [1] * 4], [[1, 4], [1, 2]], [[], []], [[0, 4], [3, 2]]]
 
 
@@ -89,7 +91,9 @@ def test_nodes_are_judged_by_the_last_active_nodes_mean(post_train):
                 given[self.round.server_round, node] = own
             return own
 
-    run_strategy(workspace_of(config), config, Schedule(AWAY), len(AWAY), rule=Judging, judged=range(5))
+    run_strategy(
+        workspace_of(config), config, Schedule(COHORTS_WITH_ABSENCES), len(COHORTS_WITH_ABSENCES), rule=Judging, judged=range(5)
+    )
     own = {node for (t, node), tensors in given.items() if t == 4 and tensors is not None}
     assert own == ({1, 2, 3} if post_train else set())
 
@@ -100,5 +104,7 @@ def test_of_methods_that_keep_a_head_it_moves_the_body():
 
 
 def test_stacked_equals_alone():
-    alone, stacked = (digits_run("fedawe", 4, nodes=5, schedule=AWAY, stack_size=n, local=WORK)[0] for n in (1, 3))
+    alone, stacked = (
+        digits_run("fedawe", 4, nodes=5, schedule=COHORTS_WITH_ABSENCES, stack_size=n, local=WORK)[0] for n in (1, 3)
+    )
     close(alone[-1], stacked[-1])

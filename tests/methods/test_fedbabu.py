@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hand import EPOCH, heads, no_head_travels, whole
-from rig import Scalar, close, config_of, given, same, scalar_workspace, strategy_settings, workspace_of
+from rig import Scalar, build_received, close, config_of, same, scalar_workspace, strategy_settings, workspace_of
 
 
 def test_no_head_ever_travels():
@@ -64,7 +64,7 @@ def test_the_last_evaluation_tunes_what_is_asked_for_and_remembers_nothing(tune,
     config = config_of("strategy=fedbabu", f"strategy.tune={tune}", "num_nodes=4", *network, "partition.test_fraction=0.3")
     workspace = workspace_of(config)
     client = workspace.client_class(workspace, [0])
-    received = {n: v for n, v in given(workspace).items() if "classifier" not in n}
+    received = {n: v for n, v in build_received(workspace).items() if "classifier" not in n}
     (before,) = client.judge([received], 3)
     assert same(before.model, workspace.initial)
     assert set(before.metrics) == {"accuracy", "loss"}

@@ -12,10 +12,10 @@ from contrafed.runs.run import run
 from contrafed.server.base import Replies, Reply
 from contrafed.training.losses import prototype_contrast
 
-TWO = torch.eye(2, dtype=torch.float64)
+TWO_CLASSES = torch.eye(2, dtype=torch.float64)
 
 
-def infonce(z, y, means=TWO, valid=(1, 1), temperature=0.1):
+def infonce(z, y, means=TWO_CLASSES, valid=(1, 1), temperature=0.1):
     """Return the contrastive loss of a representation (2,), and its gradient."""
     losses, z = losses_of(client_of("fedcrl", temperature=temperature), z, y, means=means, valid=valid)
     losses["contrast"].backward()
@@ -47,7 +47,7 @@ def test_infonce_masks_classes_without_a_prototype():
     assert infonce([5.0, 0.0], 0, valid=(1, 0))[0] == 0.0  # no negatives
 
 
-def blended(own, received, loss, rounds=1.0, contrasted=1.0, table=None, **changes):
+def blend_at_start(own, received, loss, rounds=1.0, contrasted=1.0, table=None, **changes):
     """Return the blended start of a client's round, uploaded without training, for this body and contrastive loss in its state.
 
     ``table``: the prototypes of the two classes that the client receives. Its single image is of class 0.
@@ -65,7 +65,7 @@ def blended(own, received, loss, rounds=1.0, contrasted=1.0, table=None, **chang
 
 def tau_of(loss, **changes):
     """Return the weight of the own body."""
-    return blended(1.0, 0.0, loss, **changes)
+    return blend_at_start(1.0, 0.0, loss, **changes)
 
 
 def test_blend_weight_by_hand():
@@ -78,25 +78,25 @@ def test_blend_weight_by_hand():
     assert (tau_of(1.0, blend="global"), tau_of(1.0, blend="own")) == (0.0, 1.0)
 
 
-NEAR = [
+NEAR_CASES = [
     [1.0, 1.0],
     [1.0, -1.0],
 ]  # with a representation (1, 1) of class 0: cosines 1 and 0, log(1 + e^-1) = 0.313262 at T = 1
-AT_NEAR = math.exp(-0.8 * 0.313262)
+NEAR_WEIGHT = math.exp(-0.8 * 0.313262)
 
 
 def test_the_first_tau_is_what_first_tau_says():
     """For a client without a contrastive loss, whose state has a loss of 0. Later tau follows the loss."""
-    for first_tau, expected in (("evaluate", AT_NEAR), ("zero", 0.0), ("one", 1.0)):
-        asked = {"first_tau": first_tau, "table": NEAR, "temperature": 1.0}
+    for first_tau, expected in (("evaluate", NEAR_WEIGHT), ("zero", 0.0), ("one", 1.0)):
+        asked = {"first_tau": first_tau, "table": NEAR_CASES, "temperature": 1.0}
         assert tau_of(0.0, contrasted=0.0, **asked) == pytest.approx(expected, abs=1e-6)
         assert tau_of(2.0, **asked) == pytest.approx(math.exp(-1.6), rel=1e-9)
     assert tau_of(0.0, contrasted=0.0) == 0.0  # evaluated, and there is no prototype: the global body
 
 
 def test_tau_may_be_set_by_the_prototypes_just_received():
-    for tau_source, expected in (("train_mean", math.exp(-1.6)), ("on_receipt", AT_NEAR)):
-        assert tau_of(2.0, tau_source=tau_source, table=NEAR, temperature=1.0) == pytest.approx(expected, abs=1e-6)
+    for tau_source, expected in (("train_mean", math.exp(-1.6)), ("on_receipt", NEAR_WEIGHT)):
+        assert tau_of(2.0, tau_source=tau_source, table=NEAR_CASES, temperature=1.0) == pytest.approx(expected, abs=1e-6)
         even = tau_of(2.0, tau_source=tau_source, table=[[1.0, 0.0], [0.0, 1.0]])  # equal cosines: ln 2 for any T
         assert even == pytest.approx(2**-0.8 if tau_source == "on_receipt" else math.exp(-1.6), abs=1e-6)
 
@@ -109,19 +109,19 @@ def test_without_contrast_tau_may_be_zero():
 def test_a_literal_clip_puts_every_weight_between_0_and_1():
     """The blend before the clip is 0.449329 * own + 0.550671 * received."""
     for own, received, expected in ((5.0, 2.0, 1.0), (-5.0, -2.0, 0.0), (0.5, 0.25, 0.362332)):
-        assert blended(own, received, 1.0, clip="literal") == pytest.approx(expected, abs=1e-6)
-    assert blended(5.0, 2.0, 1.0, clip="none") == pytest.approx(3.347987, abs=1e-6)
+        assert blend_at_start(own, received, 1.0, clip="literal") == pytest.approx(expected, abs=1e-6)
+    assert blend_at_start(5.0, 2.0, 1.0, clip="none") == pytest.approx(3.347987, abs=1e-6)
 
 
 def test_the_own_body_is_weighted_by_tau():
     """I8: tau = 0.25, own 2, global 10 gives 8. Vectors give 0.449329 * 5 + 0.550671 * 2."""
-    assert blended(2.0, 10.0, -math.log(0.25) / 0.8) == pytest.approx(8.0)
-    assert blended(5.0, 2.0, 1.0) == pytest.approx(3.347987, abs=1e-6)
-    assert blended(1.0, 2.0, 0.0) == 1.0
-    assert blended(1.0, 2.0, 0.0, rounds=0.0) == 2.0  # a first participation takes the global body whole
+    assert blend_at_start(2.0, 10.0, -math.log(0.25) / 0.8) == pytest.approx(8.0)
+    assert blend_at_start(5.0, 2.0, 1.0) == pytest.approx(3.347987, abs=1e-6)
+    assert blend_at_start(1.0, 2.0, 0.0) == 1.0
+    assert blend_at_start(1.0, 2.0, 0.0, rounds=0.0) == 2.0  # a first participation takes the global body whole
 
 
-def trained(valid, **changes):
+def train_epoch(valid, **changes):
     """Return client 0's state after an epoch with random prototypes of the classes ``valid``, its client and its message."""
     config = config_of("strategy=fedcrl", "num_nodes=4", "model=mlp", "model.hidden=[12]")
     config["strategy"] |= {"local": config["strategy"]["local"] | {"epochs": 1, "lr": 1e-12, **changes}}
@@ -141,7 +141,7 @@ def trained(valid, **changes):
 def test_tau_is_set_by_the_examples_whose_class_has_a_prototype():
     """Counting the others would make the loss too small and keep a client at its own body. Training counts them as 0."""
     held = [0, 1]
-    update, client, received = trained(held)
+    update, client, received = train_epoch(held)
     workspace = client.workspace
     index = torch.from_numpy(workspace.federation.partition.train(0))
     y = workspace.y[index]
@@ -157,7 +157,7 @@ def test_tau_is_set_by_the_examples_whose_class_has_a_prototype():
 
 def test_a_node_none_of_whose_classes_has_a_prototype_was_not_contrasted():
     """It evaluates its loss when it returns, and takes the global body if it still cannot."""
-    update, client, received = trained([])
+    update, client, received = train_epoch([])
     assert (update.memory["contrasted"], update.memory["contrast"]) == (0, 0)
     client.memories, began = [update.memory], []
     client.train = lambda stack, **kept: began.append({n: v.clone() for n, v in stack.params.items()}) or stop()

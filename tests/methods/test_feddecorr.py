@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hand import FULL, GOLDEN, PATTERN, as_fedavg
+from hand import FULL_COHORTS, GOLDEN, PATTERN, as_fedavg
 from rig import run_scalar, same
 
 from contrafed.training.losses import decorrelation
@@ -53,7 +53,7 @@ def test_a_dimension_that_never_varies_has_a_finite_gradient():
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_batches_of_one_are_fedavgs_golden_run(stack_size):
-    for schedule, golden in zip((FULL, PATTERN), GOLDEN["fedavg"][1:], strict=True):
+    for schedule, golden in zip((FULL_COHORTS, PATTERN), GOLDEN["fedavg"][1:], strict=True):
         found = run_scalar("feddecorr", schedule, stack_size=stack_size, local={"momentum": 0.0, "weight_decay": 0.0})
         assert found == pytest.approx(golden, abs=1e-5)
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from hand import FULL, PATTERN, client_of, losses_of, whole
+from hand import FULL_COHORTS, PATTERN, client_of, losses_of, whole
 from rig import close, run_scalar
 
-PLAIN = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
+PLAIN_TRAINING = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
 
 
 def test_the_loss_by_hand():
@@ -25,33 +25,37 @@ def test_the_loss_by_hand():
 )
 def test_the_golden_problem(alpha, full, pattern):
     """f = (w - a)^2 / 2, two steps of 0.1: w -= 0.1 ((w - a) - g + alpha (w - W)). Then g and h follow the algorithm."""
-    assert run_scalar("feddyn", FULL, proximal_weight=alpha, local=PLAIN) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("feddyn", PATTERN, proximal_weight=alpha, local=PLAIN) == pytest.approx(pattern, abs=1e-5)
-    assert run_scalar("feddyn", PATTERN, stack_size=3, proximal_weight=alpha, local=PLAIN) == pytest.approx(pattern, abs=1e-5)
+    assert run_scalar("feddyn", FULL_COHORTS, proximal_weight=alpha, local=PLAIN_TRAINING) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("feddyn", PATTERN, proximal_weight=alpha, local=PLAIN_TRAINING) == pytest.approx(pattern, abs=1e-5)
+    assert run_scalar("feddyn", PATTERN, stack_size=3, proximal_weight=alpha, local=PLAIN_TRAINING) == pytest.approx(
+        pattern, abs=1e-5
+    )
 
 
 def test_equal_nodes_go_to_the_common_minimum_and_stay():
-    assert run_scalar("feddyn", [[0, 1, 2]] * 80, targets=(4, 4, 4), proximal_weight=1.0, local=PLAIN)[-1] == pytest.approx(4)
-    assert run_scalar("feddyn", FULL, start=4.0, targets=(4, 4, 4), local=PLAIN) == [4.0] * 5
+    assert run_scalar("feddyn", [[0, 1, 2]] * 80, targets=(4, 4, 4), proximal_weight=1.0, local=PLAIN_TRAINING)[
+        -1
+    ] == pytest.approx(4)
+    assert run_scalar("feddyn", FULL_COHORTS, start=4.0, targets=(4, 4, 4), local=PLAIN_TRAINING) == [4.0] * 5
 
 
 def test_unequal_nodes_that_solve_their_objective_go_to_the_global_minimum():
     """Also with absent clients, for which FedAvg would move to the minimum of the last participants."""
     pairs = [[0, 1], [1, 2], [0, 2]] * 40
-    values = run_scalar("feddyn", pairs, proximal_weight=1.0, local=PLAIN | {"iterations": 100})
+    values = run_scalar("feddyn", pairs, proximal_weight=1.0, local=PLAIN_TRAINING | {"iterations": 100})
     assert values[-1] == pytest.approx(3, abs=1e-6)
 
 
 def test_its_first_round_is_fedproxs_step_twice_over():
     """g = 0: w_k are FedProx's with mu = alpha, and W = mean w_k + mean Delta."""
-    steps = {"proximal_weight": 0.1, "local": PLAIN}
+    steps = {"proximal_weight": 0.1, "local": PLAIN_TRAINING}
     start, first = whole("feddyn", [[]], **steps)[0], whole("feddyn", [range(8)], **steps)[0]
     prox = whole("fedprox", [range(8)], weights="uniform", **steps)[0]
     close(first, {n: 2 * prox[n] - start[n] for n in prox}, 1e-9)
 
 
 def test_h_is_the_mean_of_all_nodes_gradients_whoever_was_there():
-    _, memory, strategy = whole("feddyn", local=PLAIN)
+    _, memory, strategy = whole("feddyn", local=PLAIN_TRAINING)
     for name, h in strategy.state["gradient"].items():
         total = sum(value for key, value in memory.items() if key.endswith(f"/gradient/{name}"))
         torch.testing.assert_close(h, total / 8, rtol=1e-9, atol=1e-12)
@@ -59,6 +63,6 @@ def test_h_is_the_mean_of_all_nodes_gradients_whoever_was_there():
 
 
 def test_stacked_equals_alone():
-    alone, stacked = (whole("feddyn", stack_size=size, local=PLAIN) for size in (1, 3))
+    alone, stacked = (whole("feddyn", stack_size=size, local=PLAIN_TRAINING) for size in (1, 3))
     close(alone[0], stacked[0])
     close(alone[1], stacked[1])

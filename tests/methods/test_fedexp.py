@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hand import AWAY, FULL, PATTERN, WORK, as_fedavg, path, rule_of
+from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, PATTERN, WORK, as_fedavg, path, rule_of
 from rig import close, config_of, digits_run, run_scalar
 from tiny import run_tiny
 
@@ -12,7 +12,7 @@ from contrafed.runs import checkpoint
 from contrafed.runs.run import run
 from contrafed.server.base import Replies, Reply
 
-PLAIN = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
+PLAIN_TRAINING = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None}
 
 
 def rate_of(*deltas, sizes=(1, 1, 1), epsilon=0.0, weights="uniform"):
@@ -53,8 +53,8 @@ def test_by_samples_every_mean_is_weighted():
 )
 def test_the_golden_problem(epsilon, full, pattern):
     """Delta_k = 0.19 (a_k - W), a = (0, 6, 3)."""
-    assert run_scalar("fedexp", FULL, epsilon=epsilon, local=PLAIN) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("fedexp", PATTERN, epsilon=epsilon, local=PLAIN) == pytest.approx(pattern, abs=1e-5)
+    assert run_scalar("fedexp", FULL_COHORTS, epsilon=epsilon, local=PLAIN_TRAINING) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedexp", PATTERN, epsilon=epsilon, local=PLAIN_TRAINING) == pytest.approx(pattern, abs=1e-5)
 
 
 def test_a_large_epsilon_is_fedavg():
@@ -89,5 +89,7 @@ def test_a_run_leaves_what_was_judged_and_scores_it_again(tmp_path):
 
 
 def test_stacked_equals_alone():
-    alone, stacked = (digits_run("fedexp", 4, nodes=5, schedule=AWAY, stack_size=n, local=WORK)[0] for n in (1, 3))
+    alone, stacked = (
+        digits_run("fedexp", 4, nodes=5, schedule=COHORTS_WITH_ABSENCES, stack_size=n, local=WORK)[0] for n in (1, 3)
+    )
     close(alone[-1], stacked[-1])

@@ -7,10 +7,10 @@ from contrafed.server.base import Replies, Reply
 from contrafed.strategies.fedgh import Config, FedGH
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
-SHORT = {"epochs": 1}
+SHORT_TRAINING = {"epochs": 1}
 
 
-def trained(rows, head, lr=1.0, batch=1):
+def train_head(rows, head, lr=1.0, batch=1):
     """Return the head (C, D) after the server's pass over the clients' (mean, count) tables."""
     rule = FedGH.__new__(FedGH)
     rule.config, rule.travelling = Config(server_lr=lr, server_batch=batch), ["classifier.weight"]
@@ -23,25 +23,25 @@ def trained(rows, head, lr=1.0, batch=1):
 
 def test_the_servers_step_by_hand():
     """z (1, 0), label 0, head 0 without bias, lr 1: W_00 0.5, W_10 -0.5."""
-    head = trained([([[1.0, 0.0], [9.0, 9.0]], [3.0, 0.0])], [[0.0, 0.0], [0.0, 0.0]])
+    head = train_head([([[1.0, 0.0], [9.0, 9.0]], [3.0, 0.0])], [[0.0, 0.0], [0.0, 0.0]])
     assert head.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
 
 
 def test_prototypes_are_steps_one_after_another_in_order_of_node_and_class():
     both = [([[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0])]
-    one = trained(both, [[0.0, 0.0], [0.0, 0.0]])
-    first = trained([([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0])], [[0.0, 0.0], [0.0, 0.0]])
-    then = trained([([[1.0, 0.0], [0.0, 1.0]], [0.0, 1.0])], first.tolist())
+    one = train_head(both, [[0.0, 0.0], [0.0, 0.0]])
+    first = train_head([([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0])], [[0.0, 0.0], [0.0, 0.0]])
+    then = train_head([([[1.0, 0.0], [0.0, 1.0]], [0.0, 1.0])], first.tolist())
     torch.testing.assert_close(one, then, rtol=1e-12, atol=1e-12)
-    together = trained(both, [[0.0, 0.0], [0.0, 0.0]], batch=2)
+    together = train_head(both, [[0.0, 0.0], [0.0, 0.0]], batch=2)
     assert together.tolist() == [[0.25, -0.25], [-0.25, 0.25]]
 
 
 def test_nothing_present_and_a_rate_of_zero_leave_the_head():
     start = [[0.3, -0.1], [0.2, 0.4]]
-    assert trained([([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])], start).tolist() == torch.tensor(start).tolist()
-    assert trained([], start).tolist() == torch.tensor(start).tolist()
-    still = trained([([[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0])], start, lr=0.0)
+    assert train_head([([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])], start).tolist() == torch.tensor(start).tolist()
+    assert train_head([], start).tolist() == torch.tensor(start).tolist()
+    still = train_head([([[1.0, 0.0], [0.0, 1.0]], [1.0, 1.0])], start, lr=0.0)
     assert torch.equal(still, torch.tensor(start).double())
 
 
@@ -56,8 +56,8 @@ def test_no_body_tensor_crosses_and_the_overhead_is_the_papers():
 
 
 def test_stacked_equals_alone_and_both_moments_are_judged():
-    alone, _ = digits_run("fedgh", schedule=ROUNDS, num_rounds=4, local=SHORT)
-    stacked, _ = digits_run("fedgh", schedule=ROUNDS, num_rounds=4, local=SHORT, stack_size=4)
+    alone, _ = digits_run("fedgh", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING)
+    stacked, _ = digits_run("fedgh", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING, stack_size=4)
     close(alone[-1], stacked[-1])
     assert not same(alone[0], alone[-1])
 

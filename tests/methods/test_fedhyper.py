@@ -1,7 +1,7 @@
 """FedHyper: rates by hand, their bounds, the golden problem, and FedAvg at a bound of 1."""
 
 import pytest
-from hand import AWAY, FULL, GOLDEN, PATTERN, WORK, path, rule_of
+from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, GOLDEN, PATTERN, WORK, path, rule_of
 from rig import close, digits_run, run_scalar, same
 
 from contrafed.core.errors import UserError
@@ -37,7 +37,7 @@ def test_a_round_without_replies_keeps_alpha_and_the_last_update():
 
 
 def test_at_a_bound_of_1_it_is_fedavg():
-    same_nodes = {"nodes": 5, "schedule": AWAY, "local": WORK, "weights": "uniform"}
+    same_nodes = {"nodes": 5, "schedule": COHORTS_WITH_ABSENCES, "local": WORK, "weights": "uniform"}
     fedhyper, fedavg = digits_run("fedhyper", 4, bound=1.0, **same_nodes)[0], digits_run("fedavg", 4, **same_nodes)[0]
     for a, b in zip(fedhyper, fedavg, strict=True):
         close(a, b, 1e-12)
@@ -45,7 +45,7 @@ def test_at_a_bound_of_1_it_is_fedavg():
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_golden_values(stack_size):
-    for schedule, golden in zip((FULL, PATTERN), GOLDEN["fedhyper"][1:], strict=True):
+    for schedule, golden in zip((FULL_COHORTS, PATTERN), GOLDEN["fedhyper"][1:], strict=True):
         assert run_scalar("fedhyper", schedule, stack_size=stack_size) == pytest.approx(golden, abs=1e-5)
 
 
@@ -66,12 +66,12 @@ def by_hand(schedule, targets, rounds=5):
 @pytest.mark.parametrize("schedule", ["global", "local", "both"])
 def test_the_local_schedule_scales_the_nodes_rate(schedule, stack_size):
     scaled = {"scale_step": schedule != "local", "scale_rate": schedule != "global"}
-    found = run_scalar("fedhyper", FULL, targets=(0, 60, 30), stack_size=stack_size, **scaled)
+    found = run_scalar("fedhyper", FULL_COHORTS, targets=(0, 60, 30), stack_size=stack_size, **scaled)
     assert found == pytest.approx(by_hand(schedule, (0, 60, 30)), abs=1e-5)
 
 
 def test_a_factor_of_1_changes_no_bit():
-    own = {"bound": 1.0, "nodes": 5, "schedule": AWAY}
+    own = {"bound": 1.0, "nodes": 5, "schedule": COHORTS_WITH_ABSENCES}
     plain, scaled = (digits_run("fedhyper", 4, scale_rate=scale, **own)[0] for scale in (False, True))
     assert all(map(same, plain, scaled))
 

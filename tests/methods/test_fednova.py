@@ -20,21 +20,23 @@ def step_of(deltas, sizes, **changes):
     return float(rule.aggregate(model, Replies(replies))["w"]), rule.round.metrics["effective_steps"]
 
 
-ONES = {"epochs": 1, "batch_size": 1}  # as many steps as examples
+SINGLE_EXAMPLE_STEPS = {"epochs": 1, "batch_size": 1}  # as many steps as examples
 
 
 def test_by_hand():
     """tau = (1, 3), p = 1/2 each: Delta (1, 3) gives 2 (0.5 + 0.5), Delta (1, 1) gives 2 (0.5 + 1/6)."""
-    assert step_of([1.0, 3.0], (1, 3), weights="uniform", local=ONES) == (pytest.approx(2, rel=1e-12), 2)
-    assert step_of([1.0, 1.0], (1, 3), weights="uniform", local=ONES) == (pytest.approx(4 / 3, rel=1e-6), 2)
+    assert step_of([1.0, 3.0], (1, 3), weights="uniform", local=SINGLE_EXAMPLE_STEPS) == (pytest.approx(2, rel=1e-12), 2)
+    assert step_of([1.0, 1.0], (1, 3), weights="uniform", local=SINGLE_EXAMPLE_STEPS) == (pytest.approx(4 / 3, rel=1e-6), 2)
     # by examples: p = (1/4, 3/4), tau_eff = 2.5, and 2.5 (1/4 + 1/4)
-    assert step_of([1.0, 1.0], (1, 3), weights="samples", local=ONES) == (pytest.approx(1.25, rel=1e-6), 2.5)
+    assert step_of([1.0, 1.0], (1, 3), weights="samples", local=SINGLE_EXAMPLE_STEPS) == (pytest.approx(1.25, rel=1e-6), 2.5)
     assert step_of([0.0, 0.0], (1, 3), local={"iterations": 0, "epochs": None}) == (0, 0)
 
 
 def test_a_pull_changes_the_lengths_and_not_the_factor_by_hand():
     # At rate 0.5 and weight 1 three steps go 1 + 0.5 + 0.25 = 1.75. The factor is of the steps, (1 + 3) / 2 = 2.
-    step, factor = step_of([1.0, 3.5], (1, 3), weights="uniform", local=ONES | {"lr": 0.5, "proximal_weight": 1.0})
+    step, factor = step_of(
+        [1.0, 3.5], (1, 3), weights="uniform", local=SINGLE_EXAMPLE_STEPS | {"lr": 0.5, "proximal_weight": 1.0}
+    )
     assert (step, factor) == (pytest.approx(2 * (1 / 1 + 3.5 / 1.75) / 2, rel=1e-6), 2)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hand import client_of, losses_of, rule_of
-from rig import Vector, close, config_of, digits_run, given, strategy_settings, workspace_of
+from rig import Vector, build_received, close, config_of, digits_run, strategy_settings, workspace_of
 from scipy.optimize import minimize
 
 from contrafed.data.federation import Federation
@@ -17,7 +17,7 @@ from contrafed.strategies.fedpac import Config, FedPAC
 from contrafed.strategies.simplex import simplex_minimum
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
-SHORT = {"epochs": 1}
+SHORT_TRAINING = {"epochs": 1}
 HEAD = ("classifier.weight", "classifier.bias")
 
 
@@ -137,7 +137,7 @@ def test_statistics_by_hand():
     federation = Federation(data, Partition([np.arange(4)], [np.arange(0)], y.numpy(), 2))
     settings = config_of("num_nodes=1") | {"strategy": strategy_settings("fedpac")}
     workspace = workspace_of(settings, dtype=torch.float64, federation=federation, model=Pixels())
-    (update,) = workspace.client_class(workspace, [0]).update([given(workspace)], 1)
+    (update,) = workspace.client_class(workspace, [0]).update([build_received(workspace)], 1)
     assert update.tensors["stat/h"].tolist() == [[1.0], [1.0]]
     # (1/2 * 5 + 1/2 * 4 - 1/4 * 4 - 1/4 * 4) / 4
     assert update.tensors["stat/v"].item() == 0.625
@@ -148,11 +148,11 @@ def test_statistics_are_of_the_received_body_and_so_are_the_means_that_stand_in_
     client, received = node()
     seen, loss, workspace = [], client.loss, client.workspace
 
-    def watched(params, batch, constants):
+    def record_loss(params, batch, constants):
         seen.append(constants["own"])
         return loss(params, batch, constants)
 
-    client.loss = watched
+    client.loss = record_loss
     try:
         (update,) = client.update([received], 1)
     finally:
@@ -176,18 +176,18 @@ def test_two_heads_are_mixed_by_hand():
     rule, model = rule_of("fedpac", (1, 1, 1), down), {"w": torch.zeros(1)}
     table = {"model/w": torch.zeros(1), "proto/mean": torch.zeros(1, 2), "proto/count": torch.ones(1)}
 
-    def sent(node, head, h):
+    def build_reply(node, head, h):
         own = {"head/classifier.w": torch.tensor([head]), "stat/h": torch.tensor([[h, 0.0]]), "stat/v": torch.tensor(1.0)}
         return Reply(node, table | own, 1, {})
 
-    rule.aggregate(model, Replies([sent(0, 0.0, 0.0), sent(2, 6.0, 2.0)]))
+    rule.aggregate(model, Replies([build_reply(0, 0.0, 0.0), build_reply(2, 6.0, 2.0)]))
     assert rule.broadcast(model)["head/valid"].item() == 0
     assert rule.download(model, 1, False) is None
     for node, head in ((0, 1.0), (2, 5.0)):
         found = rule.download(model, node, False)
         assert found["head/classifier.w"].item() == pytest.approx(head, abs=1e-6)
         assert found["head/valid"].item() == 1
-    rule.aggregate(model, Replies([sent(2, 7.0, 2.0)]))
+    rule.aggregate(model, Replies([build_reply(2, 7.0, 2.0)]))
     assert [rule.download(model, node, False)["head/classifier.w"].item() for node in (0, 2)] == pytest.approx([1, 7], abs=1e-6)
 
 
@@ -216,20 +216,20 @@ def test_the_head_phase_has_a_rate_of_its_own():
 
 
 def test_stacked_equals_alone_and_heads_stay_where_a_node_is_away():
-    alone, rule = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT)
-    stacked, other = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT, stack_size=4)
+    alone, rule = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING)
+    stacked, other = digits_run("fedpac", schedule=ROUNDS, num_rounds=4, local=SHORT_TRAINING, stack_size=4)
     close(alone[-1], stacked[-1])
     assert set(rule.state["heads"]) == {0, 1, 2, 3, 4, 5}
     for k, head in rule.state["heads"].items():
         close(head, other.state["heads"][k], tolerance=1e-6)  # mixtures are the root of a least-squares problem
-    earlier, three = digits_run("fedpac", schedule=ROUNDS[:1], num_rounds=1, local=SHORT)
+    earlier, three = digits_run("fedpac", schedule=ROUNDS[:1], num_rounds=1, local=SHORT_TRAINING)
     close(three.state["heads"][3], rule.state["heads"][3])
 
 
 def test_the_first_round_is_cross_entropy_alone():
-    plain, _ = digits_run("fedpac", schedule=ROUNDS[:1], num_rounds=1, local=SHORT, align_weight=0.0)
-    aligned, _ = digits_run("fedpac", schedule=ROUNDS[:1], num_rounds=1, local=SHORT)
+    plain, _ = digits_run("fedpac", schedule=ROUNDS[:1], num_rounds=1, local=SHORT_TRAINING, align_weight=0.0)
+    aligned, _ = digits_run("fedpac", schedule=ROUNDS[:1], num_rounds=1, local=SHORT_TRAINING)
     close(plain[-1], aligned[-1], tolerance=1e-12)
-    second, _ = digits_run("fedpac", schedule=ROUNDS[:2], num_rounds=2, local=SHORT)
-    without, _ = digits_run("fedpac", schedule=ROUNDS[:2], num_rounds=2, local=SHORT, align_weight=0.0)
+    second, _ = digits_run("fedpac", schedule=ROUNDS[:2], num_rounds=2, local=SHORT_TRAINING)
+    without, _ = digits_run("fedpac", schedule=ROUNDS[:2], num_rounds=2, local=SHORT_TRAINING, align_weight=0.0)
     assert any((second[-1][n] - without[-1][n]).abs().max() > 1e-6 for n in second[-1])

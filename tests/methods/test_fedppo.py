@@ -9,20 +9,20 @@ from hand import rule_of
 from rig import close, config_of, digits_run, same, workspace_of
 
 from contrafed.core.randomness import torch_generator
-from contrafed.core.tensors import group
+from contrafed.core.tensors import select_prefix
 from contrafed.server.base import Replies, Reply, Round
 from contrafed.strategies.fedppo import rewards_of
 from contrafed.strategies.ppo import Learning, draw, fresh_agent, learn, output, returns_of, steps_of
 
-ALL = torch.ones(3, dtype=torch.bool)
+ALL_AVAILABLE = torch.ones(3, dtype=torch.bool)
 ROUNDS = [[0, 1, 2, 3, 4, 5], [1, 2, 5], [], [0, 1, 4, 5], [2, 3], [0, 1, 2, 3, 4, 5, 6, 7], [4]]
-NOW = {"choose": 2, "update_every": 2, "entropy_weight": 0.0}
+EARLY_LEARNING = {"choose": 2, "update_every": 2, "entropy_weight": 0.0}
 
 
 def test_the_log_probability_of_a_draw_by_hand():
     """Logits (log 2, 0, 0), drawn 1 and then 2: log(2/4) + log(1/2)."""
     logits = torch.tensor([math.log(2), 0.0, 0.0])
-    logs, entropy = steps_of(logits, ALL, [0, 1])
+    logs, entropy = steps_of(logits, ALL_AVAILABLE, [0, 1])
     assert logs.tolist() == pytest.approx([math.log(1 / 2), math.log(1 / 2)], rel=1e-6)
     assert entropy[1].item() == pytest.approx(math.log(2), rel=1e-6)
     masked, _ = steps_of(logits, torch.tensor([False, True, True]), [2])
@@ -73,7 +73,7 @@ def test_a_node_reports_the_accuracy_of_the_received_and_of_the_trained_model():
     (update,) = workspace.client_class(workspace, [0]).update([{f"model/{n}": v for n, v in workspace.initial.items()}], 1)
     index = torch.from_numpy(workspace.federation.partition.train(0))
     found = []
-    for params in (workspace.initial, group(update.tensors, "model")):
+    for params in (workspace.initial, select_prefix(update.tensors, "model")):
         with workspace.model.holding(params) as model:
             right = model(workspace.images(index)).logits.argmax(1) == workspace.y[index]
         found.append(right.double().mean().item())
@@ -105,7 +105,7 @@ def test_an_agent_that_has_not_learned_draws_uniformly_without_replacement_and_o
 
 def test_draws_follow_the_softmax():
     logits = torch.tensor([math.log(2), 0.0, 0.0])
-    first = [draw(logits, ALL, 1, torch_generator(0, "ppo", t))[0] for t in range(2000)]
+    first = [draw(logits, ALL_AVAILABLE, 1, torch_generator(0, "ppo", t))[0] for t in range(2000)]
     assert np.mean(np.array(first) == 0) == pytest.approx(0.5, abs=0.03)
 
 
@@ -126,7 +126,7 @@ def test_the_agent_learns_whom_to_choose():
     assert int(adam["actor/0.weight/step"]) == 100
 
 
-def moved(how, ratios=(1.0, 1.0)):
+def move_actor(how, ratios=(1.0, 1.0)):
     """Return how far the actor's last numbers move in learning that client 0 pays and client 1 does not, and Adam's steps.
 
     Both have probability 1/2. ``ratios`` divide it by the probability at selection.
@@ -144,7 +144,7 @@ def moved(how, ratios=(1.0, 1.0)):
 @pytest.mark.parametrize("rate", [0.001, 0.02])
 def test_the_agents_rate_is_how_far_its_first_step_goes(rate):
     """With Adam, every number with a gradient moves by the rate."""
-    change, steps = moved(Learning(rate, 0.2, 1, 0.0))
+    change, steps = move_actor(Learning(rate, 0.2, 1, 0.0))
     assert change == pytest.approx([rate, -rate], rel=1e-3)
     assert steps == 1
 
@@ -152,7 +152,7 @@ def test_the_agents_rate_is_how_far_its_first_step_goes(rate):
 def test_a_choice_that_has_gained_more_than_the_clip_moves_nothing():
     """Ratios 1.5 and 0.5 are within 1 +- 0.6 and outside of 1 +- 0.2. In the opposite direction there is no gain yet."""
     for clip, ratios, expected in ((0.6, (1.5, 0.5), 0.01), (0.2, (1.5, 0.5), 0.0), (0.2, (0.5, 1.5), 0.01)):
-        change, _ = moved(Learning(0.01, clip, 1, 0.0), ratios)
+        change, _ = move_actor(Learning(0.01, clip, 1, 0.0), ratios)
         assert change == pytest.approx([expected, -expected], rel=1e-3)
 
 
@@ -161,21 +161,21 @@ def test_the_rule_learns_as_it_is_told(monkeypatch):
     told = {"agent_lr": 0.02, "agent_clip": 0.3, "agent_epochs": 3, "entropy_weight": 0.05, "discount": 0.4}
     seen = []
 
-    def watched(agent, adam, rollout, discount, how):
+    def record_learning(agent, adam, rollout, discount, how):
         seen.append((len(rollout), discount, how))
         return learn(agent, adam, rollout, discount, how)
 
-    monkeypatch.setattr("contrafed.strategies.fedppo.learn", watched)
+    monkeypatch.setattr("contrafed.strategies.fedppo.learn", record_learning)
     _, rule = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), choose=2, update_every=2, **told)
     assert seen == [(rounds, 0.4, Learning(0.02, 0.3, 3, 0.05)) for rounds in (2, 1, 2)]
     assert int(rule.state["adam"]["actor/0.weight/step"]) == 3 * 3
-    _, idle = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW, agent_epochs=0)
+    _, idle = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING, agent_epochs=0)
     assert same(idle.state["agent"], fresh_agent(8, idle.seed))
 
 
 def test_away_nodes_are_never_chosen_and_a_run_repeats():
-    models, rule = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)
-    again, other = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)
+    models, rule = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING)
+    again, other = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING)
     assert same(models[-1], again[-1])
     assert same(models[2], models[3])  # no client was available
     assert any(not torch.equal(rule.state["agent"][n], v) for n, v in fresh_agent(8, rule.seed).items())
@@ -203,8 +203,8 @@ def test_blind_choices_train_only_who_is_available():
 
 
 def test_stacked_equals_alone():
-    alone, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **NOW)
-    stacked, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), stack_size=4, **NOW)
+    alone, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), **EARLY_LEARNING)
+    stacked, _ = digits_run("fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), stack_size=4, **EARLY_LEARNING)
     close(alone[-1], stacked[-1])
 
 
@@ -218,7 +218,7 @@ def test_a_failed_node_gives_no_reward_and_the_agent_still_learns():
             return super().local_work(stack)
 
     models, rule = digits_run(
-        "fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), may_fail=True, client_class=Fails, **{**NOW, "choose": 4}
+        "fedppo", schedule=ROUNDS, num_rounds=len(ROUNDS), may_fail=True, client_class=Fails, **{**EARLY_LEARNING, "choose": 4}
     )
     assert rule.state["accuracy"][5] == 0
     assert all(torch.isfinite(v).all() for v in rule.state["agent"].values())

@@ -10,10 +10,10 @@ from contrafed.training.base import Batch, Client
 from contrafed.training.losses import prototype_contrast
 
 ROUNDS = [[0, 1, 2, 3], [1, 2, 5], [], [0, 1, 4, 5]]
-TWO = torch.eye(2, dtype=torch.float64)
+TWO_CLASSES = torch.eye(2, dtype=torch.float64)
 
 
-def contrast(z, y=0, means=TWO, valid=(1, 1)):
+def contrast(z, y=0, means=TWO_CLASSES, valid=(1, 1)):
     z = torch.tensor([z], dtype=torch.float64, requires_grad=True)
     value = prototype_contrast(z, torch.tensor([y]), means, torch.tensor(valid, dtype=torch.float64))[0]
     return value, torch.autograd.grad(value, z)[0]
@@ -21,7 +21,7 @@ def contrast(z, y=0, means=TWO, valid=(1, 1)):
 
 def test_contrast_by_hand():
     assert contrast([1.0, 0.0])[0].item() == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-12)  # 0.313262
-    assert contrast([7.0, 0.0], means=TWO * 3)[0].item() == pytest.approx(0.313262, abs=1e-6)  # lengths say nothing
+    assert contrast([7.0, 0.0], means=TWO_CLASSES * 3)[0].item() == pytest.approx(0.313262, abs=1e-6)  # lengths say nothing
     equal, gradient = contrast([0.3, 0.4], means=torch.ones(2, 2, dtype=torch.float64))
     assert equal.item() == pytest.approx(math.log(2), rel=1e-12)
     assert gradient.abs().max() < 1e-15
@@ -48,7 +48,7 @@ def test_the_mix_by_hand(monkeypatch):
 
     one = torch.ones(1, dtype=torch.float64)
     batch = Batch(torch.zeros(1, 1), torch.tensor([0]), one, one)
-    given = {"means": TWO, "valid": torch.ones(2), "mix": torch.tensor(0.25, dtype=torch.float64)}
+    given = {"means": TWO_CLASSES, "valid": torch.ones(2), "mix": torch.tensor(0.25, dtype=torch.float64)}
     losses = Fixed().loss({}, batch, given)
     assert losses["loss"].item() == pytest.approx(0.484946, abs=1e-6)
     assert losses["contrast"].item() == pytest.approx(0.313262, abs=1e-6)

@@ -22,12 +22,12 @@ def test_it_predicts_the_nearest_valid_prototype():
     features = Features(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([[1.0, 1.0]]), ())
     means = torch.tensor([[5.0, 5.0], [1.0, 1.0], [2.0, 1.0]])
 
-    def judged(valid):
+    def predict_class(valid):
         return client.scores(features, {"proto/mean": means, "proto/valid": torch.tensor(valid)}).argmax(1).item()
 
-    assert judged([1.0, 1.0, 1.0]) == 1
-    assert judged([1.0, 0.0, 1.0]) == 2
-    assert judged([0.0, 0.0, 0.0]) == 1  # no prototype yet: the head
+    assert predict_class([1.0, 1.0, 1.0]) == 1
+    assert predict_class([1.0, 0.0, 1.0]) == 2
+    assert predict_class([0.0, 0.0, 0.0]) == 1  # no prototype yet: the head
 
 
 def test_it_may_predict_by_its_head():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hand import FULL, PATTERN, client_of
+from hand import FULL_COHORTS, PATTERN, client_of
 from rig import close, digits_run, run_scalar, same
 from step import loss_of
 
@@ -18,7 +18,7 @@ def test_step_by_hand():
 def test_golden_values():
     full = [2.185000, 2.335775, 2.458657, 2.558805, 2.640426]
     pattern = [2.185000, 2.890775, 2.633482, 2.633482, 2.978788]
-    assert run_scalar("fedprox", FULL, proximal_weight=0.5) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("fedprox", FULL_COHORTS, proximal_weight=0.5) == pytest.approx(full, abs=1e-5)
     assert run_scalar("fedprox", PATTERN, proximal_weight=0.5) == pytest.approx(pattern, abs=1e-5)
 
 

@@ -103,7 +103,9 @@ def test_the_released_codes_beta_raises_the_negatives_and_not_the_penaltys_weigh
     contrast, penalty = each(_all, features, y, negative_weight=2.0)
     assert contrast == pytest.approx(math.log1p(math.exp(-14 + raised)), rel=1e-9)
     assert penalty == pytest.approx(16.0, rel=1e-12)
-    loss = [digits_run("fedrcl", 1, nodes=2, local=PLAIN, threshold=0.0, **c)[0][-1] for c in ({}, {"penalty_weight": 2.0})]
+    loss = [
+        digits_run("fedrcl", 1, nodes=2, local=PLAIN_TRAINING, threshold=0.0, **c)[0][-1] for c in ({}, {"penalty_weight": 2.0})
+    ]
     assert not same(*loss)
     assert each(_hard, features, y, negative_weight=1.0) == plain
 
@@ -231,7 +233,7 @@ def test_the_second_view_moves_no_draw_and_needs_augmentation():
     config = config_of("strategy=fedcl", "num_nodes=4", "model=mlp")
     workspace = workspace_of(config)
     stack = Stack([2], [workspace.federation.partition.train(2)], 3, {}, {}, {})
-    batches = Batches.drawn(workspace, workspace.config.local, stack, "batches")
+    batches = Batches.draw(workspace, workspace.config.local, stack, "batches")
     first = batches.augmented.clone()
     second = batches.second_view
     assert torch.equal(batches.augmented, first)
@@ -246,7 +248,7 @@ def test_the_second_view_moves_no_draw_and_needs_augmentation():
 
 # -------------------------------------------------------------------------------------------------------------- reductions
 
-PLAIN = {"epochs": None, "iterations": 3, "batch_size": 16, "augment": []}
+PLAIN_TRAINING = {"epochs": None, "iterations": 3, "batch_size": 16, "augment": []}
 
 
 def test_without_weights_it_is_fedavg_with_the_same_clipping_and_decay():
@@ -263,15 +265,15 @@ def test_without_weights_it_is_fedavg_with_the_same_clipping_and_decay():
 @pytest.mark.parametrize(("pairs", "tolerance"), [("all", 1e-12), ("hard", 1e-9)])
 def test_without_penalty_it_is_fedscl(pairs, tolerance):
     """F1: beta = 0, or a lambda that no pair reaches, which in form C differs by up to 4e-18 a pair."""
-    scl, _ = digits_run("fedscl", 2, nodes=4, local=PLAIN, pairs=pairs)
+    scl, _ = digits_run("fedscl", 2, nodes=4, local=PLAIN_TRAINING, pairs=pairs)
     for changes in ({"penalty_weight": 0.0}, {"threshold": 1.1}):
-        models, _ = digits_run("fedrcl", 2, nodes=4, local=PLAIN, pairs=pairs, **changes)
+        models, _ = digits_run("fedrcl", 2, nodes=4, local=PLAIN_TRAINING, pairs=pairs, **changes)
         close(models[-1], scl[-1], tolerance)
 
 
 def test_ablations_differ():
     runs = {
-        key: digits_run(name, 1, nodes=3, local=PLAIN, model="lenet", **changes)[0][-1]
+        key: digits_run(name, 1, nodes=3, local=PLAIN_TRAINING, model="lenet", **changes)[0][-1]
         for key, name, changes in (
             ("rcl", "fedrcl", {"threshold": 0.0}),
             ("p", "fedrcl", {"threshold": 0.0, "pairs": "all"}),
@@ -292,7 +294,7 @@ def test_equal_sizes_make_uniform_and_samples_the_same():
         config = config_of(
             "strategy=fedrcl", f"strategy.weights={weights}", "num_nodes=6", "model=mlp", "partition=balanced_dirichlet"
         )
-        config["strategy"]["local"] |= PLAIN
+        config["strategy"]["local"] |= PLAIN_TRAINING
         results.append(run_strategy(workspace_of(config, dtype=torch.float64), config, Schedule([range(6)] * 2), 2)[0][-1])
     close(*results)
 
@@ -330,15 +332,15 @@ def test_it_remembers_nothing():
 def test_mixed_precision_trains_in_bfloat16_where_it_is_allowed(monkeypatch, stack_size):
     """The setting has no effect on a CPU. If allowed there, training stays near full precision without equality."""
 
-    def moved(mixed):
-        local = {**PLAIN, "mixed_precision": mixed, "lr": 0.01}
+    def train_models(mixed):
+        local = {**PLAIN_TRAINING, "mixed_precision": mixed, "lr": 0.01}
         models, _ = digits_run("fedrcl", 1, nodes=4, dtype=torch.float32, model="cnn_pmfl", stack_size=stack_size, local=local)
         return models[0], models[-1]
 
-    start, full = moved(False)
-    assert same(moved(True)[1], full)
+    start, full = train_models(False)
+    assert same(train_models(True)[1], full)
     monkeypatch.setattr(Client, "mixed_on", ("cpu",))
-    _, mixed = moved(True)
+    _, mixed = train_models(True)
     assert not same(mixed, full)
     distance = sum((mixed[n] - full[n]).square().sum() for n in full).sqrt()
     assert distance < 0.2 * sum((full[n] - start[n]).square().sum() for n in full).sqrt()

@@ -38,7 +38,7 @@ def test_each_phase_leaves_the_other_part_as_it_was():
 def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
     """The head phase over stored encoder outputs equals the one over images, alone and stacked."""
 
-    def trained(stack_size):
+    def train_two_rounds(stack_size):
         config = config_of("strategy=fedrep", "num_nodes=4", "model=cnn", "model.hidden=16", "model.projection=[9]")
         config["model"]["dropout"] = dropout
         config["strategy"] |= {"head": head, "head_epochs": 3}
@@ -50,9 +50,9 @@ def test_encoding_once_changes_nothing(monkeypatch, head, dropout):
         models, _ = run_strategy(workspace, config, Schedule([range(4)] * 2), 2, grid=grid)
         return models[-1] | {f"{k}/{n}": v for k in range(4) for n, v in grid.memory.get(1000 + k).items()}
 
-    once, stacked = trained(1), trained(3)
+    once, stacked = train_two_rounds(1), train_two_rounds(3)
     monkeypatch.setattr(Batches, "repeat", False)
-    plain = trained(1)
+    plain = train_two_rounds(1)
     for name in plain:
         np.testing.assert_allclose(once[name], plain[name], rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(stacked[name], plain[name], rtol=1e-9, atol=1e-9)
@@ -86,7 +86,7 @@ def test_the_last_evaluation_also_judges_a_fitted_head_and_remembers_nothing():
     client = workspace.client_class(workspace, [0])
     received = {f"model/{n}": v for n, v in workspace.initial.items() if not n.startswith("classifier")}
 
-    def judged(final):
+    def evaluate_models(final):
         found = []
         client.judged = lambda stack: found.append(type(client).judged(client, stack)) or found[0]
         (score,) = client.judge([received], 3, final=final)
@@ -96,13 +96,13 @@ def test_the_last_evaluation_also_judges_a_fitted_head_and_remembers_nothing():
         assert {key for key in score.metrics if "/" in key} == ({"refit/accuracy", "refit/loss"} if final else set())
         return models["refit" if final else "model"], score.metrics
 
-    fitted, metrics = judged(final=True)
+    fitted, metrics = evaluate_models(final=True)
     assert metrics["refit/loss"] < metrics["loss"]
     changed = {n for n, v in fitted.items() if not torch.equal(v, workspace.initial[n])}
     assert changed == {"classifier.weight", "classifier.bias"}
     assert client.memories == [{}]
-    assert same(judged(final=False)[0], workspace.initial)
+    assert same(evaluate_models(final=False)[0], workspace.initial)
     client.memories = [{f"personal/{n}": fitted[n].clone() for n in ("classifier.weight", "classifier.bias")}]
-    assert same(judged(final=False)[0], fitted)
-    assert not torch.equal(judged(final=True)[0]["classifier.weight"], fitted["classifier.weight"])
+    assert same(evaluate_models(final=False)[0], fitted)
+    assert not torch.equal(evaluate_models(final=True)[0]["classifier.weight"], fitted["classifier.weight"])
     assert torch.equal(client.memories[0]["personal/classifier.weight"], fitted["classifier.weight"])

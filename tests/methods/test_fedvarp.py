@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hand import AWAY, FULL, GOLDEN, PATTERN, WORK, path, rule_of
+from hand import COHORTS_WITH_ABSENCES, FULL_COHORTS, GOLDEN, PATTERN, WORK, path, rule_of
 from rig import close, digits_run, run_scalar, same
 
 from contrafed.strategies.fedvarp import FedVARP
@@ -30,10 +30,10 @@ def test_the_table_holds_every_nodes_last_update_and_their_mean():
 
     class Seen(FedVARP):
         def aggregate(self, model, replies):
-            kept.append({reply.node: reply.group("delta") for reply in replies})
+            kept.append({reply.node: reply.get_tensors("delta") for reply in replies})
             return super().aggregate(model, replies)
 
-    _, rule = digits_run("fedvarp", 4, nodes=5, schedule=AWAY, local=WORK, rule=Seen)
+    _, rule = digits_run("fedvarp", 4, nodes=5, schedule=COHORTS_WITH_ABSENCES, local=WORK, rule=Seen)
     last = {node: delta for seen in kept for node, delta in seen.items()}
     assert rule.state["latest"].keys() == last.keys() == {0, 1, 2, 3, 4}
     for node, delta in last.items():
@@ -52,7 +52,7 @@ def test_with_everybody_there_it_is_fedavg(weights):
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_golden_values(stack_size):
-    for schedule, golden in zip((FULL, PATTERN), GOLDEN["fedvarp"][1:], strict=True):
+    for schedule, golden in zip((FULL_COHORTS, PATTERN), GOLDEN["fedvarp"][1:], strict=True):
         assert run_scalar("fedvarp", schedule, stack_size=stack_size) == pytest.approx(golden, abs=1e-5)
 
 

@@ -1,12 +1,12 @@
 """LG-FedAvg: FedPer's complement. With nothing but a classifier it is FedAvg."""
 
 import pytest
-from hand import FULL, PATTERN, whole
+from hand import FULL_COHORTS, PATTERN, whole
 from rig import run_scalar
 
 
 def test_with_everything_in_the_classifier_it_is_fedavg():
-    for rounds in (FULL, PATTERN):
+    for rounds in (FULL_COHORTS, PATTERN):
         assert run_scalar("lgfedavg", rounds) == pytest.approx(run_scalar("fedavg", rounds), rel=1e-12)
 
 

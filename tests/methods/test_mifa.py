@@ -1,7 +1,7 @@
 """MIFA: two clients by hand, the golden problem, decaying rates, and equality to FedAvg under full participation."""
 
 import pytest
-from hand import FULL, GOLDEN, PATTERN, WORK, path, rule_of
+from hand import FULL_COHORTS, GOLDEN, PATTERN, WORK, path, rule_of
 from rig import close, digits_run, run_scalar
 
 
@@ -33,7 +33,7 @@ def test_a_decaying_rate_scales_old_updates_too(stack_size):
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 def test_golden_values(stack_size):
-    for schedule, golden in zip((FULL, PATTERN), GOLDEN["mifa"][1:], strict=True):
+    for schedule, golden in zip((FULL_COHORTS, PATTERN), GOLDEN["mifa"][1:], strict=True):
         assert run_scalar("mifa", schedule, stack_size=stack_size) == pytest.approx(golden, abs=1e-5)
 
 

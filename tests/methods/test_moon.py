@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from hand import FULL, PATTERN, WORK, client_of
+from hand import FULL_COHORTS, PATTERN, WORK, client_of
 from rig import Schedule, close, config_of, digits_run, run_scalar, run_strategy, workspace_of
 from step import loss_of
 
-from contrafed.core.tensors import group
+from contrafed.core.tensors import select_prefix
 from contrafed.training.client_stack import each_image
 
 
@@ -33,8 +33,8 @@ def test_what_a_node_trained_is_its_previous_model_in_its_next_round():
     workspace = workspace_of(config_of("strategy=moon", "num_nodes=4", "model=mlp", "model.hidden=[8]"), dtype=torch.float64)
     client, received = workspace.client_class(workspace, [0]), {f"model/{n}": v for n, v in workspace.initial.items()}
     (update,) = client.update([received], 1)
-    assert group(update.memory, "previous").keys() == workspace.initial.keys()
-    for name, previous in group(update.memory, "previous").items():
+    assert select_prefix(update.memory, "previous").keys() == workspace.initial.keys()
+    for name, previous in select_prefix(update.memory, "previous").items():
         assert torch.equal(previous, update.tensors[f"model/{name}"])
         assert not torch.equal(previous, received[f"model/{name}"])
     seen, loss, z = [], client.loss, client.represent
@@ -44,7 +44,7 @@ def test_what_a_node_trained_is_its_previous_model_in_its_next_round():
     client.memories = [update.memory]
     client.update([received], 2)
     for x, previous in seen:
-        torch.testing.assert_close(previous, z(group(update.tensors, "model"), x))
+        torch.testing.assert_close(previous, z(select_prefix(update.tensors, "model"), x))
     assert seen
 
 
@@ -52,7 +52,7 @@ def test_golden_values():
     full = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
     pattern = [2.190000, 2.913900, 2.645259, 2.645259, 2.997660]
     plain = {"momentum": 0.0, "weight_decay": 0.0}
-    assert run_scalar("moon", FULL, contrast_weight=0.0, local=plain) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("moon", FULL_COHORTS, contrast_weight=0.0, local=plain) == pytest.approx(full, abs=1e-5)
     assert run_scalar("moon", PATTERN, contrast_weight=0.0, local=plain) == pytest.approx(pattern, abs=1e-5)
 
 
@@ -89,7 +89,7 @@ def test_an_example_is_represented_once_a_round_and_means_the_same(stack_size):
 
         def train(self, stack, frozen, **options):
             def anew(now):
-                models = {"global": now.stack.global_model, "previous": group(now.stack.memory, "previous")}
+                models = {"global": now.stack.global_model, "previous": select_prefix(now.stack.memory, "previous")}
                 return {name: each_image(self.represent, params, now.batch.x) for name, params in models.items()}
 
             assert frozen.keys() == {"global", "previous"}

@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from left import ABSENCES, FULL, PATTERN, SHORT, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from left import (
+    ABSENCES,
+    FULL_COHORTS,
+    PATTERN,
+    SHORT_TRAINING,
+    build_broadcast,
+    digits_left,
+    scalar_left,
+    scalar_node,
+    stacked_equals_alone,
+)
 from rig import close, config_of, digits_run, strategy_settings, workspace_of
 from torch.utils._pytree import tree_map
 
@@ -12,29 +22,34 @@ from contrafed.clients.perfedavg import dealt
 from contrafed.training.base import Batch, Client
 from contrafed.training.batches import Batches
 
-FIRST = [2.171900, 2.314250, 2.432131, 2.529747, 2.610584], [2.171900, 2.829950, 2.601332, 2.601332, 2.927713]
-SECOND = [2.155439, 2.286717, 2.397589, 2.491227, 2.570310], [2.155439, 2.753034, 2.558263, 2.558263, 2.860085]
+FIRST_ORDER_VALUES = [2.171900, 2.314250, 2.432131, 2.529747, 2.610584], [2.171900, 2.829950, 2.601332, 2.601332, 2.927713]
+SECOND_ORDER_VALUES = [2.155439, 2.286717, 2.397589, 2.491227, 2.570310], [2.155439, 2.753034, 2.558263, 2.558263, 2.860085]
 
 
 @pytest.mark.parametrize("stack_size", [1, 3])
-@pytest.mark.parametrize(("gradient", "wanted"), [("first_order", FIRST), ("hessian_free", SECOND), ("exact", SECOND)])
+@pytest.mark.parametrize(
+    ("gradient", "wanted"),
+    [("first_order", FIRST_ORDER_VALUES), ("hessian_free", SECOND_ORDER_VALUES), ("exact", SECOND_ORDER_VALUES)],
+)
 def test_golden_values(gradient, wanted, stack_size):
-    for rounds, values in zip((FULL, PATTERN), wanted, strict=True):
+    for rounds, values in zip((FULL_COHORTS, PATTERN), wanted, strict=True):
         run = scalar_left("perfedavg", rounds, stack_size=stack_size, inner_lr=0.1, gradient=gradient)
         assert run.w == pytest.approx(values, abs=1e-5)
 
 
 def test_golden_values_of_judging_which_changes_nothing():
-    run = scalar_left("perfedavg", FULL, inner_lr=0.1)
-    assert [run.judged(node, final=False) for node in range(3)] == pytest.approx([2.349526, 2.949526, 2.649526], abs=1e-5)
+    run = scalar_left("perfedavg", FULL_COHORTS, inner_lr=0.1)
+    assert [run.evaluate_client(node, final=False) for node in range(3)] == pytest.approx(
+        [2.349526, 2.949526, 2.649526], abs=1e-5
+    )
     assert run.memory == {}
-    assert [run.judged(node) for node in range(3)] == [run.judged(node) for node in range(3)]
+    assert [run.evaluate_client(node) for node in range(3)] == [run.evaluate_client(node) for node in range(3)]
 
 
 @pytest.mark.parametrize(("gradient", "w"), [("first_order", 0.09), ("hessian_free", 0.081), ("exact", 0.081)])
 def test_a_step_by_hand(gradient, w):
     """f = (w - 1)^2 / 2, w = 0, a = b = 0.1."""
-    (update,) = scalar_node("perfedavg", 1, inner_lr=0.1, gradient=gradient).update([received(model=0.0)], 1)
+    (update,) = scalar_node("perfedavg", 1, inner_lr=0.1, gradient=gradient).update([build_broadcast(model=0.0)], 1)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(w, abs=1e-10)
 
 
@@ -62,7 +77,7 @@ def test_with_a_of_0_it_is_fedavg_on_the_second_halves():
             return super().loss(params, dealt(batch, 2)[1], constants)
 
     run = digits_left("perfedavg", inner_lr=0.0)
-    models, _ = digits_run("fedavg", len(ABSENCES), schedule=ABSENCES, client_class=Halves, local=SHORT)
+    models, _ = digits_run("fedavg", len(ABSENCES), schedule=ABSENCES, client_class=Halves, local=SHORT_TRAINING)
     close(run.models[-1], models[-1], tolerance=1e-12)
 
 

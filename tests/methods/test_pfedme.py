@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from left import FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from left import FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
 from rig import close, config_of
 
 from contrafed.clients.pfedme import PFedMeClient
@@ -16,7 +16,7 @@ RATE = {"lr": 0.01}
 @pytest.mark.parametrize(
     ("rounds", "w", "theta"),
     [
-        (FULL[:3], [2.006502, 2.012961, 2.019379], [1.906161, 2.224498, 2.065330]),
+        (FULL_COHORTS[:3], [2.006502, 2.012961, 2.019379], [1.906161, 2.224498, 2.065330]),
         (PATTERN, [2.006502, 2.032467, 2.029005, 2.029005, 2.045071], [1.924632, 2.239690, 2.080522]),
     ],
 )
@@ -24,13 +24,13 @@ def test_golden_values(rounds, w, theta, stack_size):
     """Restarting theta at w for each batch would give W^3 = 2.016252."""
     run = scalar_left("pfedme", rounds, stack_size=stack_size, local=RATE)
     assert run.w == pytest.approx(w, abs=1e-5)
-    assert run.kept("own/classifier.w") == pytest.approx(theta, abs=1e-5)
-    assert [run.judged(node) for node in range(3)] == run.kept("own/classifier.w")
+    assert run.list_state_numbers("own/classifier.w") == pytest.approx(theta, abs=1e-5)
+    assert [run.evaluate_client(node) for node in range(3)] == run.list_state_numbers("own/classifier.w")
 
 
 def test_an_exact_inner_solution_by_hand():
     """f = (theta - 1)^2 / 2, w = 0, lambda = 15 give theta = 1 / 16, then w = 0.005 * 15 / 16."""
-    (update,) = scalar_node("pfedme", 1, inner_steps=400, local=RATE).update([received(model=0.0)], 1)
+    (update,) = scalar_node("pfedme", 1, inner_steps=400, local=RATE).update([build_broadcast(model=0.0)], 1)
     assert float(update.memory["own/classifier.w"]) == pytest.approx(0.0625, abs=1e-12)
     assert float(update.tensors["model/classifier.w"]) == pytest.approx(0.0046875, abs=1e-12)
 
@@ -38,7 +38,7 @@ def test_an_exact_inner_solution_by_hand():
 def test_inner_steps_by_hand():
     """Two steps a batch, two batches, f = (theta - 1)^2 / 2, w = 0, lambda = 1, rates 0.1 and 0.5."""
     changes = {"inner_steps": 2, "pull_weight": 1.0, "outer_lr": 0.5, "local": {"iterations": 2}}
-    (update,) = scalar_node("pfedme", 1, **changes).update([received(model=0.0)], 1)
+    (update,) = scalar_node("pfedme", 1, **changes).update([build_broadcast(model=0.0)], 1)
     w = theta = 0.0
     for _ in range(2):
         for _ in range(2):
@@ -59,8 +59,8 @@ def test_without_the_pull_w_stays_and_theta_trains_alone():
 
 
 def test_the_server_goes_a_part_of_the_way():
-    whole, half = (scalar_left("pfedme", FULL[:1], server_mix=mix, local=RATE).w[0] for mix in (1.0, 0.5))
-    beyond, none = (scalar_left("pfedme", FULL[:1], server_mix=mix, local=RATE).w[0] for mix in (2.0, 0.0))
+    whole, half = (scalar_left("pfedme", FULL_COHORTS[:1], server_mix=mix, local=RATE).w[0] for mix in (1.0, 0.5))
+    beyond, none = (scalar_left("pfedme", FULL_COHORTS[:1], server_mix=mix, local=RATE).w[0] for mix in (2.0, 0.0))
     assert none == 2.0
     assert (half - 2, beyond - 2) == (pytest.approx((whole - 2) / 2), pytest.approx((whole - 2) * 2))
 
@@ -72,7 +72,7 @@ def test_a_step_of_w_beyond_theta_is_refused():
 
 def test_a_node_never_seen_is_judged_by_what_it_received():
     run = scalar_left("pfedme", [[0, 1]] * 2, local=RATE)
-    assert run.judged(2) == run.w[-1] != 2.0
+    assert run.evaluate_client(2) == run.w[-1] != 2.0
 
 
 def test_a_batch_is_the_same_images_for_all_its_steps():

@@ -145,9 +145,9 @@ def test_the_same_seed_is_the_same_run():
 
 def test_methods_share_their_batches(monkeypatch):
     """Return the examples of every step of two rounds, for methods with equal training settings."""
-    drawn, seen = Batches.drawn, {}
+    drawn, seen = Batches.draw, {}
 
-    def watched(workspace, work, stack, purpose):
+    def record_batches(workspace, work, stack, purpose):
         found = drawn(workspace, work, stack, purpose)
         if purpose == "batches":
             rows = zip(stack.nodes, found.index, found.real, strict=True)
@@ -156,7 +156,7 @@ def test_methods_share_their_batches(monkeypatch):
             }
         return found
 
-    monkeypatch.setattr(Batches, "drawn", watched)
+    monkeypatch.setattr(Batches, "draw", record_batches)
     recipe = EPOCH | {"lr_decay": 1.0, "epoch_lr_decay": 1.0, "augment": []}
     names = ("fedavg", "moon", "pmfl", "fedrcl", "fedntd")
     for name in names:

@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from hand import FULL, PATTERN, client_of, rule_of
+from hand import FULL_COHORTS, PATTERN, client_of, rule_of
 from rig import (
     Schedule,
     Vector,
@@ -27,7 +27,7 @@ from contrafed.server.replies import Replies, Reply
 from contrafed.training.client_stack import each_image
 from contrafed.training.losses import unit
 
-PLAIN = {"contrast_weight": 0.0}
+PLAIN_SETTINGS = {"contrast_weight": 0.0}
 
 # --------------------------------------------------------------------------------------------------------------- the client
 
@@ -116,11 +116,11 @@ def test_buffer_holds_the_last_iterates_across_rounds(start):
     client = workspace.client_class(workspace, [0])
     iterates, loss = [], client.loss
 
-    def watched(params, batch, constants):
+    def record_iterate(params, batch, constants):
         iterates.append(params["classifier.w"].detach().clone())
         return loss(params, batch, constants)
 
-    client.loss = watched
+    client.loss = record_iterate
     received = {"model/classifier.w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     for server_round in (1, 2):
         (update,) = client.update([received], server_round)
@@ -162,7 +162,7 @@ def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, loca
 
     class Watched(workspace.client_class):
         def train(self, stack, each_step, **options):
-            def watched(now):
+            def record_pairs(now):
                 # A failure in this function fails a client, not the test.
                 anew, there, mu = self.anew(now)
                 found = each_step(now)
@@ -173,7 +173,7 @@ def test_compares_with_what_its_buffer_holds(scope, size, start, threshold, loca
                 pairs.append((found["mu"] * now.batch.mask, mu * now.batch.mask))
                 return found
 
-            losses = super().train(stack, each_step=watched, **options)
+            losses = super().train(stack, each_step=record_pairs, **options)
             ended.update({node: row_of(stack.params, k) for k, node in enumerate(stack.nodes)})
             began.update(stack.nodes)
             return losses
@@ -357,8 +357,8 @@ def test_history_of_one_is_off():
     ],
 )
 def test_golden_values(changes, full, pattern):
-    assert run_scalar("pmfl", FULL, **PLAIN, **changes) == pytest.approx(full, abs=1e-5)
-    assert run_scalar("pmfl", PATTERN, **PLAIN, **changes) == pytest.approx(pattern, abs=1e-5)
+    assert run_scalar("pmfl", FULL_COHORTS, **PLAIN_SETTINGS, **changes) == pytest.approx(full, abs=1e-5)
+    assert run_scalar("pmfl", PATTERN, **PLAIN_SETTINGS, **changes) == pytest.approx(pattern, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -384,14 +384,14 @@ def test_without_its_parts_and_with_lagged_weights_it_is_fedau():
 
 
 def test_with_the_papers_sign_climbs():
-    down = run_scalar("pmfl", FULL, **PLAIN, history_size=0, start=10.0)
-    up = run_scalar("pmfl", FULL, **PLAIN, history_size=0, start=10.0, sign="paper")
+    down = run_scalar("pmfl", FULL_COHORTS, **PLAIN_SETTINGS, history_size=0, start=10.0)
+    up = run_scalar("pmfl", FULL_COHORTS, **PLAIN_SETTINGS, history_size=0, start=10.0, sign="paper")
     assert abs(down[-1] - 3) < 7 < abs(up[-1] - 3)
 
 
 def test_step_is_divided_by_all_nodes():
     # K = 4, Delta = 1 with x = 4 (first seen in round 4), Delta = -2 with x = 1 (seen every round).
-    changes = {**PLAIN, "history_size": 0}
+    changes = {**PLAIN_SETTINGS, "history_size": 0}
     # Client 1 starts at its optimum (Delta 0), so only round 4 moves. See the strategy's own test below.
     values = run_scalar("pmfl", [[], [], [], [0]], targets=(12, 2, 2, 2), **changes)
     # x = 4, Delta = 0.19 (12 - 2) = 1.9, K = 4: W = 2 + 4 * 1.9 / 4

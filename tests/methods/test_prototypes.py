@@ -10,7 +10,7 @@ from contrafed.server.base import Replies, Reply
 from contrafed.server.prototypes import Prototypes
 
 
-def merged(rows, weighting="class_count", means=None, valid=None):
+def merge_rows(rows, weighting="class_count", means=None, valid=None):
     """Return the table after replies (num_examples, counts (C,), means (C, D))."""
     shape, state = np.shape(rows[0][2]), {}
     table = Prototypes(state, {"proto/mean": shape, "proto/valid": shape[:1]})
@@ -28,21 +28,21 @@ def merged(rows, weighting="class_count", means=None, valid=None):
 def test_prototypes_are_pooled_by_class_count():
     """I6: 3 examples of mean (1,0) and 1 of mean (0,4) give (0.75, 1). A client without the class changes nothing."""
     rows = [(3, [3.0], [[1.0, 0.0]]), (1, [1.0], [[0.0, 4.0]]), (9, [0.0], [[0.0, 0.0]])]
-    assert merged(rows) == ([[0.75, 1.0]], [1.0])
+    assert merge_rows(rows) == ([[0.75, 1.0]], [1.0])
 
 
 def test_prototype_weightings_by_hand():
     """M7: two holders with counts (3,1) and centres 1 and 5: by class count 2, plain 3, by data (n = 10, 30) 4."""
     rows = [(10, [3.0], [[1.0]]), (30, [1.0], [[5.0]])]
-    assert merged(rows)[0] == [[2.0]]
-    assert merged(rows, "plain")[0] == [[3.0]]
-    assert merged(rows, "data")[0] == [[4.0]]
+    assert merge_rows(rows)[0] == [[2.0]]
+    assert merge_rows(rows, "plain")[0] == [[3.0]]
+    assert merge_rows(rows, "data")[0] == [[4.0]]
 
 
 def test_a_class_that_nobody_held_keeps_its_prototype():
     """c_0 = (9,9) stays, c_1 from counts (1,3) and centres (1,1), (5,1) becomes (4,1)."""
     rows = [(1, [0.0, 1.0], [[0.0, 0.0], [1.0, 1.0]]), (3, [0.0, 3.0], [[0.0, 0.0], [5.0, 1.0]])]
-    assert merged(rows, means=[[9.0, 9.0], [0.0, 0.0]], valid=[1.0, 0.0]) == ([[9.0, 9.0], [4.0, 1.0]], [1.0, 1.0])
+    assert merge_rows(rows, means=[[9.0, 9.0], [0.0, 0.0]], valid=[1.0, 0.0]) == ([[9.0, 9.0], [4.0, 1.0]], [1.0, 1.0])
 
 
 @pytest.mark.parametrize("nodes", [[2], [0, 1, 3]])
@@ -67,7 +67,7 @@ def test_pooled_prototypes_are_those_of_the_pooled_data():
     for node, part in enumerate(parts):
         means, counts = prototypes_of(workspace, [node])
         rows.append((len(part), counts[0].tolist(), means[0].tolist()))
-    table = torch.tensor(merged(rows)[0])
+    table = torch.tensor(merge_rows(rows)[0])
     every = torch.from_numpy(np.concatenate(parts))
     with torch.no_grad():
         z = workspace.model(workspace.images(every)).z

@@ -2,22 +2,22 @@
 
 import pytest
 import torch
-from left import ABSENCES, FULL, PATTERN, digits_left, received, scalar_left, scalar_node, stacked_equals_alone
+from left import ABSENCES, FULL_COHORTS, PATTERN, build_broadcast, digits_left, scalar_left, scalar_node, stacked_equals_alone
 from rig import close
 
-PLAIN = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
+PLAIN_VALUES = [2.190000, 2.343900, 2.468559, 2.569533, 2.651322]
 
 
 @pytest.mark.parametrize("stack_size", [1, 3])
 @pytest.mark.parametrize(
     ("server_lr", "full", "pattern"),
     [
-        (1.0, PLAIN, [2.190000, 2.312233, 2.457338, 2.457338, 2.558995]),
+        (1.0, PLAIN_VALUES, [2.190000, 2.312233, 2.457338, 2.457338, 2.558995]),
         (0.5, [2.095, 2.180975, 2.258782], [2.095, 2.165142, 2.254526, 2.254526, 2.325381]),
     ],
 )
 def test_golden_values(server_lr, full, pattern, stack_size):
-    for rounds, wanted in ((FULL, full), (PATTERN, pattern)):
+    for rounds, wanted in ((FULL_COHORTS, full), (PATTERN, pattern)):
         found = scalar_left("scaffold", rounds, stack_size=stack_size, server_lr=server_lr).w
         assert found[: len(wanted)] == pytest.approx(wanted, abs=1e-5)
 
@@ -34,7 +34,7 @@ def test_golden_values(server_lr, full, pattern, stack_size):
 def test_a_nodes_round_by_hand(local, change, control):
     """f = (w - 1)^2 / 2, W = 0, eta = 0.1."""
     client = scalar_node("scaffold", 1, local=local)
-    (update,) = client.update([received(model=0.0, control=0.0)], 1)
+    (update,) = client.update([build_broadcast(model=0.0, control=0.0)], 1)
     assert float(update.tensors["delta/classifier.w"]) == pytest.approx(change, abs=1e-12)
     assert float(update.tensors["control/classifier.w"]) == pytest.approx(control, abs=1e-12)
     assert float(update.memory["control/classifier.w"]) == pytest.approx(control, abs=1e-12)
@@ -43,8 +43,8 @@ def test_a_nodes_round_by_hand(local, change, control):
 def test_the_correction_by_hand():
     """c = 0.5, c_k = -0.2, a step from W = 0: w = 0.1 (1 - 0.7); c_k' = -0.2 + (-0.5 - 0.03 / 0.1)."""
     client = scalar_node("scaffold", 1)
-    client.memories = [received(control=-0.2)]
-    (update,) = client.update([received(model=0.0, control=0.5)], 1)
+    client.memories = [build_broadcast(control=-0.2)]
+    (update,) = client.update([build_broadcast(model=0.0, control=0.5)], 1)
     assert float(update.tensors["delta/classifier.w"]) == pytest.approx(0.03, abs=1e-12)
     assert float(update.tensors["control/classifier.w"]) == pytest.approx(-0.8, abs=1e-12)
     assert float(update.memory["control/classifier.w"]) == pytest.approx(-1.0, abs=1e-12)

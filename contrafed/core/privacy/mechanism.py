@@ -14,7 +14,7 @@ from contrafed.core.tensors import Tensors
 KEY_BITS = 128
 
 
-def clipped(tensors: Tensors, limit: float) -> Tensors:
+def clip_norms(tensors: Tensors, limit: float) -> Tensors:
     """Scale each client's tensors so that their joint L2 norm is at most ``limit``.
 
     Args:

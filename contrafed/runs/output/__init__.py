@@ -3,7 +3,7 @@
 from contrafed.runs.output.console import Progress, print_summary, quiet_libraries
 from contrafed.runs.output.folder import alone, claim_folder
 from contrafed.runs.output.recorder import LOGS, RunRecorder, versions
-from contrafed.runs.output.rounds import RoundLog, shown
+from contrafed.runs.output.rounds import RoundLog, select_shown_scores
 
 __all__ = [
     "LOGS",
@@ -14,6 +14,6 @@ __all__ = [
     "claim_folder",
     "print_summary",
     "quiet_libraries",
-    "shown",
+    "select_shown_scores",
     "versions",
 ]

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any
 
 # Approximate number of lines that a run prints without a terminal.
-PLAIN_LINES = 20
+MAX_PLAIN_LINES = 20
 # Seconds between two updates of the bar, because an update costs more than a short round.
-REDRAW_AFTER = 0.125
+REDRAW_SECONDS = 0.125
 # Columns of a terminal below which the bar's words are abbreviated, and below which bar and speed are omitted.
 NARROW_BELOW, SHORT_BELOW = 105, 78
 
@@ -58,7 +58,7 @@ class Progress:
             self._bar.start()
             self._task = self._bar.add_task("", total=self.total, numbers="")
         else:
-            print(f"{self.title}: {counted(self.total, 'round')}", flush=True)
+            print(f"{self.title}: {format_count(self.total, 'round')}", flush=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -77,14 +77,14 @@ class Progress:
         last = server_round >= self.total
         if self._bar is not None:
             # The first one is drawn at once, so that a long first round does not look like a hanging run.
-            due = last or not self._started or now - self._drawn > REDRAW_AFTER
+            due = last or not self._started or now - self._drawn > REDRAW_SECONDS
         else:
             # A line waits for the next evaluation, but not for long, so that runs with few evaluations print lines too.
-            gap = self.total / PLAIN_LINES
+            gap = self.total / MAX_PLAIN_LINES
             wait = 0 if accuracy is not None else gap
             due = last or not self._started or server_round >= self._next + wait
         if due:
-            self._drawn, self._next, self._started = now, server_round + self.total / PLAIN_LINES, True
+            self._drawn, self._next, self._started = now, server_round + self.total / MAX_PLAIN_LINES, True
             self._show(server_round, participants)
         else:
             self._latest = (server_round, participants)
@@ -163,7 +163,7 @@ def quiet_libraries(verbose: bool) -> None:
         warnings.filterwarnings("ignore", module=r"(ray|flwr|tensorboard|google)\b")
 
 
-def counted(number: int, word: str, words: str = "") -> str:
+def format_count(number: int, word: str, words: str = "") -> str:
     """Return a number with its noun. ``words`` is the plural if an s is not enough."""
     return f"{number} {word if number == 1 else words or f'{word}s'}"
 
@@ -193,7 +193,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         lines.append(f"scored what {summary['evaluate_only']} had saved in {summary['seconds']:.1f} s")
     else:
         lines.append(
-            f"{counted(summary['rounds'], 'round')} in {summary['seconds']:.1f} s "
+            f"{format_count(summary['rounds'], 'round')} in {summary['seconds']:.1f} s "
             f"({summary['seconds_per_round']:.3f} s a round), "
             f"{summary['bytes_up'] * mega:.1f} MiB up, {summary['bytes_down'] * mega:.1f} MiB down"
         )
@@ -201,7 +201,7 @@ def print_summary(summary: Mapping[str, Any], folder: str) -> None:
         reached = "was not reached"
         if summary["rounds_to_target"] is not None:
             moved = (summary["bytes_up_to_target"] + summary["bytes_down_to_target"]) * mega
-            reached = f"was reached after {counted(summary['rounds_to_target'], 'round')} and {moved:.1f} MiB up and down"
+            reached = f"was reached after {format_count(summary['rounds_to_target'], 'round')} and {moved:.1f} MiB up and down"
         lines.append(f"target_accuracy={target:g} {reached}")
     if summary["failures"] or summary["replies_rejected"]:
         lines.append(f"{summary['failures']} failed and {summary['replies_rejected']} rejected replies")

@@ -25,7 +25,7 @@ def give_up_folder(folder: Path) -> None:
             folder.rmdir()
 
 
-def numbered(name: str) -> Iterator[str]:
+def number_names(name: str) -> Iterator[str]:
     """Yield a name, then NAME-2, NAME-3 and so on, for names that are in use."""
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
@@ -50,7 +50,7 @@ def claim_folder(path: Path, unique: bool) -> Path:
     """
     if path.name in ("", ".."):  # a relative path such as "." has no name to number
         path = path.resolve()
-    for name in numbered(path.name):
+    for name in number_names(path.name):
         folder = path.parent / name
         if below := next(folder.glob(f"*/{CLAIM}"), None):
             if unique:
@@ -67,14 +67,14 @@ def claim_folder(path: Path, unique: bool) -> Path:
         except OSError as error:
             raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
         else:
-            if not unique or not taken(folder):
+            if not unique or not is_held_elsewhere(folder):
                 return folder
             give_up_folder(folder)  # another process holds it, and is about to claim it
     raise AssertionError("unreachable")
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[bool]:
+def hold_folder(folder: Path) -> Iterator[bool]:
     """Hold a run's folder for this process, which may already hold it. Yields False if another process does."""
     place = folder.resolve()
     if place in _here:
@@ -108,7 +108,7 @@ def alone(folder: Path) -> Iterator[None]:
     """Hold a claimed folder during a block, and undo an unused claim if the block fails. Raises ``UserError`` if it is in
     use.
     """
-    with held(folder) as free:
+    with hold_folder(folder) as free:
         try:
             if not free:
                 raise UserError(f"output_dir: another process writes in {folder}")
@@ -118,9 +118,9 @@ def alone(folder: Path) -> Iterator[None]:
             raise
 
 
-def taken(folder: Path) -> bool:
+def is_held_elsewhere(folder: Path) -> bool:
     """Return whether another process holds a run's folder."""
-    with held(folder) as free:
+    with hold_folder(folder) as free:
         return not free
 
 
@@ -132,7 +132,7 @@ def make_folder(folder: Path) -> None:
         raise UserError(f"output_dir: cannot write to {folder} ({error.strerror})") from error
 
 
-def finished(folder: Path) -> dict[str, Any] | None:
+def read_finished_summary(folder: Path) -> dict[str, Any] | None:
     """Return the summary of a finished run, None for any other folder."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

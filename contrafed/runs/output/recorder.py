@@ -32,7 +32,7 @@ SPLITS = ("train", "test", "nodes", "fit", "system")
 LOGS = ("metrics", "nodes", "participants", "times")
 
 # First rounds that are excluded from medians of seconds.
-WARM_UP = 3
+WARM_UP_ROUNDS = 3
 
 
 class RunRecorder:
@@ -145,7 +145,7 @@ class RunRecorder:
         self.draw_participants(ids, num_nodes)
 
     @property
-    def trained(self) -> bool:
+    def has_trained(self) -> bool:
         """Whether any reply was valid, also in earlier attempts."""
         return ("global", "fit", "loss") in self._curves
 
@@ -244,7 +244,7 @@ class RunRecorder:
         with (self.folder / "times.csv").open(encoding="utf-8", newline="", errors="replace") as file:
             # A run that an older version began has no times by phase.
             rows = [row for row in csv.DictReader(file) if row.get("aggregate_seconds") and row["round"].isdigit()]
-        rows = [row for row in rows if int(row["round"]) > WARM_UP and int(row["round"]) not in scored]
+        rows = [row for row in rows if int(row["round"]) > WARM_UP_ROUNDS and int(row["round"]) not in scored]
         try:
             times = np.array([(float(row["seconds"]), float(row["aggregate_seconds"])) for row in rows]).reshape(-1, 2)
         except (TypeError, ValueError):  # another program changed it

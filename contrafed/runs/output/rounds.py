@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from contrafed.runs.output.console import Progress, counted
+from contrafed.runs.output.console import Progress, format_count
 from contrafed.runs.output.recorder import RunRecorder
 
 if TYPE_CHECKING:  # importing torch takes longer than the command line's help
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # importing torch takes longer than the command line's help
     from contrafed.server.base import FederatedStrategy, Round
 
 
-def shown(done: "Round", personal: bool) -> tuple[str, dict[str, float]]:
+def select_shown_scores(done: "Round", personal: bool) -> tuple[str, dict[str, float]]:
     """Return the scope and the test scores by which a round is shown, and by which a run may end.
 
     These are the clients' personal scores if they are evaluated, else the global model's. The result is empty between
@@ -109,11 +109,11 @@ class RoundLog:
             put(t, "global", "system", "failures", done.rejected.total())
         self.recorder.flush()
         self.follow(t, self.recorder.latest())
-        _, scores = shown(done, self.strategy.personal)
+        _, scores = select_shown_scores(done, self.strategy.personal)
         self.progress.update(t, len(done.participants), scores.get("accuracy"), scores.get("loss"))
         for line in done.notes:
             self.progress.note(f"round {t}: {line}")
         if done.failures and (self.every_failure or not self.first_failure):
             self.first_failure = self.first_failure or done.failures[0]
-            replies = counted(len(done.failures), "reply", "replies")
+            replies = format_count(len(done.failures), "reply", "replies")
             self.progress.note(f"round {t}: {replies} did not count; the first: {done.failures[0]}")

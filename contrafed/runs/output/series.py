@@ -13,12 +13,12 @@ Curves = Mapping[tuple[str, str, str], Sequence[tuple[int, float]]]
 EMA_DECAY, EMA_ROUNDS = 0.9, (500, 1000)
 
 # Largest number of clients that are rows of a figure.
-SHOWN_NODES = 200
+MAX_SHOWN_CLIENTS = 200
 
 
 def shown_nodes(num_nodes: int) -> np.ndarray:
     """Return which clients are rows of a figure: all, or 200 evenly chosen ones."""
-    return np.unique(np.linspace(0, num_nodes - 1, min(num_nodes, SHOWN_NODES)).astype(np.int64))
+    return np.unique(np.linspace(0, num_nodes - 1, min(num_nodes, MAX_SHOWN_CLIENTS)).astype(np.int64))
 
 
 def top_k_mean(values: Sequence[float], k: int = 5) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from contrafed.core.schema import dotted
+from contrafed.core.schema import flatten_keys
 from contrafed.core.tracker import Tracked, Tracker
 
 # In the run's folder: the id by which a resumed run is found again.
@@ -48,7 +48,7 @@ class MLflow(Tracker):
         experiment = found.experiment_id if found is not None else self.client.create_experiment(config.experiment)
         self.id = self.client.create_run(experiment, run_name=run.folder.name).info.run_id
         name.write_text(self.id, encoding="utf-8")
-        parameters = [Param(key, str(value)[:LONGEST]) for key, value in dotted(run.composed).items()]
+        parameters = [Param(key, str(value)[:LONGEST]) for key, value in flatten_keys(run.composed).items()]
         for start in range(0, len(parameters), AT_ONCE):
             self.client.log_batch(self.id, params=parameters[start : start + AT_ONCE])
 

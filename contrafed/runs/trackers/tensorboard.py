@@ -8,7 +8,7 @@ from typing import Any
 from contrafed.core.tracker import Tracked, Tracker
 
 # Seconds after which events are on the disk. TensorBoard's own thread writes them.
-DELAY = 10
+FLUSH_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TensorBoard(Tracker):
         if self.writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(str(self.folder), flush_secs=DELAY, purge_step=server_round)
+            self.writer = SummaryWriter(str(self.folder), flush_secs=FLUSH_SECONDS, purge_step=server_round)
         for name, value in values.items():
             self.writer.add_scalar(name, value, server_round)
 
